@@ -39,6 +39,7 @@ from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import WatchedNoLongerError
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
+from vmckpt.state import documents
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.spec import Placement
@@ -98,6 +99,7 @@ class World:
     moving: asyncio.Event = field(default_factory=asyncio.Event)
     held: bool = False
     recovering: int = 0
+    cut_off: str = ""
     # Hosts whose VMs cannot be read, and which answer all else.
     unread: set[str] = field(default_factory=set)
 
@@ -123,6 +125,9 @@ class World:
             raise error(BusyError, "its recovery is under way")
         if name not in self.where:
             raise error(NotFoundError)
+        if name == self.cut_off:
+            tell(f"{name}: ended what was cut off")
+            self.cut_off = ""
         return cast("Driver", Guest(self, name))
 
     async def is_worked_on(self, name: str) -> bool:
@@ -209,6 +214,12 @@ def at(world: World, host: str) -> list[str]:
 
 def stays(result: Result) -> dict[str, str]:
     return {one.vm: one.why for one in result.stay}
+
+
+def test_what_is_ended_of_a_vm_when_it_is_found_is_told(world: World) -> None:
+    world.cut_off = "vm3"
+    assert world.drain().exit_code == 0
+    assert Said("vm3: ended what was cut off") in world.told
 
 
 def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) -> None:
@@ -599,7 +610,7 @@ def test_nothing_is_begun_that_cannot_be_written_down(
     def full(path: Path, text: str) -> None:
         raise error(StorageError, f"{path} is full")
 
-    monkeypatch.setattr(records, "write_durably", full)
+    monkeypatch.setattr(documents, "write_durably", full)
     with pytest.raises(StorageError):
         world.drain()
     assert len(at(world, "a")) == 5

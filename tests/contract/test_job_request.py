@@ -1,7 +1,6 @@
 """A job's process is started before its request is written."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from vmckpt.errors import NotFoundError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
-from vmckpt.migrate.job import Job, JobDir, await_job
+from vmckpt.migrate.job import REQUEST, Job, JobDir, await_job
 from vmckpt.options.migration import Options
 
 
@@ -28,10 +27,10 @@ def test_a_request_that_comes_late_is_waited_for(tmp_path: Path) -> None:
         waiting = asyncio.create_task(await_job(tmp_path, job.run))
         done, _ = await asyncio.wait({waiting}, timeout=0.05)
         assert not done
-        await job.source.write_text(files.request, json.dumps(job.to_json()))
+        await job.source.write_text(files.request, REQUEST.encode(job.request))
         return await waiting
 
-    assert asyncio.run(late()).to_json() == job.to_json()
+    assert asyncio.run(late()).request == job.request
 
 
 def test_a_job_whose_directory_goes_ends(tmp_path: Path) -> None:

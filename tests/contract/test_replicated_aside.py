@@ -1,14 +1,12 @@
 """What stands aside of shared disks: who has the term alone writes it there, and nobody else."""
 
 import asyncio
-import json
 import os
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,7 @@ from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
-from vmckpt.replicate.request import SHARED, Files, Options, Request
+from vmckpt.replicate.request import REQUEST, SHARED, Files, Options, Request
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -87,11 +85,11 @@ def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
     went = Qemu(directory.qemu("old"), ProcessId(1 << 22, 1), PLATFORM)
     directory.current.write_text(went.to_json())
     request = Request(
-        run="1", vm="web", spec=SPEC, platform=asdict(PLATFORM), primary=a, standby=b,
+        run="1", vm="web", spec=SPEC, platform=PLATFORM, primary=a, standby=b,
         options=Options(str(tmp_path / "leases"), disks=SHARED), one_machine=True, qemu_id="old",
         disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
     )  # fmt: skip
-    directory.aside_request.write_text(json.dumps(request.to_json()))
+    directory.aside_request.write_text(REQUEST.encode(request))
     (directory.aside / "disk0.qcow2").touch()
     for host in (a, b):
         (host.state_dir / "images").mkdir(parents=True)

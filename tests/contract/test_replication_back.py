@@ -23,17 +23,19 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.replicate.begin import start
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
 from vmckpt.replicate.keep import keep
 from vmckpt.replicate.operate import failover
-from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.replicate.request import REQUEST, Files, Options, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
+PLATFORM = Platform("q35", "tcg", "qemu64")
 OPTIONS = Options("/leases", ("agent", "{host}"), epoch_s=0.05)
 
 
@@ -41,7 +43,7 @@ def a_vm(tmp_path: Path) -> Vm:
     """Of lab-b, which took it over from lab-a."""
     host, directory = LocalHost("b", tmp_path, "127.0.0.1"), vm_dir(tmp_path, "web")
     spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
-    platform = Platform("q35", "tcg", "qemu64")
+    platform = PLATFORM
     qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), platform, replaces=Replaced("a", "9"))
     return Vm(spec, host, directory, qemu)
 
@@ -61,10 +63,10 @@ def test_what_was_wished_last_is_remembered(tmp_path: Path) -> None:
     files.path.mkdir(parents=True)
     here = LocalHost("b", tmp_path, "127.0.0.1")
     request = Request(
-        run="r", vm="web", spec=vm.spec.text, platform={}, primary=here, standby=here,
+        run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=here, standby=here,
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
-    files.request.write_text(json.dumps(request.to_json()))
+    files.request.write_text(REQUEST.encode(request))
     assert asyncio.run(last_options(vm, vm.host)) == OPTIONS
     files.request.write_text("{}")
     with pytest.raises(UsageError):
@@ -87,10 +89,10 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
     target, home = (Elsewhere(name, tmp_path / name, "127.0.0.1") for name in "ab")
     vm = a_vm(tmp_path / "b")._replace(host=home)
     request = Request(
-        run="r", vm="web", spec=vm.spec.text, platform={}, primary=target, standby=home,
+        run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=target, standby=home,
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
-    text = json.dumps(request.to_json())
+    text = REQUEST.encode(request)
     told = {
         "nothing": None,
         "another arbiter": text.replace("/leases", "/others"),
@@ -109,9 +111,27 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
         return
     assert (found.arbiter, found.fence, found.epoch_s) == ("", (), OPTIONS.epoch_s)
     with pytest.raises(RefusedError, match="b alone knows") as refused:
-        Wishes().options(vm.host, target, found)
+        asyncio.run(failback(vm, target, Wishes().options(vm.host, target, found), "r", ()))
     assert "--lease" in refused.value.remedy
     assert Wishes(lease="etcd:http://c:2379").options(vm.host, target, found).fence == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (Options("leases"), "no place for leases"),
+        (Options("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
+        (Options("/leases", epoch_s=60.0), "would hold back what the guest sends"),
+        (Options("/leases", ("agent",)), "hosts of one machine"),
+    ],
+)
+def test_a_program_begins_nothing_that_a_command_would_not(
+    tmp_path: Path, options: Options, said: str
+) -> None:
+    standby = LocalHost("a", tmp_path / "a", "127.0.0.1")
+    with pytest.raises((UsageError, RefusedError), match=said):
+        asyncio.run(start(a_vm(tmp_path / "b"), standby, options, "r"))
+    assert not Files.of(standby, "web").path.exists()
 
 
 @pytest.mark.parametrize("options", [None, {"arbiter": 1}, {"arbiter": "/x", "fence": "sh"}])

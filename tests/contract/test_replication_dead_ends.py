@@ -381,7 +381,7 @@ def test_a_home_that_took_over_is_not_started_once_its_term_was_taken_from_it(
     for begun in (
         lambda: DirectVm(vm).start(),
         lambda: DirectVm(vm).migrate(elsewhere_, offline, lambda _: None),
-        lambda: start(vm, elsewhere_, replicated.Options("-"), "2"),
+        lambda: start(vm, elsewhere_, replicated.Options("/leases"), "2"),
     ):
         with pytest.raises(RefusedError, match="may run on a"):
             asyncio.run(begun())

@@ -225,7 +225,7 @@ class Operator:
             case "migrate --offline":
                 await require_decided(vm)  # as it begins
             case "start":
-                await begin.start(vm, other, Options("-"), "2")
+                await begin.start(vm, other, Options("/leases"), "2")
             case _:
                 await failback(vm, other, Options("-"), "2", self._hosts)
 

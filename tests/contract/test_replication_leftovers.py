@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from vmckpt.replicate.leftover_copies import Fate, settle_here
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.operate import require_decided, settle
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request, read_request
+from vmckpt.replicate.request import COPY, REQUEST, SHARED, Files, Options, Request, read_request
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
@@ -85,14 +84,14 @@ def requested(
     primary, standby = hosts
     options = Options(str(tmp_path / "leases"), lease_s=lease_s, disks=kind)
     request = Request(
-        run="1", vm="web", spec=SPEC + DISK * len(disks), platform=asdict(PLATFORM),
+        run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM,
         primary=primary, standby=standby, options=options, one_machine=True, qemu_id="old",
         disks=disks,
     )  # fmt: skip
     for host in hosts:
         files = Files.of(host, "web")
         files.path.mkdir(parents=True)
-        files.request.write_text(json.dumps(request.to_json()))
+        files.request.write_text(REQUEST.encode(request))
     return Files.of(primary, "web")
 
 
@@ -538,8 +537,7 @@ def test_a_service_that_stands_still_is_told_from_a_dead_one_in_time(
 
 def test_options_come_back_as_they_were(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
     files = requested(hosts, tmp_path)
-    data = json.loads(files.request.read_text())
-    assert asdict(Request.from_json(data).options)["lease_s"] == 0.1
+    assert read_request(files.path).options.lease_s == 0.1
 
 
 class WithoutArbiter:

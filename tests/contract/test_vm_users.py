@@ -15,6 +15,7 @@ import pytest
 
 from tests.remote_hosts import PipedServes
 from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.hosts import uids
 from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
@@ -206,8 +207,9 @@ def test_what_a_vm_writes_into_its_own_image_opens_nothing(
 
 
 def test_two_vms_are_never_the_same_user(
-    host: LocalHost, place: Path, files: QemuDir, device: Path
+    host: LocalHost, place: Path, files: QemuDir, device: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(uids, "LEAST_USERS", 3)
     few = Uids(UIDS.first, UIDS.first + 2)  # no range that anyone may set
     narrow = LocalHost("a", host.state_dir, "127.0.0.1", vm_uids=few)
     identity = new_identity()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -119,7 +118,7 @@ async def two_disks(version: str, path: Path, second: str = TAKES) -> AsyncItera
         directory.spec.write_text(text)
         directory.current.write_text(vm.qemu.to_json())
         request = Request(
-            run="1", vm="web", spec=text, platform=asdict(PLATFORM), primary=host,
+            run="1", vm="web", spec=text, platform=PLATFORM, primary=host,
             standby=LocalHost("b", path / "b", "127.0.0.1"),
             options=Options(str(path / "leases"), disks=SHARED), one_machine=True, qemu_id="0",
             disks=(CopiedDisk(0, SIZE_BYTES), CopiedDisk(1, SIZE_BYTES)),

@@ -1,6 +1,5 @@
 """What a migration that runs on its source host leaves to read."""
 
-import json
 import os
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from vmckpt.events.lines import Lines, from_line, to_line
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
-from vmckpt.migrate.job import KEPT_S, Job, JobDir, forget_old, read_job
+from vmckpt.migrate.job import KEPT_S, REQUEST, Job, JobDir, forget_old, read_job
 from vmckpt.options.migration import Method, Options, Tls
 
 EVENTS: list[Event] = [
@@ -58,7 +57,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_job(tmp_path, "r1")
     files.path.mkdir(parents=True)
-    files.request.write_text(json.dumps(job.to_json()))
+    files.request.write_text(REQUEST.encode(job.request))
     found = read_job(tmp_path, "r1")
     assert (found.run, found.vm, found.source, found.link) == ("r1", "web", source, job.link)
     assert found.options == options

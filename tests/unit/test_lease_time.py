@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.replicate_options import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wishes
+from vmckpt.cli.replicate_options import Wishes
 from vmckpt.epoch.guard import ANSWER_S
 from vmckpt.epoch.load import LOAD_TIMEOUT_S
 from vmckpt.errors import UsageError
@@ -16,7 +16,7 @@ from vmckpt.replicate.brake import SLOT_S
 from vmckpt.replicate.fencing.agent import TIMEOUT_S
 from vmckpt.replicate.keeper import GIVEN_UP_S, LOOK_S, MARGIN_S, RETRY_S
 from vmckpt.replicate.protection import TAKING_S
-from vmckpt.replicate.request import Options
+from vmckpt.replicate.request import LONGEST_LEASE_S, SHORTEST_LEASE_S, Options
 from vmckpt.replicate.sides import BEGIN_S
 from vmckpt.ui.replication import _lease
 
@@ -27,7 +27,9 @@ HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")
     ("text", "lease_s"), [("2500ms", 2.5), ("3s", 3.0), ("10s", 10.0), (None, 3.0)]
 )
 def test_it_is_what_was_asked_for(text: str | None, lease_s: float) -> None:
-    assert Wishes(lease_time=text).options(HERE, THERE).lease_s == lease_s
+    options = Wishes(lease_time=text).options(HERE, THERE)
+    options.require_sense(one_machine=True)
+    assert options.lease_s == lease_s
 
 
 def test_it_stays_as_it_was_at_the_last_start() -> None:
@@ -38,8 +40,9 @@ def test_it_stays_as_it_was_at_the_last_start() -> None:
 
 @pytest.mark.parametrize("text", ["0s", "2s", "2499ms", "11s", "1h"])
 def test_what_cannot_be_kept_is_refused(text: str) -> None:
+    options = Wishes(lease_time=text).options(HERE, THERE)
     with pytest.raises(UsageError) as caught:
-        Wishes(lease_time=text).options(HERE, THERE)
+        options.require_sense(one_machine=True)
     assert "from 2.5 s to 10 s" in caught.value.why
 
 

@@ -1,6 +1,7 @@
 """Records of earlier versions are read: golden/state-1 is what vmckpt wrote at commit 5834ac84."""
 
 import asyncio
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,19 +11,30 @@ import pytest
 from vmckpt.checkpoint.retention import Rule
 from vmckpt.fleet.drain import record as drains
 from vmckpt.fleet.guard import record as guards
+from vmckpt.fleet.schedule import due
 from vmckpt.fleet.schedule import record as schedules
-from vmckpt.fleet.schedule.due import Claim, Moment, State
+from vmckpt.fleet.schedule.due import Moment, State
 from vmckpt.fleet.schedule.learned import Cost, Learned, Seen
 from vmckpt.fleet.schedule.request import CatchUp, Request, When
 from vmckpt.forecast.drain import fleet
 from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.forecast.drain.timetable import Span
+from vmckpt.hosts.host import entry_fields
 from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.uids import Uids
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.job import read_job
 from vmckpt.migrate.journal import Journal
+from vmckpt.options import policy as steps
+from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
+from vmckpt.options.policy import Act, Policy
+from vmckpt.replicate import request as replication
+from vmckpt.replicate.claim import Claim
+from vmckpt.replicate.disks import copies
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, Replaced
@@ -73,7 +85,7 @@ def test_a_schedule() -> None:
         "0123456789abcdef",
         asked,
         NOW,
-        State(3, 7.5, NOW, Claim(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
+        State(3, 7.5, NOW, due.Claim(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
         Learned(5.0, 1, Seen(NOW, "q", alive=True), Cost(0.1, 2.0), 7),
         schedules.Making("id", "lab-a:", "lab-a"),
         (schedules.Run(2, 1.0, 2.0, 3.0, "done", "id", "", 1, 2),),
@@ -116,3 +128,35 @@ def test_the_records_of_a_vm(state: Path) -> None:
     assert VmUser.from_json(user.read_text(), user) == VmUser(
         345678, Uids(300_000, 400_000), taps=("vk0",)
     )
+
+
+def test_what_a_host_is_asked_for(state: Path) -> None:
+    """A job's request, and a replication's."""
+    uids, link = Uids(300_000, 400_000), Place("192.0.2.2", 4711, "ab:cd", "token")
+    a = LocalHost(
+        "a", Path("/var/lib/vmckpt"), "192.0.2.1", migration_ports=(49152, 49215), vm_uids=uids
+    )
+    b = LocalHost(
+        "b", Path("/var/lib/vmckpt"), "192.0.2.2", bridge="br0", second_address="198.51.100.2"
+    )
+    policy = Policy(
+        (steps.Rule(3, Act.RAISE_DOWNTIME, 50, 2000), steps.Rule(0, Act.ABORT, passes=5))
+    )
+    options = Options(
+        method=Method.HYBRID, on_timeout=OnTimeout.PAUSE, timeout_s=30.0, disks=Disks.COPY,
+        tls=Tls.PSK, policy=policy,
+    )  # fmt: skip
+    job = read_job(state, "r7")
+    assert (job.run, job.vm, job.source, job.options, job.link) == ("r7", "web", a, options, link)
+    assert entry_fields(job.target) == entry_fields(b)
+    assert job.forecast == {"way": "precopy", "total_s": [1.0, 2.0, None]}
+    wished = replication.Options("host:c", ("fence", "--now"), None, 0.01, True, 3.0, "/root/cred")
+    request = replication.Request(
+        "r8", "web", 'name = "web"\n', PLATFORM, a, b, wished, one_machine=False,
+        qemu_id="0a0b0c0d", disks=(copies.CopiedDisk(0, 1 << 30),), place=link, identity="id-1",
+    )  # fmt: skip
+    assert replication.read_request(state / "replicas/web") == request
+    found = replication.read_request(state / "replicas/db")
+    assert found == dataclasses.replace(request, vm="db", place=None, disks=())
+    claim = Claim.read(vm_dir(state, "web").claim)
+    assert claim == Claim("web", "a/r8", "b", "host:c", "/root/cred")

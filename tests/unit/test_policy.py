@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.codec import builtins, convert
 from vmckpt.errors import UsageError
 from vmckpt.forecast.model.pilot import Look, Pilot, replay, stalled_rounds
 from vmckpt.forecast.planner import limits, within
@@ -37,7 +38,7 @@ POLICY = Policy((RAISE, POSTCOPY), stall_percent=95)
 def test_a_policy_is_read_and_survives_its_record() -> None:
     found = parse_policy(TEXT, "p.toml")
     assert found == POLICY
-    assert Policy.from_json(found.to_json()) == found
+    assert convert(Policy, builtins(found)) == found
     assert found.may_postcopy
     assert Options(policy=found).may_postcopy
     assert not Options(policy=found, observe_only=True).may_postcopy

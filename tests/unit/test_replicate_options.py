@@ -38,22 +38,30 @@ def test_between_machines_somebody_has_to_say_where_leases_are() -> None:
 def test_an_agent_is_used_between_machines_and_refused_on_one() -> None:
     wishes = replace(NOTHING, lease="/l", fence="agent 'one word' {host}")
     assert wishes.options(HERE, FAR).fence == ("agent", "one word", "{host}")
+    kept(wishes, FAR)
     with pytest.raises(RefusedError, match="one machine"):
-        wishes.options(HERE, THERE)
+        kept(wishes, THERE)
     for text in ("", "  ", "'"):
         with pytest.raises(UsageError, match="no command"):
             replace(wishes, fence=text).options(HERE, FAR)
+
+
+def kept(wishes: Wishes, standby: LocalHost) -> Options:
+    """What they come to with that standby, as `start` looks at it."""
+    options = wishes.options(HERE, standby)
+    options.require_sense(one_machine=standby.is_this_machine)
+    return options
 
 
 @pytest.mark.parametrize("epoch", ["2s", "60s", "1h"])
 def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
     wishes = replace(NOTHING, epoch=epoch)
     with pytest.raises(RefusedError) as refused:
-        wishes.options(HERE, THERE)
+        kept(wishes, THERE)
     assert "--unsafe-no-output-commit" in refused.value.remedy
-    assert not replace(wishes, unsafe_no_output_commit=True).options(HERE, THERE).holds_output
-    replace(wishes, epoch="1s").options(HERE, THERE)
-    assert replace(wishes, epoch="auto").options(HERE, THERE).epoch_s is None
+    assert not kept(replace(wishes, unsafe_no_output_commit=True), THERE).holds_output
+    kept(replace(wishes, epoch="1s"), THERE)
+    assert kept(replace(wishes, epoch="auto"), THERE).epoch_s is None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
 )
 def test_what_cannot_be_kept_is_refused(wrong: Wishes) -> None:
     with pytest.raises(UsageError, match="cannot be kept"):
-        wrong.options(HERE, THERE)
+        kept(wrong, THERE)
 
 
 def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.codec import builtins
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
@@ -19,8 +20,9 @@ from vmckpt.replicate.arbiter import open_arbiter, require_place
 from vmckpt.replicate.begin import last_error
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.figures import Figures
-from vmckpt.replicate.request import Files, Options, Request, read_request
+from vmckpt.replicate.request import REQUEST, Files, Options, Request, read_request
 from vmckpt.replicate.stream import numbers_of
+from vmckpt.vm.argv import Platform
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
         run="r1",
         vm="web",
         spec='name = "web"',
-        platform={"machine": "pc-q35-10.0", "accel": "tcg", "cpu": "qemu64"},
+        platform=Platform("pc-q35-10.0", "tcg", "qemu64"),
         primary=primary,
         standby=LocalHost("b", Path("/b"), "192.0.2.2"),
         options=Options(
@@ -44,9 +46,9 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_request(files.path)
     files.path.mkdir(parents=True)
-    files.request.write_text(json.dumps(request.to_json()))
+    files.request.write_text(REQUEST.encode(request))
     assert read_request(files.path) == request
-    files.request.write_text(json.dumps(request.to_json() | {"format": 0}))
+    files.request.write_text(json.dumps(builtins(request) | {"format": 0}))
     with pytest.raises(NotFoundError):
         read_request(files.path)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.entries import fields_to_json, parse_fields
+from vmckpt.hosts.entries import entry_to_json, parse_entry
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.uids import Uids, parse_uids, taken
 from vmckpt.vm.users import VmUser, uid_of
@@ -30,19 +30,19 @@ def test_what_is_no_range_for_vms_is_refused(text: str) -> None:
 
 def test_a_hosts_entry_keeps_the_range() -> None:
     host = LocalHost("a", Path("/a"), "127.0.0.1", vm_uids=UIDS)
-    data = fields_to_json(host)
-    assert data["vm_uids"] == [1_000_000, 1_065_535]
-    assert parse_fields(data)["vm_uids"] == UIDS
+    data = entry_to_json(host)
+    assert data["vm_uids"] == (1_000_000, 1_065_535)
+    assert parse_entry("a", data) == host
     # Entries of versions that had no such thing.
     del data["vm_uids"]
-    assert parse_fields(data)["vm_uids"] is None
+    assert parse_entry("a", data).vm_uids is None
 
 
 @pytest.mark.parametrize("value", [[1, 2], [True, 2_000_000], ["1000000", "1065535"], "x", [1]])
 def test_an_entry_with_no_such_range_is_malformed(value: object) -> None:
-    data = fields_to_json(LocalHost("a", Path("/a"), "127.0.0.1")) | {"vm_uids": value}
+    data = entry_to_json(LocalHost("a", Path("/a"), "127.0.0.1")) | {"vm_uids": value}
     with pytest.raises(ValueError, match=r"vm_uids|is not between"):
-        parse_fields(data)
+        parse_entry("a", data)
 
 
 def test_whom_a_range_belongs_to_already_is_found() -> None:

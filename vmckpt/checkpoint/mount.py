@@ -8,7 +8,6 @@ import asyncio
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from ctypes.util import find_library
 from functools import partial
@@ -19,6 +18,7 @@ from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.place import Key
 from vmckpt.checkpoint.serve_disks import Failed, readers
 from vmckpt.checkpoint.stored_disks import DiskReader
+from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import local_host
 from vmckpt.sequence.in_thread import in_thread
@@ -100,18 +100,22 @@ def _require_fit(folder: Path) -> None:
 
 async def _until_mounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
     """Raises RuntimeError: libfuse has ended. OperationFailedError: it does not begin."""
-    given_up_s = time.monotonic() + BEGIN_S
-    while not await in_thread(partial(os.path.ismount, folder)):
-        if serving.done():
-            serving.result()
-            return  # unmounted already
-        if time.monotonic() > given_up_s:
-            raise OperationFailedError(
-                f"{folder} could not be mounted",
-                why=f"it was not there within {BEGIN_S:g} s",
-                remedy="see that /dev/fuse can be opened",
-            )
-        await asyncio.sleep(POLL_S)
+    is_there = await poll(
+        lambda: in_thread(partial(os.path.ismount, folder)),
+        lambda is_there: is_there or serving.done(),
+        every_s=POLL_S,
+        within_s=BEGIN_S,
+    )
+    if is_there:
+        return
+    if serving.done():
+        serving.result()  # unmounted already
+    else:
+        raise OperationFailedError(
+            f"{folder} could not be mounted",
+            why=f"it was not there within {BEGIN_S:g} s",
+            remedy="see that /dev/fuse can be opened",
+        )
 
 
 async def _unmounted(folder: Path, serving: "asyncio.Future[Any]") -> None:

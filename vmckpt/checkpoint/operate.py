@@ -1,6 +1,7 @@
 """The operator's side: having a checkpoint made, restored or forked by the host it is to be on."""
 
 import asyncio
+import operator
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -35,6 +36,7 @@ from vmckpt.checkpoint.service import (
 )
 from vmckpt.checkpoint.tree import OriginShown
 from vmckpt.checkpoint.whole import require_savable
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -186,8 +188,7 @@ async def recover_there(vm: Vm) -> None:
         await host.write_text(files.request, text)
         words = [*await host.own_command(), "checkpointing", str(files.path), "--recover"]
         process = await host.spawn(words, files.log)
-        while await host.is_alive(process):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(POLL_S)
+        await poll(lambda: host.is_alive(process), operator.not_, every_s=POLL_S)
         if await restore_is_cut_off(vm):
             raise await died(host, files, "recovery")
     finally:
@@ -356,12 +357,9 @@ async def interrupted(host: Host, service: ProcessId, what: str) -> None:
 
 async def ended(host: Host, process: ProcessId, within_s: float) -> bool:
     """Wait until a service has ended, for so long at most; whether it has."""
-    given_up_s = asyncio.get_running_loop().time() + within_s
-    while await host.is_alive(process):
-        if asyncio.get_running_loop().time() > given_up_s:
-            return False
-        await asyncio.sleep(POLL_S)
-    return True
+    return not await poll(
+        lambda: host.is_alive(process), operator.not_, every_s=POLL_S, within_s=within_s
+    )
 
 
 async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:

@@ -23,10 +23,10 @@ from vmckpt.checkpoint.group_member import FAILED as GAVE_UP
 from vmckpt.checkpoint.group_member import Member, joined
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
+from vmckpt.codec import builtins, convert
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.hosts.deadman import armed
-from vmckpt.hosts.entries import fields_to_json, parse_fields
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.values import pack_error
@@ -115,7 +115,7 @@ def request_for(
     `key_path` is where the secret of an encrypted store is left (`secret.py`). Of `access` all but
     the secret is in it.
     """
-    where = {"name": host.name, **fields_to_json(host)}
+    where = builtins(Entry(**entry_fields(host)))
     key = str(key_path) if key_path else None
     more = dict[str, Any]()
     if access is not None:
@@ -295,4 +295,4 @@ def _forget_key(asked: Mapping[str, Any]) -> None:
 
 
 def _host(asked: Mapping[str, Any]) -> LocalHost:
-    return LocalHost(asked["host"]["name"], **parse_fields(asked["host"]))
+    return LocalHost(**entry_fields(convert(Entry, asked["host"])))

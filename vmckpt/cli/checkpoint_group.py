@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vmckpt.cli.checkpoint_given import teller
 from vmckpt.cli.confirm import confirm
 from vmckpt.cli.output import run, show, warn
-from vmckpt.cli.which_checkpoint import catalogue, home
+from vmckpt.cli.which_checkpoint import catalogue
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def restore(
 ) -> None:  # fmt: skip
     """All VMs of a group go back to it."""
     from vmckpt.group.groups import require_whole
-    from vmckpt.group.restore import restore_group
-    from vmckpt.sequence.steps import all_of
+    from vmckpt.group.restore import homes, restore_group
+    from vmckpt.hosts.inventory import find_host
 
     group = _find(text, store, key)
     require_whole(group)
@@ -115,11 +115,8 @@ def restore(
             as_json=as_json,
         )
 
-    async def homes() -> Any:
-        found = await all_of(home(one, host, copy=False) for one in group.entries.values())
-        return dict(zip(group.entries, found, strict=True))
-
-    result = run(restore_group(group, run(homes()), wish, teller(as_json), key))
+    hosts = dict.fromkeys(group.entries, find_host(host)) if host else run(homes(group, warn))
+    result = run(restore_group(group, hosts, wish, teller(as_json), key))
     for vm, one in result["members"].items():
         for said in one["warnings"]:
             warn(f"warning: {vm}: {said}")

@@ -84,32 +84,32 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
-    from vmckpt.hosts.inventory import add_host, greet, require_new_name
+    from vmckpt.hosts.inventory import add_host, describing, greet, require_new_name
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
+    from vmckpt.preflight.host.entry import require_usable
 
     require_new_name(name)
     where = Address.parse(address, ssh_config.absolute() if ssh_config else None)
     greeting = run(greet(name, where, vmckpt, state_dir))
     migration_address = migration_addr or greeting.address or where.host
-    entry = SshEntry(
-        name,
-        greeting.state_dir,
-        migration_address,
-        qemu=qemu,
-        bridge=bridge,
-        migration_ports=_ports(migration_ports),
-        libvirt=libvirt,
-        second_address=_second(second_addr)
-        if second_addr is not None
-        else _other_network(greeting.address, migration_address),
-        vm_uids=None if vm_uids in (None, "", "none") else _uids(vm_uids),
-        address=where,
-        vmckpt=vmckpt,
-    )
-    _require_two(entry)
-    if entry.vm_uids:
-        run(_require_free(entry))
+    with describing(name):
+        entry = SshEntry(
+            name,
+            greeting.state_dir,
+            migration_address,
+            qemu=qemu,
+            bridge=bridge,
+            migration_ports=_ports(migration_ports),
+            libvirt=libvirt,
+            second_address=_second(second_addr)
+            if second_addr is not None
+            else _other_network(greeting.address, migration_address),
+            vm_uids=None if vm_uids in (None, "", "none") else _uids(vm_uids),
+            address=where,
+            vmckpt=vmckpt,
+        )
+    run(require_usable(entry, ("vm_uids",)))
     add_host(entry)
     text = f"{name} is added; see what it lacks: vmckpt host check {name}"
     show(host_facts(entry), text, as_json=json)
@@ -145,7 +145,8 @@ def set_(
 ) -> None:
     """Change what the inventory says of a host; nothing on it changes."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import change_host, find_entry
+    from vmckpt.hosts.inventory import change_host, describing, find_entry
+    from vmckpt.preflight.host.entry import require_usable
 
     entry = find_entry(name)
     wished: dict[str, Any] = {
@@ -168,12 +169,9 @@ def set_(
             why="no option says what",
             remedy=f"e.g. vmckpt host set {name} --bridge br0",
         )
-    changed = replace(entry, **changes)
-    _require_two(changed)
-    if changes.get("libvirt"):
-        run(_require_socket(changed))
-    if changes.get("vm_uids"):
-        run(_require_free(changed))
+    with describing(name):
+        changed = replace(entry, **changes)
+    run(require_usable(changed, changes))
     change_host(changed)
     show(host_facts(changed), f"{name} is changed: {', '.join(changes)}", as_json=json)
 
@@ -210,42 +208,6 @@ def _uids(text: str) -> "Uids":
         ) from exc
 
 
-async def _require_free(entry: "LocalHost | SshEntry") -> None:
-    """The host can have them for its VMs. Raises RefusedError, HostDownError."""
-    from vmckpt.errors import RefusedError
-    from vmckpt.hosts.inventory import host_of
-    from vmckpt.preflight.vm_users import obstacle
-
-    host, uids = host_of(entry), entry.vm_uids
-    await host.require_up()
-    if uids is not None and (why := await obstacle(host, uids)):
-        raise RefusedError(
-            f"the VMs of {host.name} cannot have users of their own",
-            why=why,
-            remedy="have vmckpt be root there, and name uids that are no one's",
-        )
-
-
-async def _require_socket(entry: "LocalHost | SshEntry") -> None:
-    """A libvirtd listens there. Raises RefusedError, HostDownError when the host is silent."""
-    from vmckpt.errors import HostDownError, RefusedError
-    from vmckpt.hosts.inventory import host_of
-
-    host, socket = host_of(entry), entry.libvirt
-    await host.require_up()
-    if socket is None or not socket.is_absolute():
-        return  # refused for that, when it is written
-    try:
-        (await host.connect(socket)).close()
-    except HostDownError as exc:
-        raise RefusedError(
-            f"no libvirtd listens at {socket} on {entry.name}",
-            why=exc.why,
-            remedy=f"start it (systemctl start libvirtd), or leave it out: vmckpt host set "
-            f"{entry.name} --libvirt none",
-        ) from exc
-
-
 def _second(text: str) -> str | None:
     return None if text == "none" else text
 
@@ -257,17 +219,6 @@ def _other_network(came_in_on: str | None, migration_address: str) -> str | None
     if came_in_on in (None, migration_address) or ip_address(came_in_on).is_loopback:
         return None
     return came_in_on
-
-
-def _require_two(entry: "LocalHost | SshEntry") -> None:
-    from vmckpt.errors import UsageError
-
-    if entry.second_address == entry.migration_address:
-        raise UsageError(
-            f"'{entry.name}' has no second address",
-            why=f"{entry.second_address} is where migrations come in, too",
-            remedy="name an address on another network, or say --second-addr none",
-        )
 
 
 def _ports(text: str | None) -> tuple[int, int] | None:

@@ -8,8 +8,6 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vmckpt.hosts.host import Entry, Host
     from vmckpt.preflight.host.checks import HostReport
 
@@ -42,9 +40,10 @@ def doctor(
 ) -> None:
     """Say what is wrong on each host and what mends it; exit code 4 when one can run no VMs."""
     from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.preflight.host.checks import check_hosts
 
     hosts = [find_host(name) for name in dict.fromkeys(names)] if names else all_hosts()
-    reports = run(_examine(hosts))
+    reports = run(check_hosts(hosts))
     parts = [
         f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
     ]
@@ -54,26 +53,6 @@ def doctor(
     show({"hosts": answer}, "\n\n".join(parts), as_json=json)
     if not all(report.fit for report in reports):
         raise typer.Exit(4)
-
-
-async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
-    import asyncio
-
-    from vmckpt.errors import HostDownError
-    from vmckpt.hosts.inventory import find_entry, local_host
-    from vmckpt.preflight.finding import REFUSE, Check
-    from vmckpt.preflight.host.checks import HostReport, check_host
-    from vmckpt.preflight.host.remedies import reached_anew
-
-    async def examine(host: "Host") -> HostReport:
-        try:
-            return await check_host(host, local_host(), find_entry(host.name))
-        except HostDownError as exc:
-            remedy = reached_anew(find_entry(host.name), exc.remedy)
-            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", remedy)
-            return HostReport({}, (silent,))
-
-    return await asyncio.gather(*(examine(host) for host in hosts))
 
 
 def _verdict(report: "HostReport") -> str:

@@ -99,12 +99,12 @@ async def collect() -> "list[Metric]":
 
 
 async def _of_hosts() -> "list[Metric]":
-    from vmckpt.cli.overview import look
+    from vmckpt.fleet.overview import overview
     from vmckpt.forecast.measure.last_measured import all_kept
     from vmckpt.metrics.replications import replications
     from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
 
-    seen = await look()
+    seen = await overview()
     known = {vm.name for vm in seen.vms}
     measured = [Measured(*kept) for kept in all_kept() if kept[0] in known]
     return [

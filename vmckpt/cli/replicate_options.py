@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from vmckpt.replicate.request import Options
 
 AUTO = "auto"
-SHORTEST_EPOCH_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
-# Nobody waits longer for each answer: with longer epochs output is let out, and by name only.
-LONGEST_HELD_S = 1.0
-# A shorter lease would end, and pause the guest, when one question to the arbiter gets no answer; a
-# standby that has taken the term is waited for no longer than a longer one might take
-# (`keeper.GIVEN_UP_S`). Tests hold both to the constants that they follow from.
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 
 Epoch = Annotated[
     str | None,
@@ -102,37 +95,30 @@ class Wishes:
     def options(self, primary: "Host", standby: "Host", last: "Options | None" = None) -> "Options":
         """For a replication from one to the other; what is not asked for is as it was `last`.
 
-        Raises UsageError and RefusedError: it cannot be done so.
+        Raises UsageError, RefusedError: nothing says where leases are.
         """
-        from vmckpt.replicate.arbiter import require_place
+        from vmckpt.replicate.arbiter import usual_place
         from vmckpt.replicate.request import Options
+        from vmckpt.units import parse_duration_s
 
-        fence = _words(self.fence)
-        here = primary.is_this_machine and standby.is_this_machine
-        if fence and here:
-            raise _fence_here()
-        if last and not last.arbiter and self.lease is None:
-            raise _not_known_there(primary, standby)
-        place = self.lease or (last.arbiter if last else _default_place(here=here))
+        one_machine = primary.is_this_machine and standby.is_this_machine
+        place = self.lease or (last.arbiter if last else usual_place(one_machine=one_machine))
         asked = replace(
             last or Options(place), arbiter=place, holds_output=not self.unsafe_no_output_commit
         )
         if self.lease_credentials is not None or self.lease is not None:
             asked = replace(asked, credentials=self.lease_credentials or "")
-        if fence:
+        if fence := _words(self.fence):
             asked = replace(asked, fence=fence)
         if self.epoch is not None:
-            epoch_s = None if self.epoch == AUTO else _duration_s("--epoch", self.epoch)
+            epoch_s = None if self.epoch == AUTO else parse_duration_s(self.epoch)
             asked = replace(asked, epoch_s=epoch_s)
         if self.disks is not None:
             asked = replace(asked, disks=self.disks.value)
         if self.max_pause is not None:
-            pause_s = _duration_s("--max-pause", self.max_pause, LONGEST_PAUSE_S)
-            asked = replace(asked, max_pause_s=pause_s)
+            asked = replace(asked, max_pause_s=parse_duration_s(self.max_pause))
         if self.lease_time is not None:
-            asked = replace(asked, lease_s=_lease_s(self.lease_time))
-        require_place(asked)
-        _require_sense(asked)
+            asked = replace(asked, lease_s=parse_duration_s(self.lease_time))
         return asked
 
 
@@ -155,24 +141,6 @@ def asked_for_wishes(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def _require_sense(options: "Options") -> None:
-    """Raises RefusedError."""
-    from vmckpt.errors import RefusedError
-    from vmckpt.units import format_duration
-
-    if options.epoch_s is None or options.epoch_s <= LONGEST_HELD_S or not options.holds_output:
-        return
-    epoch = format_duration(options.epoch_s)
-    raise RefusedError(
-        f"epochs of {epoch} would hold back what the guest sends for as long",
-        why=f"nothing leaves before the standby has the state that sent it: up to {epoch} and more "
-        "for each answer",
-        remedy="choose epochs of 1 s at most, or let output out at once, by name: "
-        "--unsafe-no-output-commit. Then a failover takes the guest back by up to an epoch, and "
-        "what it has told others meanwhile it does not know any more",
-    )
-
-
 def _words(fence: str | None) -> tuple[str, ...]:
     from vmckpt.errors import UsageError
 
@@ -190,66 +158,3 @@ def _words(fence: str | None) -> tuple[str, ...]:
             remedy="name a program and its arguments as a shell would take them",
         )
     return words
-
-
-def _not_known_there(primary: "Host", standby: "Host") -> Exception:
-    from vmckpt.errors import RefusedError
-
-    return RefusedError(
-        f"{primary.name} alone knows the last replication's arbiter and fencing agent",
-        why=f"they are used on {standby.name} too, which was not told the same",
-        remedy="name them again: --lease, and --lease-credentials and --fence if there were any",
-    )
-
-
-def _fence_here() -> Exception:
-    from vmckpt.errors import RefusedError
-
-    return RefusedError(
-        "an agent has nothing to do between hosts of one machine",
-        why="the standby kills the primary's processes by itself, and sees that they are gone",
-        remedy="leave out --fence",
-    )
-
-
-def _duration_s(option: str, text: str, most_s: float = LONGEST_EPOCH_S) -> float:
-    from vmckpt.errors import UsageError
-    from vmckpt.units import parse_duration_s
-
-    duration_s = parse_duration_s(text)
-    if not SHORTEST_EPOCH_S <= duration_s <= most_s:
-        raise UsageError(
-            f"{option} {text} cannot be kept",
-            why=f"it is from 1 ms to {most_s:g} s",
-            remedy=f"write e.g. {option} 25ms",
-        )
-    return duration_s
-
-
-def _lease_s(text: str) -> float:
-    from vmckpt.errors import UsageError
-    from vmckpt.units import parse_duration_s
-
-    lease_s = parse_duration_s(text)
-    if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
-        raise UsageError(
-            f"--lease-time {text} cannot be kept",
-            why=f"it is from {SHORTEST_LEASE_S:g} s to {LONGEST_LEASE_S:g} s: a shorter one ends "
-            "when the arbiter leaves one question unanswered, which pauses the guest; a longer one "
-            "is more than a primary waits for a standby that took the term",
-            remedy="write e.g. --lease-time 5s, or use --fence: it waits for no lease",
-        )
-    return lease_s
-
-
-def _default_place(*, here: bool) -> str:
-    from vmckpt.errors import RefusedError
-    from vmckpt.hosts.inventory import state_dir
-
-    if here:
-        return str(state_dir() / "leases")
-    raise RefusedError(
-        "there is no arbiter",
-        why="who may run the VM has to be written where both hosts read it",
-        remedy="name a directory that both share, or an etcd cluster: --lease etcd:URL,URL...",
-    )

@@ -125,10 +125,10 @@ def network(
     json: Json = False,
 ) -> None:
     """Connect a stopped VM's NICs, or cut them off: a copy and a fork are isolated at first."""
-    from vmckpt.vm.inventory import find_vm
+    from vmckpt.cli.found import find_own
     from vmckpt.vm.lifecycle import set_network
 
-    vm = run(find_vm(name))
+    vm = run(find_own(name))
     run(set_network(vm, plugged=connection is Connection.plugged))
     facts = {"vm": name, "host": vm.host.name, "network": connection.value}
     show(facts, f"{name} is {connection.value} when it next starts", as_json=json)

@@ -98,7 +98,7 @@ class DirectVm(NamedTuple):
         began_s: float,
         for_s: float | None = None,
     ) -> "Plan":
-        """Every way of moving it and the one that keeps the intent; see `migrate.planner`."""
+        """Every way of moving it and the one that keeps the intent; see `forecast.planner`."""
         from vmckpt.forecast.planner import LOOK_S, make_plan
 
         look_s = LOOK_S if for_s is None else for_s

@@ -143,7 +143,7 @@ class Driver(Protocol):
         began_s: float,
         for_s: float | None = None,
     ) -> "Plan":
-        """Every way of moving it and the one that keeps the intent; see `migrate.planner`."""
+        """Every way of moving it and the one that keeps the intent; see `forecast.planner`."""
 
     async def migrate(
         self,

@@ -11,7 +11,6 @@ more; the one before it is ended shortly after. It is in QEMU's memory alone: wi
 one reads all of the disk.
 """
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmckpt.deadlines import retry
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.qemu import block
 from vmckpt.qemu.block import Drive
@@ -287,16 +287,16 @@ async def _delete_all(monitor: Monitor, nodes: Iterable[str], prefix: str) -> No
 
 async def _delete(monitor: Monitor, node: str) -> None:
     """Close a node; its users may take a moment to let go of it."""
-    deadline_s = asyncio.get_running_loop().time() + _BUSY_S
-    while True:
-        try:
-            await block.blockdev_del(monitor, node)
-            return
-        except CommandRefusedError as exc:
-            if asyncio.get_running_loop().time() > deadline_s:
-                raise OperationFailedError(
-                    f"{monitor.label} does not let go of '{node}'",
-                    why=exc.description,
-                    remedy="take the checkpoint again, which tries again",
-                ) from exc
-        await asyncio.sleep(_POLL_S)
+    try:
+        await retry(
+            lambda: block.blockdev_del(monitor, node),
+            CommandRefusedError,
+            every_s=_POLL_S,
+            within_s=_BUSY_S,
+        )
+    except CommandRefusedError as exc:
+        raise OperationFailedError(
+            f"{monitor.label} does not let go of '{node}'",
+            why=exc.description,
+            remedy="take the checkpoint again, which tries again",
+        ) from exc

@@ -5,12 +5,19 @@ from typing import Any
 
 from vmckpt.checkpoint.operate import restoring
 from vmckpt.checkpoint.restore import Wish
+from vmckpt.drivers.find import restores_on
 from vmckpt.group.groups import Group, require_whole
 from vmckpt.group.head import restore
 from vmckpt.group.services import at_work
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import all_of
 from vmckpt.store.sealing.keys import KeySource
+
+
+async def homes(group: Group, tell: Callable[[str], None]) -> dict[str, Host]:
+    """Where each VM of the group goes back to it; see `drivers.find.restores_on`."""
+    found = await all_of(restores_on(entry, tell, copy=False) for entry in group.entries.values())
+    return dict(zip(group.entries, found, strict=True))
 
 
 async def restore_group(

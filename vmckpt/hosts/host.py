@@ -3,14 +3,14 @@
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vmckpt.hosts.grants import Grant
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
-from vmckpt.hosts.uids import Uids
+from vmckpt.hosts.uids import Uids, make_uids
 
 COMMAND_TIMEOUT_S = 30.0
 # What `read_from` reads at once.
@@ -100,6 +100,22 @@ class Entry:
     libvirt: Path | None = None
     second_address: str | None = None
     vm_uids: Uids | None = None
+
+    def __post_init__(self) -> None:
+        for path in (self.state_dir, self.heartbeats, self.libvirt):
+            if path is not None and not path.is_absolute():
+                raise ValueError(f"'{path}' has to be an absolute path")
+        if self.migration_ports is not None:
+            first, last = self.migration_ports
+            if not 0 < first <= last < 65536:
+                raise ValueError(f"migration_ports {first}-{last} have to be from 1 to 65535")
+        if self.vm_uids is not None:
+            make_uids(*self.vm_uids)
+
+
+def entry_fields(host: "Entry | Host") -> dict[str, Any]:
+    """What every kind of host has, as arguments of its class."""
+    return {field.name: getattr(host, field.name) for field in fields(Entry)}
 
 
 class Host(Protocol):

@@ -3,13 +3,15 @@
 import json
 import os
 import re
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.entries import LOCAL, entry_to_json, parse_entry
-from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.host import Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ownership import require_own
 from vmckpt.state.durable import write_durably
@@ -124,15 +126,19 @@ def add_host(entry: "SshEntry") -> None:
 
 def change_host(entry: "LocalHost | SshEntry") -> None:
     """Write what the inventory says of a host anew. Raises UsageError, StorageError."""
-    path, data = _entry_path(entry.name), entry_to_json(entry)
+    text = json.dumps(entry_to_json(entry), indent=1)
+    write_durably(_entry_path(entry.name), f"{text}\n")
+
+
+@contextmanager
+def describing(name: str) -> Iterator[None]:
+    """For a block that makes an entry of what was asked for. Raises UsageError: it cannot be."""
     try:
-        # A file that cannot be read would make the whole inventory unusable.
-        parse_entry(entry.name, data)
-    except (ValueError, TypeError, KeyError) as exc:
+        yield
+    except ValueError as exc:
         raise UsageError(
-            f"'{entry.name}' cannot be described so", why=str(exc), remedy="mend the option"
+            f"'{name}' cannot be described so", why=str(exc), remedy="mend the option"
         ) from exc
-    write_durably(path, json.dumps(data, indent=1) + "\n")
 
 
 def remove_host(name: str) -> None:
@@ -158,8 +164,7 @@ def reach(entry: "SshEntry") -> "RemoteHost":
     from vmckpt.hosts.remote import host
 
     session = _session(entry.name, entry.address, entry.vmckpt, entry.state_dir)
-    shared = {field.name: getattr(entry, field.name) for field in fields(Entry)}
-    return host.RemoteHost(**shared, session=session)
+    return host.RemoteHost(**entry_fields(entry), session=session)
 
 
 async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Greeting":
@@ -189,14 +194,14 @@ _elsewhere: "dict[str, tuple[SshEntry, RemoteHost]]" = {}
 
 def _read(path: Path) -> "LocalHost | SshEntry":
     try:
-        data = json.loads(path.read_text())
+        data = parse(path.read_bytes(), any_text=True)
         if not isinstance(data, dict):
-            raise TypeError("it has to be an object")
+            raise MalformedError("it has to be an object")
         return parse_entry(check_name(path.stem, "host"), data)
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except ValueError as exc:
         raise UsageError(
             f"the inventory file {path} is malformed",
-            why=f"{type(exc).__name__}: {exc}",
+            why=str(exc),
             remedy="mend or remove it",
         ) from exc
 

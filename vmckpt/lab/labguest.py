@@ -1,9 +1,9 @@
 """A test guest in the lab: its spec, and connections to it from the outside client."""
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmckpt.deadlines import retry
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.lab.guest import CONTROL_PORT, KEY_VALUE_PORT, GuestControl, KvClient
 from vmckpt.lab.sockets import connect_guest
@@ -68,23 +68,23 @@ size = "{self.disk}"
 
         Raises OperationFailedError when it does not within 60 s.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + READY_TIMEOUT_S
-        while True:
-            try:
-                sock = await connect_guest(lab, self.address, CONTROL_PORT, timeout_s=1.0)
-                control = await GuestControl.over(sock)
-                await control.ping()
-            except (OSError, VmckptError) as exc:
-                if loop.time() > deadline:
-                    raise OperationFailedError(
-                        f"guest {self.name} does not answer",
-                        why=f"nothing within {READY_TIMEOUT_S:g} s: {exc}",
-                        remedy="look at its console log, see `vmckpt vm show`",
-                    ) from exc
-                await asyncio.sleep(0.1)
-                continue
+
+        async def answering() -> GuestControl:
+            sock = await connect_guest(lab, self.address, CONTROL_PORT, timeout_s=1.0)
+            control = await GuestControl.over(sock)
+            await control.ping()
             return control
+
+        try:
+            return await retry(
+                answering, (OSError, VmckptError), every_s=0.1, within_s=READY_TIMEOUT_S
+            )
+        except (OSError, VmckptError) as exc:
+            raise OperationFailedError(
+                f"guest {self.name} does not answer",
+                why=f"nothing within {READY_TIMEOUT_S:g} s: {exc}",
+                remedy="look at its console log, see `vmckpt vm show`",
+            ) from exc
 
     async def key_value(self, lab: Lab) -> KvClient:
         """A connection to its key-value service."""

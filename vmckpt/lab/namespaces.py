@@ -1,12 +1,11 @@
 """The network namespaces of a lab, each kept in being by one process that sleeps."""
 
-import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.lab.processes import identify, reap, spawn, tool
 
@@ -75,11 +74,13 @@ class Namespaces:
 
     async def _await_holder(self, pid: int, name: str) -> int:
         """Wait until the process has its namespace, that is, has become `sleep`."""
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while identify(pid) is not None and time.monotonic() < deadline_s:
-            if _command_name(pid) == b"sleep\n":
-                return pid
-            await asyncio.sleep(0.001)
+        await poll(
+            lambda: identify(pid) is None or _command_name(pid) == b"sleep\n",
+            every_s=0.001,
+            within_s=_START_TIMEOUT_S,
+        )
+        if _command_name(pid) == b"sleep\n":
+            return pid
         raise OperationFailedError(
             "a network namespace could not be made",
             why=last_line(self.log(name)) or "no answer",

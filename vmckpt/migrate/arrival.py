@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.ends import End
@@ -49,8 +50,8 @@ async def prove_alive(target: End, process: ProcessId) -> None:
     threads = [cpu.thread_id for cpu in await commands.query_cpus(monitor)]
     paths = [Path(f"/proc/{process.pid}/task/{thread}/schedstat") for thread in threads]
     before = [await target.host.read_text(path) for path in paths]
-    deadline = asyncio.get_running_loop().time() + PROGRESS_TIMEOUT_S
-    while True:
+
+    async def has_moved() -> bool:
         now = [await target.host.read_text(path) for path in paths]
         # What a QEMU that died leaves unreadable differs too, and proves nothing.
         if not await target.host.is_alive(process):
@@ -59,15 +60,14 @@ async def prove_alive(target: End, process: ProcessId) -> None:
                 why="it died after it had taken the guest over",
                 remedy="see its stderr.log",
             )
-        if now != before:
-            return
-        if asyncio.get_running_loop().time() > deadline:
-            raise OutcomeUnknownError(
-                f"'{target.files.vm_name}' does not get on at {target.host.name}",
-                why=f"QEMU says that it runs, but no vCPU has moved for {PROGRESS_TIMEOUT_S:g} s",
-                remedy="look at its console; the source still holds its state from the switchover",
-            )
-        await asyncio.sleep(POLL_S)
+        return now != before
+
+    if not await poll(has_moved, every_s=POLL_S, within_s=PROGRESS_TIMEOUT_S):
+        raise OutcomeUnknownError(
+            f"'{target.files.vm_name}' does not get on at {target.host.name}",
+            why=f"QEMU says that it runs, but no vCPU has moved for {PROGRESS_TIMEOUT_S:g} s",
+            remedy="look at its console; the source still holds its state from the switchover",
+        )
 
 
 async def announce(target: End) -> None:

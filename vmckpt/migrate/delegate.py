@@ -4,22 +4,20 @@ The work is the source host's. This side may lose its connection, come back, or 
 ends either way, and what it told can be read from the beginning (`migrate/watch.py`).
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import OutcomeUnknownError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
-from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.host import Host, entry_fields
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
-from vmckpt.migrate.job import Job, JobDir
+from vmckpt.migrate.job import REQUEST, Job, JobDir
 from vmckpt.migrate.recorded import new_run, request_of
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
@@ -28,6 +26,7 @@ from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import refusal
 from vmckpt.preflight.migration.method import domain_checks
 from vmckpt.sequence.steps import both, finish
+from vmckpt.state.documents import save_to
 from vmckpt.vm.inventory import Vm
 
 
@@ -54,11 +53,11 @@ async def migrate_there(
         await finish(both(_remove(target, there), _remove(source, files.path)))
         raise
     try:
-        itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
+        itself = LocalHost(**entry_fields(source))
         job = Job(run, vm.name, itself, target, options, link, forecast)
         request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
-        await source.write_text(files.request, json.dumps(job.to_json()))
+        await save_to(source, files.request, REQUEST, job.request)
     except BaseException as exc:
         # Without its directory the listener ends; a job that began after all finds nobody there.
         await finish(_remove(target, there))

@@ -1,9 +1,10 @@
 """Making one host the VM's home and leaving nothing on the other: the ends of every migration."""
 
-import asyncio
+import operator
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.ends import End, discard
@@ -13,7 +14,7 @@ from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, foreign_process, processes
 
-QUIT_POLLS, QUIT_POLL_S = 500, 0.01
+QUIT_S, QUIT_POLL_S = 5.0, 0.01
 
 
 async def settle_on_target(target: End, qemu: Qemu, source: Host) -> None:
@@ -41,10 +42,9 @@ async def _ask_to_quit(end: End) -> None:
         return
     with suppress(HostDownError, OutcomeUnknownError, CommandRefusedError):
         await commands.quit_(await end.monitor())
-    for _ in range(QUIT_POLLS):
-        if not await end.host.is_alive(process):
-            return
-        await asyncio.sleep(QUIT_POLL_S)
+    await poll(
+        lambda: end.host.is_alive(process), operator.not_, every_s=QUIT_POLL_S, within_s=QUIT_S
+    )
 
 
 async def find_qemu(end: End, platform: Platform) -> Qemu | None:

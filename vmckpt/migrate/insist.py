@@ -1,9 +1,9 @@
 """Asking again: a recovery goes on while a host is silent, or a dead command's lock is held."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, HostDownError
 
 T = TypeVar("T")
@@ -17,12 +17,6 @@ async def insist(attempt: Callable[[], Awaitable[T]]) -> T:
 
     Raises its last error; any other at once.
     """
-    clock = asyncio.get_running_loop().time
-    given_up_s = clock() + INSIST_S
-    while True:
-        try:
-            return await attempt()
-        except (HostDownError, BusyError):
-            if clock() > given_up_s:
-                raise
-        await asyncio.sleep(INSIST_POLL_S)
+    return await retry(
+        attempt, (HostDownError, BusyError), every_s=INSIST_POLL_S, within_s=INSIST_S
+    )

@@ -11,22 +11,23 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     CancelledByUserError,
     HostDownError,
     NotFoundError,
     OperationFailedError,
+    StorageError,
     VmckptError,
 )
 from vmckpt.events.lines import to_line
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
-from vmckpt.hosts.entries import fields_to_json, parse_fields
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.host import RemoteHost
@@ -38,11 +39,11 @@ from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.run import migrate
-from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
+from vmckpt.options.migration import Options
+from vmckpt.state.documents import Schema
 from vmckpt.state.durable import fill, reserve
 from vmckpt.vm.inventory import read_vm
 
-FORMAT = 1
 # The operator may lose its connection for a while before it has said what is to be done.
 REQUEST_S, REQUEST_POLL_S = 60.0, 0.005
 # What a job told can be read for so long after its end.
@@ -102,51 +103,42 @@ class Job:
     link: Place
     forecast: Mapping[str, Any] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """For its file."""
-        return {
-            "format": FORMAT,
-            "run": self.run,
-            "vm": self.vm,
-            "source": {"name": self.source.name, **fields_to_json(self.source)},
-            "target": {"name": self.target.name, **fields_to_json(self.target)},
-            "options": asdict(self.options),
-            "link": asdict(self.link),
-            "forecast": self.forecast,
-        }
+    @property
+    def request(self) -> "Request":
+        """What its file says."""
+        source, target = (Entry(**entry_fields(host)) for host in (self.source, self.target))
+        return Request(self.run, self.vm, source, target, self.options, self.link, self.forecast)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse, with a target that is reached over the link when it is asked."""
-        link = Place(**data["link"])
-        here, there = data["source"], data["target"]
-        name, fields = there["name"], parse_fields(there)
-        session = Session(name, fields["state_dir"], partial(open_link, name, link))
+    def of(cls, request: "Request") -> Self:
+        """The same on its source, with a target that is reached over the link when it is asked."""
+        there, link = request.target, request.link
+        session = Session(there.name, there.state_dir, partial(open_link, there.name, link))
         return cls(
-            data["run"],
-            data["vm"],
-            LocalHost(here["name"], **parse_fields(here)),
-            RemoteHost(name, **fields, session=session),
-            _options(data["options"]),
+            request.run,
+            request.vm,
+            LocalHost(**entry_fields(request.source)),
+            RemoteHost(**entry_fields(there), session=session),
+            request.options,
             link,
-            data["forecast"],
+            request.forecast,
         )
 
 
-def _options(data: Mapping[str, Any]) -> Options:
-    policy = None
-    if data["policy"]:
-        from vmckpt.options.policy import Policy
+@dataclass(frozen=True, slots=True)
+class Request:
+    """job.json: `Job`, before there are hosts to ask."""
 
-        policy = Policy.from_json(data["policy"])
-    return replace(
-        Options(**data),
-        method=Method(data["method"]),
-        on_timeout=OnTimeout(data["on_timeout"]),
-        disks=Disks(data["disks"]),
-        tls=Tls(data["tls"]),
-        policy=policy,
-    )
+    run: str
+    vm: str
+    source: Entry
+    target: Entry
+    options: Options
+    link: Place
+    forecast: Mapping[str, Any] | None = None
+
+
+REQUEST = Schema(Request, "see `vmckpt runs list`")
 
 
 async def await_job(state_dir: Path, run: str) -> Job:
@@ -154,12 +146,12 @@ async def await_job(state_dir: Path, run: str) -> Job:
 
     Raises NotFoundError when its directory goes first, or nothing comes.
     """
-    files, clock = JobDir.of(state_dir, run), asyncio.get_running_loop().time
-    given_up_s = clock() + REQUEST_S
-    while not files.request.exists():
-        if not files.path.exists() or clock() > given_up_s:
-            break
-        await asyncio.sleep(REQUEST_POLL_S)
+    files = JobDir.of(state_dir, run)
+    await poll(
+        lambda: files.request.exists() or not files.path.exists(),
+        every_s=REQUEST_POLL_S,
+        within_s=REQUEST_S,
+    )
     return read_job(state_dir, run)
 
 
@@ -167,13 +159,10 @@ def read_job(state_dir: Path, run: str) -> Job:
     """A job of this host's. Raises NotFoundError."""
     path = JobDir.of(state_dir, run).request
     try:
-        data = json.loads(path.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError("written by another version of vmckpt")
-        return Job.from_json(data)
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return Job.of(REQUEST.decode(path.read_bytes(), path))
+    except (OSError, StorageError) as exc:
         raise NotFoundError(
-            f"there is no job '{run}' here", why=f"{path}: {exc}", remedy="see `vmckpt runs list`"
+            f"there is no job '{run}' here", why=str(exc), remedy=REQUEST.remedy
         ) from exc
 
 

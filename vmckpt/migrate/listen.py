@@ -1,7 +1,6 @@
 """Where a migration comes in: the target's address, on a port of the range its host allows."""
 
-import asyncio
-
+from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uri import in_uri
@@ -44,13 +43,16 @@ def uri(host: Host, port: int) -> str:
 
 async def _port(target: Monitor) -> int:
     """The port it listens on, once `migrate-incoming` has taken effect."""
-    deadline = asyncio.get_running_loop().time() + SETUP_TIMEOUT_S
-    while (status := await commands.query_migrate(target)).port is None:
-        if asyncio.get_running_loop().time() > deadline:
-            raise OperationFailedError(
-                "the target does not listen",
-                why=status.error or f"no port within {SETUP_TIMEOUT_S:g} s",
-                remedy="check that the target's migration address is one of its own",
-            )
-        await asyncio.sleep(0.005)
+    status = await poll(
+        lambda: commands.query_migrate(target),
+        lambda status: status.port is not None,
+        every_s=0.005,
+        within_s=SETUP_TIMEOUT_S,
+    )
+    if status.port is None:
+        raise OperationFailedError(
+            "the target does not listen",
+            why=status.error or f"no port within {SETUP_TIMEOUT_S:g} s",
+            remedy="check that the target's migration address is one of its own",
+        )
     return status.port

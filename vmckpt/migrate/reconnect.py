@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.listen import uri
@@ -27,13 +28,12 @@ async def reconnect(pair: Pair) -> bool:
         await commands.migrate_recover(await pair.target.rescue(), address)
         source = await pair.source.monitor()
         await commands.migrate_resume(source, address)
-        while True:
-            status = await commands.query_migrate(source)
-            if status.status in ("postcopy-active", "completed"):
-                return True
-            if status.status == "postcopy-paused":
-                return False
-            await asyncio.sleep(POLL_S)
+        status = await poll(
+            lambda: commands.query_migrate(source),
+            lambda status: status.status in ("postcopy-active", "completed", "postcopy-paused"),
+            every_s=POLL_S,
+        )
+        return status.status != "postcopy-paused"
     except (CommandRefusedError, OutcomeUnknownError, HostDownError):
         return False
 
@@ -42,11 +42,12 @@ async def _pause(pair: Pair) -> None:
     """Both ends know that the link is broken; a silent stall neither of them notices."""
     await asyncio.gather(_pause_end(pair.source), _pause_end(pair.target))
     source = await pair.source.monitor()
-    deadline = asyncio.get_running_loop().time() + PAUSE_TIMEOUT_S
-    while (await commands.query_migrate(source)).status == "postcopy-active":
-        if asyncio.get_running_loop().time() > deadline:
-            return
-        await asyncio.sleep(POLL_S)
+    await poll(
+        lambda: commands.query_migrate(source),
+        lambda status: status.status != "postcopy-active",
+        every_s=POLL_S,
+        within_s=PAUSE_TIMEOUT_S,
+    )
 
 
 async def _pause_end(end: End) -> None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
+from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, HostDownError, VmckptError
 from vmckpt.events.record import SHARED_LINK
 from vmckpt.forecast.measure.link_users import IN, OUT, directory_of, limits
@@ -83,15 +84,15 @@ class SharedLink:
 
     async def _hold(self, files: Sequence[tuple[Host, str, str]]) -> None:
         """Lock all of these, waiting for as long as somebody else has one, until it leaves."""
-        while True:
+
+        async def hold() -> None:
             async with AsyncExitStack() as stack:
-                with suppress(BusyError):
-                    for host, directory, name in files:
-                        path = directory_of(host, directory) / name
-                        await stack.enter_async_context(host.lock(path, self._owner))
-                    self._there.push_async_exit(stack.pop_all())
-                    return
-            await asyncio.sleep(TURN_POLL_S)
+                for host, directory, name in files:
+                    path = directory_of(host, directory) / name
+                    await stack.enter_async_context(host.lock(path, self._owner))
+                self._there.push_async_exit(stack.pop_all())
+
+        await retry(hold, BusyError, every_s=TURN_POLL_S)
 
     async def leave(self) -> None:
         """It sends no more."""

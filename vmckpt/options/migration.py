@@ -2,12 +2,9 @@
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from vmckpt.options.policy import Policy
 from vmckpt.qemu.abilities import XBZRLE, Wish
-
-if TYPE_CHECKING:
-    from vmckpt.options.policy import Policy
 
 # The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
 UNLIMITED_DOWNTIME_MS = 2_000_000
@@ -120,7 +117,7 @@ class Options:
     offline: bool = False
     at_target: AtTarget | None = None
     never_risk_postcopy: bool = False
-    policy: "Policy | None" = None
+    policy: Policy | None = None
     observe_only: bool = False
     timeout_passes: float | None = None
     most_downtime_ms: int | None = None
@@ -142,7 +139,7 @@ class Options:
         return self.timeout_s is not None or self.timeout_passes is not None
 
     @property
-    def steers(self) -> "Policy | None":
+    def steers(self) -> Policy | None:
         """The policy that steers, within what was promised; only a pre-copy has one."""
         if self.policy is None or self.method not in (Method.AUTO, Method.PRECOPY):
             return None

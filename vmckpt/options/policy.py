@@ -1,9 +1,8 @@
 """What to do about a pre-copy that gains nothing, as data."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
 
 class Act(StrEnum):
@@ -78,13 +77,3 @@ class Policy:
             elif rule.act not in (Act.PAUSE, Act.POSTCOPY) or most_ms is None:
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
-
-    def to_json(self) -> dict[str, Any]:
-        """For records and jobs."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse."""
-        rules = tuple(Rule(**rule | {"act": Act(rule["act"])}) for rule in data["rules"])
-        return cls(rules, data["stall_percent"], data["near_best_percent"])

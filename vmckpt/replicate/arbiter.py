@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import RefusedError, UsageError
+from vmckpt.hosts.inventory import state_dir
 from vmckpt.lease.credentials import read_credentials
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
@@ -24,6 +25,17 @@ def open_arbiter(options: Options) -> Store:
         return FileStore(Path(place))
     known = read_credentials(Path(options.credentials)) if options.credentials else None
     return EtcdStore([Gateway(url, known) for url in place.removeprefix(ETCD).split(",")])
+
+
+def usual_place(*, one_machine: bool) -> str:
+    """Where leases are when nothing is said. Raises RefusedError between machines."""
+    if one_machine:
+        return str(state_dir() / "leases")
+    raise RefusedError(
+        "there is no arbiter",
+        why="who may run the VM has to be written where both hosts read it",
+        remedy="name a directory that both share, or an etcd cluster: --lease etcd:URL,URL...",
+    )
 
 
 def require_place(options: Options) -> None:

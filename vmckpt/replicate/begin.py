@@ -1,9 +1,8 @@
 """The operator's side of a beginning: both services, until the standby could go on with the VM."""
 
 import asyncio
-import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
@@ -14,6 +13,7 @@ from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.preflight.finding import REFUSE, WARN, refusal
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
+from vmckpt.replicate.arbiter import require_place
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.claim import is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import DISMISS, ask
@@ -22,7 +22,7 @@ from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
-from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself, has_left
+from vmckpt.replicate.request import ENDED, REQUEST, Files, Options, Request, as_itself, has_left
 from vmckpt.replicate.sides import (
     DEAD,
     POLL_S,
@@ -32,6 +32,7 @@ from vmckpt.replicate.sides import (
     until_recovered,
 )
 from vmckpt.sequence.steps import finish
+from vmckpt.state.documents import save_to
 from vmckpt.units import format_size
 from vmckpt.vm.identity import hand_over, identity_of
 from vmckpt.vm.inventory import Vm, read_vm
@@ -46,9 +47,12 @@ ROOM_BYTES = 16 << 10
 async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
     """Have the VM protected by `standby`; returns the primary's status once it is.
 
-    Raises RefusedError (nothing was changed), OperationFailedError (undone: the VM runs on where it
-    was, unprotected), HostDownError.
+    Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
+    on where it was, unprotected), HostDownError.
     """
+    one_machine = vm.host.is_this_machine and standby.is_this_machine
+    require_place(options)
+    options.require_sense(one_machine=one_machine)
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)
@@ -63,11 +67,11 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         run=run,
         vm=vm.name,
         spec=vm.spec.text,
-        platform=asdict(vm.qemu.platform),
+        platform=vm.qemu.platform,
         primary=as_itself(vm.host),
         standby=as_itself(standby),
         options=options,
-        one_machine=vm.host.is_this_machine and standby.is_this_machine,
+        one_machine=one_machine,
         qemu_id=vm.qemu.files.qemu_id,
         disks=await copied_disks(vm),
         identity=await identity_of(vm.host, vm.directory),
@@ -129,7 +133,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
 async def _write(host: Host, files: Files, request: Request) -> None:
     await host.make_dir(files.path)
     await host.write_text(files.room, "-" * ROOM_BYTES)
-    await host.write_text(files.request, json.dumps(request.to_json()))
+    await save_to(host, files.request, REQUEST, request)
 
 
 async def _require_same(vm: Vm, standby: Host) -> None:

@@ -7,21 +7,20 @@ It goes with the VM's directory: a VM that arrives here anew has none. Of a VM t
 over the same is asked, by its service's files, while they are there.
 """
 
-import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.request import Files, Options, Request, read_request
+from vmckpt.replicate.request import REQUEST, Files, Options, Request, read_request
+from vmckpt.state.documents import Schema, load_from
 from vmckpt.state.durable import write_durably
 from vmckpt.vm.inventory import Vm
 
-FORMAT = 1
 ASK_TIMEOUT_S = 20.0
 
 
@@ -37,39 +36,23 @@ class Claim:
 
     def write(self, path: Path) -> None:
         """Keep it on this host. Raises StorageError."""
-        write_durably(path, json.dumps({"format": FORMAT, **asdict(self)}))
+        write_durably(path, _SCHEMA.encode(self))
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
+    @staticmethod
+    def read(path: Path) -> "Claim":
         """The inverse. Raises StorageError when it is damaged or of another version."""
         try:
-            return cls._parse(path.read_text())
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
-            raise _damaged(path, exc) from exc
+            return _SCHEMA.decode(path.read_bytes(), path)
+        except OSError as exc:
+            raise _SCHEMA.damaged(path, str(exc)) from exc
 
-    @classmethod
-    async def of(cls, vm: Vm) -> Self | None:
+    @staticmethod
+    async def of(vm: Vm) -> "Claim | None":
         """The one in the VM's directory, wherever its host is. Raises as `read`, HostDownError."""
-        text = await vm.host.read_text(vm.directory.claim)
-        try:
-            return None if text is None else cls._parse(text)
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
-            raise _damaged(vm.directory.claim, exc) from exc
-
-    @classmethod
-    def _parse(cls, text: str) -> Self:
-        words: dict[str, Any] = parse(text)
-        if words.pop("format") != FORMAT or not all(isinstance(w, str) for w in words.values()):
-            raise ValueError("written by another version of vmckpt")
-        return cls(**words)
+        return await load_from(vm.host, vm.directory.claim, _SCHEMA)
 
 
-def _damaged(path: Path, exc: Exception) -> StorageError:
-    return StorageError(
-        f"cannot read {path}",
-        why=str(exc),
-        remedy="make sure that no other host runs the VM, then remove this file",
-    )
+_SCHEMA = Schema(Claim, "make sure that no other host runs the VM, then remove this file")
 
 
 class Answer(NamedTuple):
@@ -132,7 +115,7 @@ async def is_of_this_home(vm: Vm) -> bool:
         return True
     try:
         request = await _request_there(vm)
-    except ValueError:
+    except StorageError:
         return True  # of another version: rather refused once too often
     return request is not None and request.qemu_id == vm.qemu.files.qemu_id
 
@@ -146,7 +129,7 @@ async def was_protected_by(vm: Vm, standby: str) -> bool:
     claim = await Claim.of(vm)
     if claim is not None:
         return claim.standby == standby
-    with suppress(ValueError):  # of another version, which made a claim
+    with suppress(StorageError):  # of another version, which made a claim
         request = await _request_there(vm)
         return (
             request is not None
@@ -158,19 +141,15 @@ async def was_protected_by(vm: Vm, standby: str) -> bool:
 
 async def took_over(vm: Vm) -> bool:
     """Whether its host is at home to it as a standby that took over."""
-    with suppress(ValueError):
+    with suppress(StorageError):
         request = await _request_there(vm)
         return request is not None and request.standby.name == vm.host.name
     return False
 
 
 async def _request_there(vm: Vm) -> Request | None:
-    """Of the replication that its host knows of. Raises ValueError: of another version."""
-    text = await vm.host.read_text(Files.of(vm.host, vm.name).request)
-    try:
-        return None if text is None else Request.from_text(text)
-    except (KeyError, TypeError) as exc:
-        raise ValueError(str(exc)) from exc
+    """Of the replication that its host knows of. Raises StorageError: of another version, too."""
+    return await load_from(vm.host, Files.of(vm.host, vm.name).request, REQUEST)
 
 
 async def require_right(vm: Vm) -> None:

@@ -6,14 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.errors import NotFoundError, RefusedError, UsageError
-from vmckpt.foreign import Shape, parse, require
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.begin import PROTECTED, start
 from vmckpt.replicate.operate import failover
-from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.replicate.request import REQUEST, Files, Options
 from vmckpt.replicate.sides import sides
+from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm
 
 
@@ -26,6 +26,13 @@ async def failback(
     heartbeats: None where nobody hears them. Raises as `start` and `failover` do: whenever it does,
     the VM runs where it was, or on `target`, or a standby may go on with it, as the error says.
     """
+    if not options.arbiter:  # see `last_options`
+        raise RefusedError(
+            f"{vm.host.name} alone knows the last replication's arbiter and fencing agent",
+            why=f"they are used on {target.name} too, which was not told the same",
+            remedy="name them again: --lease, and --lease-credentials and --fence if there were "
+            "any",
+        )
     known, notes = tuple(hosts), list[str]()
     if not await _is_protected_by(target, vm.name, known):
         notes += (await start(vm, target, options, run))["warnings"]
@@ -56,19 +63,6 @@ async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bo
     )
 
 
-# A host wrote them.
-_OPTIONS: Shape = {
-    "arbiter": str,
-    "fence": [str],
-    "epoch_s??": float,
-    "max_pause_s?": float,
-    "holds_output?": bool,
-    "lease_s?": float,
-    "credentials?": str,
-    "disks?": str,
-}
-
-
 def came_from(vm: Vm) -> str:
     """The host that it was taken over from. Raises NotFoundError."""
     if vm.qemu.replaces is None:
@@ -86,18 +80,17 @@ async def last_options(vm: Vm, target: Host) -> Options | None:
     The arbiter, what that knows us by, and the fencing agent are used on `target`, too: without
     them, unless that was told the same, or is the same machine. Raises UsageError.
     """
-    path = Files.of(vm.host, vm.name).request
     try:
         told = await _options_at(vm.host, vm.name)
-    except (ValueError, KeyError, TypeError) as exc:
+    except StorageError as exc:
         raise UsageError(
             f"what was wished of the last replication of '{vm.name}' cannot be read",
-            why=f"{path} on {vm.host.name}: {exc}",
+            why=f"{exc.what}: {exc.why}",
             remedy=f"vmckpt replicate stop {vm.name}, and say anew what you wish",
         ) from exc
     if told is None or (vm.host.is_this_machine and target.is_this_machine):
         return told
-    with suppress(ValueError, KeyError, TypeError):  # then it was told nothing that counts
+    with suppress(StorageError):  # then it was told nothing that counts
         known = await _options_at(target, vm.name)
         if known is not None and _used_there(known) == _used_there(told):
             return told
@@ -105,11 +98,8 @@ async def last_options(vm: Vm, target: Host) -> Options | None:
 
 
 async def _options_at(host: Host, name: str) -> Options | None:
-    text = await host.read_text(Files.of(host, name).request)
-    if text is None:
-        return None
-    require({"options": _OPTIONS}, parse(text))
-    return Request.from_text(text).options
+    request = await load_from(host, Files.of(host, name).request, REQUEST)
+    return None if request is None else request.options
 
 
 def _used_there(options: Options) -> tuple[object, ...]:

@@ -1,7 +1,6 @@
 """What a replication leaves on a host that has no use for it, and how it goes."""
 
-import asyncio
-
+from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.claim import was_protected_by
@@ -66,18 +65,14 @@ async def end_waiting(host: Host, name: str) -> None:
     One that is a VM's home by now is left alone. Raises BusyError, HostDownError, StorageError.
     """
     directory = vm_dir(host.state_dir, name)
-    given_up_s = asyncio.get_running_loop().time() + BUSY_S
-    while True:
-        try:
-            async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
-                text = await host.read_text(directory.spec)
-                if text is None or await host.exists(directory.current):
-                    return  # there is none, or the VM is at home there
-                spec = parse_spec(text, str(directory.spec), directory.path)
-                await sweep(host, spec, directory, None)
-                await host.remove(directory.path)
-                return
-        except BusyError:
-            if asyncio.get_running_loop().time() > given_up_s:
-                raise
-        await asyncio.sleep(POLL_S)
+
+    async def end() -> None:
+        async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
+            text = await host.read_text(directory.spec)
+            if text is None or await host.exists(directory.current):
+                return  # there is none, or the VM is at home there
+            spec = parse_spec(text, str(directory.spec), directory.path)
+            await sweep(host, spec, directory, None)
+            await host.remove(directory.path)
+
+    await retry(end, BusyError, every_s=POLL_S, within_s=BUSY_S)

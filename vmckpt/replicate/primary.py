@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, c
 from functools import partial
 from pathlib import Path
 
+from vmckpt.deadlines import poll
 from vmckpt.epoch.capture import capturing
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
@@ -190,12 +191,12 @@ def _pidfd(vm: Vm) -> Iterator[int]:
 
 async def _await_request(directory: Path) -> Request:
     """The request, once it has come: the process is started before that."""
-    given_up_s = asyncio.get_running_loop().time() + REQUEST_S
     files = Files(directory)
-    while not files.request.exists() and asyncio.get_running_loop().time() < given_up_s:
-        if not directory.exists():
-            break
-        await asyncio.sleep(POLL_S)
+    await poll(
+        lambda: files.request.exists() or not directory.exists(),
+        every_s=POLL_S,
+        within_s=REQUEST_S,
+    )
     return read_request(directory)
 
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
@@ -376,8 +377,7 @@ class Protection:
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
                 self._keeper.go_alone()
             self._wake.set()
-            while self._ending is None:  # noqa: ASYNC110
-                await asyncio.sleep(POLL_S)
+            await poll(lambda: self._ending is not None, every_s=POLL_S)
         return self.status()
 
     def status(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.deadlines import retry
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.migrated import VCPU_TRACE
@@ -63,12 +64,12 @@ async def recover(
     request, files = read_request(directory), Files(directory)
     host = request.primary
     lock = lock_path(host.state_dir, request.vm)
-    while True:
-        with suppress(BusyError):
-            async with host.lock(lock, owner("replicate --recover", request.run)):
-                await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
-                return
-        await asyncio.sleep(POLL_S)
+
+    async def settle() -> None:
+        async with host.lock(lock, owner("replicate --recover", request.run)):
+            await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
+
+    await retry(settle, BusyError, every_s=POLL_S)
 
 
 async def abandon(directory: Path) -> None:

@@ -5,22 +5,30 @@ the processes there say besides.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.errors import NotFoundError
-from vmckpt.foreign import parse
-from vmckpt.hosts.entries import fields_to_json, parse_fields
-from vmckpt.hosts.host import Entry, Host
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.state.documents import Schema
+from vmckpt.units import format_duration
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import file_name
 
-FORMAT = 2
 DIRECTORY = "replicas"
 COPY, SHARED = "copy", "shared"
+# Of an epoch, and of a pause.
+SHORTEST_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
+# Nobody waits longer for each answer: with longer epochs output is let out, and by name only.
+LONGEST_HELD_S = 1.0
+# A shorter lease would end, and pause the guest, when one question to the arbiter gets no answer; a
+# standby that has taken the term is waited for no longer than a longer one might take
+# (`keeper.GIVEN_UP_S`). Tests hold both to the constants that they follow from.
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 # What a standby's status says when it has taken the guest over.
 PROMOTED = "promoted"
 # What a service's status says when nothing of it is left to be done.
@@ -52,6 +60,50 @@ class Options:
     lease_s: float = 3.0
     credentials: str = ""
     disks: str = COPY
+
+    def require_sense(self, *, one_machine: bool) -> None:
+        """Raises UsageError: a time is out of its bounds; RefusedError: output would be held for
+        too long, or an agent is named between hosts of one machine.
+        """
+        if self.epoch_s is not None:
+            _require_within("--epoch 25ms", self.epoch_s, SHORTEST_S, LONGEST_EPOCH_S)
+        _require_within("--max-pause 25ms", self.max_pause_s, SHORTEST_S, LONGEST_PAUSE_S)
+        _require_within(
+            "--lease-time 5s", self.lease_s, SHORTEST_LEASE_S, LONGEST_LEASE_S,
+            because=": a shorter one ends when the arbiter leaves one question unanswered, which "
+            "pauses the guest; a longer one is more than a primary waits for a standby that took "
+            "the term",
+            otherwise=", or use --fence: it waits for no lease",
+        )  # fmt: skip
+        if self.fence and one_machine:
+            raise RefusedError(
+                "an agent has nothing to do between hosts of one machine",
+                why="the standby kills the primary's processes by itself, and sees that they are "
+                "gone",
+                remedy="leave out --fence",
+            )
+        if self.holds_output and self.epoch_s is not None and self.epoch_s > LONGEST_HELD_S:
+            epoch = format_duration(self.epoch_s)
+            raise RefusedError(
+                f"epochs of {epoch} would hold back what the guest sends for as long",
+                why=f"nothing leaves before the standby has the state that sent it: up to {epoch} "
+                "and more for each answer",
+                remedy="choose epochs of 1 s at most, or let output out at once, by name: "
+                "--unsafe-no-output-commit. Then a failover takes the guest back by up to an "
+                "epoch, and what it has told others meanwhile it does not know any more",
+            )
+
+
+def _require_within(
+    example: str, given_s: float, shortest_s: float, longest_s: float, *,
+    because: str = "", otherwise: str = "",
+) -> None:  # fmt: skip
+    if not shortest_s <= given_s <= longest_s:
+        raise UsageError(
+            f"{example.split(maxsplit=1)[0]} {format_duration(given_s)} cannot be kept",
+            why=f"it is from {shortest_s:g} s to {longest_s:g} s{because}",
+            remedy=f"write e.g. {example}{otherwise}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +166,7 @@ class Request:
     run: str
     vm: str
     spec: str
-    platform: Mapping[str, str]
+    platform: Platform
     primary: LocalHost
     standby: LocalHost
     options: Options
@@ -134,59 +186,20 @@ class Request:
         standby = f"{self.standby.name}/{self.run}"
         return holder == standby or holder.startswith(f"{standby}/")
 
-    def to_json(self) -> dict[str, Any]:
-        """For its file."""
-        return {
-            "format": FORMAT,
-            "run": self.run,
-            "vm": self.vm,
-            "spec": self.spec,
-            "platform": dict(self.platform),
-            "primary": {"name": self.primary.name, **fields_to_json(self.primary)},
-            "standby": {"name": self.standby.name, **fields_to_json(self.standby)},
-            "options": asdict(self.options),
-            "one_machine": self.one_machine,
-            "qemu_id": self.qemu_id,
-            "disks": [asdict(disk) for disk in self.disks],
-            "place": asdict(self.place) if self.place else None,
-            "identity": self.identity,
-        }
 
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Of its file. Raises ValueError, KeyError or TypeError."""
-        return cls.from_json(parse(text))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse. Raises ValueError, KeyError or TypeError."""
-        if data["format"] != FORMAT:
-            raise ValueError("written by another version of vmckpt")
-        return cls(
-            run=data["run"],
-            vm=data["vm"],
-            spec=data["spec"],
-            platform=data["platform"],
-            primary=_host(data["primary"]),
-            standby=_host(data["standby"]),
-            options=Options(**data["options"] | {"fence": tuple(data["options"]["fence"])}),
-            one_machine=data["one_machine"],
-            qemu_id=data["qemu_id"],
-            disks=tuple(CopiedDisk(**disk) for disk in data["disks"]),
-            place=Place(**data["place"]) if data["place"] else None,
-            identity=data.get("identity", ""),
-        )
+# Its directory is the VM's.
+REQUEST = Schema(Request, "end the replication: vmckpt replicate stop {directory.name}", version=2)
 
 
 def read_request(directory: Path) -> Request:
     """The request below a service's directory. Raises NotFoundError."""
     path = Files(directory).request
     try:
-        return Request.from_text(path.read_text())
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return REQUEST.decode(path.read_bytes(), path)
+    except (OSError, StorageError) as exc:
         raise NotFoundError(
             "nothing is to be replicated here",
-            why=f"{path}: {exc}",
+            why=str(exc),
             remedy="see `vmckpt replicate status`",
         ) from exc
 
@@ -198,8 +211,4 @@ def stop_command(vm: str) -> str:
 
 def as_itself(host: Host) -> LocalHost:
     """A host as a service that runs there has it."""
-    return LocalHost(host.name, **parse_fields(fields_to_json(host)))
-
-
-def _host(data: Mapping[str, Any]) -> LocalHost:
-    return LocalHost(data["name"], **parse_fields(data))
+    return LocalHost(**entry_fields(host))

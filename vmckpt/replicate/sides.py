@@ -1,10 +1,12 @@
 """What the services of a replication say, on whichever hosts they are, and whether they live."""
 
 import asyncio
+import operator
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, NotFoundError, StorageError, TimedOutError, VmckptError
 from vmckpt.foreign import Shape
 from vmckpt.hosts.every import Answers, ask_every
@@ -129,11 +131,8 @@ async def until_recovered(host: Host, name: str) -> None:
 
 async def while_there_is(something: Callable[[], Awaitable[object]], late: TimedOutError) -> None:
     """Wait for its end. Raises `late` after BEGIN_S: what is waited for goes on."""
-    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
-    while await something():
-        if asyncio.get_running_loop().time() > given_up_s:
-            raise late
-        await asyncio.sleep(POLL_S)
+    if await poll(something, operator.not_, every_s=POLL_S, within_s=BEGIN_S):
+        raise late
 
 
 def not_replicated(name: str) -> NotFoundError:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     HostDownError,
     OperationFailedError,
@@ -46,7 +47,6 @@ from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import to_the_end
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -95,7 +95,7 @@ async def serve_standby(directory: Path) -> None:
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
-        warm = await Warm.start(host, spec, Platform(**request.platform), replaced)
+        warm = await Warm.start(host, spec, request.platform, replaced)
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
@@ -304,8 +304,7 @@ class Standby:
             self._dismissed.set()
         elif word == "failover":
             self._asked.set()
-            while not self._ended:  # noqa: ASYNC110
-                await asyncio.sleep(TICK_S)
+            await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
 
     def status(self) -> dict[str, Any]:

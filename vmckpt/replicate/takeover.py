@@ -8,6 +8,7 @@ and is left alone; one that wants to finds that it may not.
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lease.clock import boottime_s
@@ -104,8 +105,7 @@ class TakeOver:
                 return Move.WAIT
         is_heard = not receiving.done() or await self._service_lives()
         # The guest goes on from whole epochs alone.
-        while self._replica.is_applying:  # noqa: ASYNC110
-            await asyncio.sleep(TICK_S)
+        await poll(lambda: not self._replica.is_applying, every_s=TICK_S)
         return decide(
             self._view(is_heard=is_heard),
             now_s=boottime_s(),

@@ -3,11 +3,11 @@
 import asyncio
 import fcntl
 import os
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from vmckpt.deadlines import poll, retry
 from vmckpt.epoch.load import SETTINGS, feed, has_loaded
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
@@ -102,19 +102,19 @@ class Warm:
 
         Raises OperationFailedError: it is whole, and stands still.
         """
-        given_up_s = time.monotonic() + RUN_S
-        while True:
-            try:
-                await commands.cont(self._monitor)
-                return
-            except CommandRefusedError as exc:
-                if time.monotonic() > given_up_s:
-                    raise OperationFailedError(
-                        f"'{self._spec.name}' is on {self._host.name} and stands still",
-                        why=exc.description,
-                        remedy=f"mend that, then: vmckpt vm start {self._spec.name}",
-                    ) from exc
-            await asyncio.sleep(RUN_POLL_S)
+        try:
+            await retry(
+                lambda: commands.cont(self._monitor),
+                CommandRefusedError,
+                every_s=RUN_POLL_S,
+                within_s=RUN_S,
+            )
+        except CommandRefusedError as exc:
+            raise OperationFailedError(
+                f"'{self._spec.name}' is on {self._host.name} and stands still",
+                why=exc.description,
+                remedy=f"mend that, then: vmckpt vm start {self._spec.name}",
+            ) from exc
 
     async def announce(self) -> None:
         """Tell the network that it is here, and make this QEMU one like any other."""
@@ -137,9 +137,7 @@ class Warm:
 
     async def ended(self) -> str:
         """Return when it is of no use any more, and why: its process has ended, or stands still."""
-        while not (lack := await self.lack()):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
-        return lack
+        return await poll(self.lack, every_s=LOOK_S)
 
     async def lack(self) -> str:
         """Why it could not go on with the guest at this moment; empty when it answers."""

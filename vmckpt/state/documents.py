@@ -42,10 +42,13 @@ class Schema(Generic[T]):
             fields = {name: one for name, one in fields.items() if one is not None}
         return json.dumps({"format": self.version, **fields}, allow_nan=False)
 
-    def decode(self, data: bytes | str, path: Path, host: str = "") -> T:
-        """The record of the file, on that host. Raises StorageError: damaged, another version."""
+    def decode(self, data: bytes | str, path: Path, host: str = "", *, any_text: bool = False) -> T:
+        """The record of the file, on that host. Raises StorageError: damaged, another version.
+
+        `any_text`: as `foreign.parse` has it.
+        """
         try:
-            fields = parse(data, most_bytes=MOST_BYTES, any_text=True)
+            fields = parse(data, most_bytes=MOST_BYTES, any_text=any_text)
             if not isinstance(fields, dict):
                 raise MalformedError(f"it holds a {type(fields).__name__}, not an object")
             if fields.get("format", 1) != self.version:
@@ -127,7 +130,7 @@ class Documents(Generic[T]):
             return None
         except OSError as exc:
             raise _inaccessible("read", path, exc) from exc
-        return self.schema.decode(data, path)
+        return self.schema.decode(data, path, any_text=True)
 
     def load_all(self) -> Listing[T]:
         """Every record, and which are damaged."""

@@ -22,6 +22,7 @@ from vmckpt.checkpoint.operate import create, restore_to, revoke
 from vmckpt.checkpoint.restore import Wish
 from vmckpt.checkpoint.service import CREATE
 from vmckpt.checkpoint.take import Wish as PointWish
+from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
     BusyError,
@@ -401,15 +402,7 @@ class _Guarding:
 
 async def _when_free(work: Callable[[], Awaitable[Any]]) -> None:
     """Do it as soon as nobody else works on that VM. Raises BusyError."""
-    given_up_s = time.monotonic() + BUSY_S
-    while True:
-        try:
-            await work()
-            return
-        except BusyError:
-            if time.monotonic() > given_up_s:
-                raise
-        await asyncio.sleep(BUSY_POLL_S)
+    await retry(work, BusyError, every_s=BUSY_POLL_S, within_s=BUSY_S)
 
 
 def _is_of(tags: Mapping[str, str], record: Record) -> bool:

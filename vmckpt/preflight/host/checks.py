@@ -1,13 +1,15 @@
 """What a host has, and lacks, to run VMs and to take part in migrations."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import find_entry, local_host
 from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste
@@ -53,6 +55,21 @@ async def check_host(host: Host, operator: Host, entry: LocalHost | SshEntry) ->
     paste = Paste(entry, root=await host.user_id() == 0)
     checks = [check async for check in _all(host, operator, paste, facts)]
     return HostReport(facts, tuple(checks))
+
+
+async def check_hosts(hosts: Iterable[Host]) -> list[HostReport]:
+    """The same of each, asked by this machine; that one gives no answer is what is against it."""
+
+    async def check(host: Host) -> HostReport:
+        entry = find_entry(host.name)
+        try:
+            return await check_host(host, local_host(), entry)
+        except HostDownError as exc:
+            remedy = remedies.reached_anew(entry, exc.remedy)
+            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", remedy)
+            return HostReport({}, (silent,))
+
+    return await asyncio.gather(*(check(host) for host in hosts))
 
 
 async def _all(

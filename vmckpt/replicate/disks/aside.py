@@ -11,7 +11,6 @@ the VM's term alone, and after the standby's service has certainly ended: never 
 """
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -33,7 +32,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.qemu.replies import Job
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.disks.mirrors import Source
-from vmckpt.replicate.request import Request
+from vmckpt.replicate.request import REQUEST, Request
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.durable import rename_durably, write_durably
 from vmckpt.vm.inventory import Vm, read_vm
@@ -53,11 +52,11 @@ FOLD_S = 24 * 3600.0
 def request_of(text: str, path: Path) -> Request:
     """Which replication it is for, by the file at `path`. Raises OperationFailedError."""
     try:
-        return Request.from_text(text)
-    except (ValueError, KeyError, TypeError) as exc:
+        return REQUEST.decode(text, path)
+    except StorageError as exc:
         raise OperationFailedError(
             f"nobody knows for whom {path.parent} stands aside",
-            why=f"{path.name} is damaged, or another version's: {exc!r}",
+            why=f"{path.name} is damaged, or another version's: {exc.why}",
             remedy="install the vmckpt again that protected the VM, and the same again",
         ) from exc
 
@@ -80,7 +79,7 @@ async def put_aside(
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
     await host.remove(vm.directory.aside)  # what a killed `fold` has not: of no use any more
-    write_durably(vm.directory.aside_request, json.dumps(request.to_json()))
+    write_durably(vm.directory.aside_request, REQUEST.encode(request))
     await let_read(host, vm.qemu.files, vm.directory.aside, ())
     found = []
     for source in sources:

@@ -1,0 +1,71 @@
+"""A program finds and examines VMs as commands do; `tests/contract/test_images.py` removes them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.driver import examined
+from vmckpt.drivers.find import find, find_own, look_at_all
+from vmckpt.errors import HostDownError, NotFoundError, RefusedError, StorageError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.options.migration import Options
+from vmckpt.preflight.finding import Examined
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHost:
+    """This machine, with a VM that is off."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    directory = vm_dir(tmp_path, "web")
+    directory.path.mkdir(parents=True)
+    directory.spec.write_text('name = "web"\nmemory = "64M"\n')
+    platform = Platform("q35", "tcg", "qemu64")
+    directory.current.write_text(Qemu(directory.qemu("0"), ProcessId(0, 0), platform).to_json())
+    return local_host()
+
+
+def test_a_vm_that_is_off_is_found_and_told_of(host: LocalHost) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        vm = await find("web", told.append)
+        info = await vm.look()
+        assert (vm.host.name, info.state, info.is_on) == (host.name, "stopped", False)
+        assert (await look_at_all()).given == [info]
+        assert (await find_own("web", told.append)).name == "web"
+        with pytest.raises(RefusedError, match="is stopped"):
+            await vm.console()
+        with pytest.raises(NotFoundError, match="no VM 'db'"):
+            await find("db", told.append)
+
+    asyncio.run(work())
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(HostDownError, "reachable"), (StorageError, "storage")]
+)
+def test_an_error_of_an_examination_is_one_more_refusal(
+    host: LocalHost, kind: type[VmckptError], code: str
+) -> None:
+    vm = asyncio.run(find_own("web", print))
+
+    class Failing(DirectVm):
+        async def examine(self, target: Host, options: Options) -> Examined:
+            raise kind("it failed", why="so", remedy="do")
+
+    found = asyncio.run(examined(Failing(vm), host, Options()))
+    assert not found.is_possible
+    assert [(one.code, one.reason, one.remedy) for one in found.checks] == [
+        (code, "it failed: so", "do")
+    ]

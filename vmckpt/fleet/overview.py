@@ -1,0 +1,134 @@
+"""All hosts, VMs and replications at one moment, and what guards, schedules and stores say of VMs.
+
+For `top`, `metrics` and programs.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from vmckpt.drivers.driver import VmInfo
+from vmckpt.drivers.find import look_at_all
+from vmckpt.errors import StorageError, VmckptError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
+from vmckpt.replicate.sides import all_sides
+
+
+class HostNow(NamedTuple):
+    """A host; `free_bytes` is memory that new guests could take, None of one that is silent."""
+
+    name: str
+    free_bytes: int | None
+
+
+class Overview(NamedTuple):
+    """`replications` are the statuses of all their sides; `silent` says why not all is there."""
+
+    hosts: list[HostNow]
+    vms: list[VmInfo]
+    replications: list[dict[str, Any]]
+    silent: list[VmckptError]
+
+
+async def overview() -> Overview:
+    """Ask all hosts; those that do not answer keep nobody back."""
+
+    async def now(host: Host) -> HostNow:
+        return HostNow(host.name, await host.available_memory_bytes())
+
+    everywhere = all_hosts()
+    up = {host.name: host for host in (await ask_every(everywhere, now)).given}
+    found = await look_at_all()
+    sides = [side for some in (await all_sides(everywhere)).given for side in some]
+    return Overview(
+        [up.get(host.name, HostNow(host.name, None)) for host in everywhere],
+        found.given,
+        [side.status | {"host": side.host.name, "answers": side.answers} for side in sides],
+        found.silent,
+    )
+
+
+async def facts(checkpoints: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All that is known of a moment, as `top --json` has it.
+
+    `checkpoints` are those of an earlier one, by VM; None: stores are looked into.
+    """
+    from vmckpt.fleet.schedule.status import all_now, next_by_vm
+
+    seen = await overview()
+    silent = list(seen.silent)
+    if checkpoints is None:
+        from vmckpt.checkpoint.catalogue import catalogue
+
+        found = await catalogue(all_hosts(), None)
+        silent += [error for error in found.silent if error.what not in {e.what for e in silent}]
+        checkpoints = _by_vm(
+            (one.manifest.vm, one.manifest.created_unix_s) for one in found.entries
+        )
+    guards: dict[str, Any] = {}
+    try:
+        guards = _guards()
+    except StorageError as exc:  # a damaged file of one guard hides no VM
+        silent.append(exc)
+    scheduled = all_now()
+    silent += scheduled.damaged
+    return {
+        "at_unix_s": time.time(),
+        "hosts": [host._asdict() for host in seen.hosts],
+        "vms": _vms(seen, checkpoints, guards, next_by_vm(scheduled.statuses)),
+        "silent": [{"what": error.what, "why": error.why} for error in silent],
+    }
+
+
+def _by_vm(taken: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for vm, at_s in taken:
+        one = found.setdefault(vm, {"count": 0, "last_unix_s": at_s})
+        one["count"] += 1
+        one["last_unix_s"] = max(one["last_unix_s"], at_s)
+    return found
+
+
+def _guards() -> dict[str, Any]:
+    """Those that are not over, by VM. Raises StorageError."""
+    from vmckpt.fleet.guard.record import load_all
+
+    return {
+        one.vm: {"run": one.run, "phase": one.phase.value}
+        for one in load_all()
+        if not one.phase.is_over
+    }
+
+
+def _vms(
+    seen: Overview,
+    checkpoints: Mapping[str, Any],
+    guards: Mapping[str, Any],
+    scheduled: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    from vmckpt.forecast.measure.last_measured import all_kept
+
+    rates = {
+        vm: {"at_unix_s": at_s, "bytes_per_s": rate.bytes_per_s} for vm, at_s, rate in all_kept()
+    }
+    primaries = {
+        one.get("vm"): {
+            key: one.get(key)
+            for key in ("state", "standby", "rpo_now_ms", "output_commit", "answers")
+        }
+        for one in seen.replications
+        if one["role"] == "primary"
+    }
+    return [
+        vm.to_json()
+        | {
+            "dirty_rate": rates.get(vm.name),
+            "replication": primaries.get(vm.name),
+            "guard": guards.get(vm.name),
+            "checkpoints": checkpoints.get(vm.name),
+            "next_checkpoint": scheduled.get(vm.name),
+        }
+        for vm in seen.vms
+    ]

@@ -1,0 +1,52 @@
+"""What a host's entry is refused for before the inventory has it."""
+
+from collections.abc import Container
+
+from vmckpt.errors import HostDownError, RefusedError, UsageError
+from vmckpt.hosts.inventory import host_of
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ssh.entry import SshEntry
+from vmckpt.preflight.vm_users import obstacle
+
+
+async def require_usable(entry: LocalHost | SshEntry, changed: Container[str]) -> None:
+    """Raises UsageError: its addresses are one; RefusedError: no libvirtd listens where it is said
+    to, or its VMs cannot have the uids; HostDownError. Only what is `changed` is asked of the host.
+    """
+    if entry.second_address == entry.migration_address:
+        raise UsageError(
+            f"'{entry.name}' has no second address",
+            why=f"{entry.second_address} is where migrations come in, too",
+            remedy="name an address on another network, or say --second-addr none",
+        )
+    if entry.libvirt and "libvirt" in changed:
+        await _require_socket(entry)
+    if entry.vm_uids and "vm_uids" in changed:
+        await _require_free(entry)
+
+
+async def _require_socket(entry: LocalHost | SshEntry) -> None:
+    host, socket = host_of(entry), entry.libvirt
+    await host.require_up()
+    if socket is None:
+        return
+    try:
+        (await host.connect(socket)).close()
+    except HostDownError as exc:
+        raise RefusedError(
+            f"no libvirtd listens at {socket} on {entry.name}",
+            why=exc.why,
+            remedy=f"start it (systemctl start libvirtd), or leave it out: vmckpt host set "
+            f"{entry.name} --libvirt none",
+        ) from exc
+
+
+async def _require_free(entry: LocalHost | SshEntry) -> None:
+    host, uids = host_of(entry), entry.vm_uids
+    await host.require_up()
+    if uids is not None and (why := await obstacle(host, uids)):
+        raise RefusedError(
+            f"the VMs of {host.name} cannot have users of their own",
+            why=why,
+            remedy="have vmckpt be root there, and name uids that are no one's",
+        )
