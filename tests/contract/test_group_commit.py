@@ -17,6 +17,7 @@ from vmckpt.errors import OperationFailedError, OutcomeUnknownError
 from vmckpt.group.head import Head
 from vmckpt.group.journal import Journal, Part, groups_dir, led, settle, settle_left
 from vmckpt.hosts.process import ProcessId
+from vmckpt.state.documents import Documents, Schema
 from vmckpt.store.open import Access, create_store, open_store
 
 pytestmark = pytest.mark.contract
@@ -52,7 +53,7 @@ def ids(state: Path, vm: str) -> list[str]:
 
 def test_what_all_have_committed_is_whole(state: Path) -> None:
     journal = committed(state, both=True)
-    assert Journal.read(groups_dir() / "0123.json") == journal
+    assert Documents(groups_dir(), Schema(Journal, "-")).load("0123") == journal
     assert asyncio.run(settle(journal))
     assert ids(state, "web")
     assert ids(state, "db")

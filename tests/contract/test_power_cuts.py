@@ -15,6 +15,7 @@ from tests.power_cut import Disk, lay_out
 from vmckpt.checkpoint.making import Making, settle, write_down
 from vmckpt.checkpoint.paging import is_whole
 from vmckpt.checkpoint.qcow2 import write_image
+from vmckpt.codec import builtins
 from vmckpt.errors import StorageError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.hosts.local import LocalHost
@@ -146,9 +147,10 @@ def test_a_restore_in_place_is_undone_or_finished(
     made = images / "web.qcow2.vmckpt-1"
 
     def making(state: Path) -> Making:
-        paths = str(made), str(images / "web.qcow2")
-        renames = [tuple(path.replace(str(root), str(state)) for path in paths)]
-        return Making("00000002", SPEC, (), renames)  # type: ignore[arg-type]
+        new, old = (
+            str(path).replace(str(root), str(state)) for path in (made, images / "web.qcow2")
+        )
+        return Making("00000002", SPEC, (), ((new, old),))
 
     async def restore() -> None:
         await write_down(old, making(root))
@@ -161,7 +163,7 @@ def test_a_restore_in_place_is_undone_or_finished(
         there = a_host(state)
         directory = vm_dir(state, "web")
         if directory.restoring.exists():
-            directory.restoring.write_text(json.dumps(making(state)._asdict()))
+            directory.restoring.write_text(json.dumps(builtins(making(state))))
         asyncio.run(settle(there, "web"))
         found = asyncio.run(read_vm(there, "web"))
         assert found is not None, when

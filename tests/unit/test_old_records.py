@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.checkpoint.known_stores import Known, known
+from vmckpt.checkpoint.making import Making
 from vmckpt.checkpoint.retention import Rule
 from vmckpt.fleet.drain import record as drains
 from vmckpt.fleet.guard import record as guards
@@ -19,6 +21,7 @@ from vmckpt.fleet.schedule.request import CatchUp, Request, When
 from vmckpt.forecast.drain import fleet
 from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.forecast.drain.timetable import Span
+from vmckpt.group import journal as groups
 from vmckpt.hosts.host import entry_fields
 from vmckpt.hosts.inventory import local_host
 from vmckpt.hosts.local import LocalHost
@@ -35,6 +38,7 @@ from vmckpt.options.policy import Act, Policy
 from vmckpt.replicate import request as replication
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.disks import copies
+from vmckpt.state.documents import Documents, Schema
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, Replaced
@@ -160,3 +164,16 @@ def test_what_a_host_is_asked_for(state: Path) -> None:
     assert found == dataclasses.replace(request, vm="db", place=None, disks=())
     claim = Claim.read(vm_dir(state, "web").claim)
     assert claim == Claim("web", "a/r8", "b", "host:c", "/root/cred")
+
+
+def test_what_is_under_way_at_a_store(state: Path) -> None:
+    """A group's commit, a restore, and what stores were."""
+    parts = (
+        groups.Part("web", "a", ProcessId(1, 2), None, "/srv", "c1"),
+        groups.Part("db", "b", ProcessId(3, 4), "b", "/srv", "c2"),
+    )
+    group = Documents(state / "groups", Schema(groups.Journal, "-")).load("g1")
+    assert group == groups.Journal("g1", "both", parts)
+    making = Documents(state / "vms/web", Schema(Making, "-")).load("restore")
+    assert making == Making("q9", 'name = "web"\n', ("/i/a",), (("/i/n", "/i/o"),))
+    assert known("lab-a:/srv") == Known("lab-a:/srv", "ab" * 16, True, 3, accepted=True)

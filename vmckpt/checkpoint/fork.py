@@ -291,7 +291,7 @@ class _Forking:
         await host.make_dir(files.path)
         made += [planned.own_variables] if planned.own_variables else []
         made += [disk.path for disk in planned.disks]
-        await write_down(vm, Making(files.qemu_id, spec.text, [str(path) for path in made]))
+        await write_down(vm, Making(files.qemu_id, spec.text, tuple(str(path) for path in made)))
         await in_thread(partial(copy_variables, planned))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]

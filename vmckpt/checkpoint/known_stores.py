@@ -8,16 +8,15 @@ and how often its keys had been changed. What differs is refused until `vmckpt s
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.state.durable import write_durably
+from vmckpt.state.documents import Documents, Schema
 from vmckpt.store.config import Config
 from vmckpt.store.open import described
 
@@ -36,28 +35,16 @@ class Known:
     accepted: bool = False
 
 
+_SCHEMA = Schema(
+    Known,
+    "it says what the store at a location was; `vmckpt store info` shows what it is, and "
+    "`vmckpt store accept` writes the file anew",
+)
+
+
 def known(location: str) -> Known | None:
     """What was at a location when it was last used; None: it never was. Raises StorageError."""
-    path = _path(location)
-    try:
-        words = json.loads(path.read_text())
-        found = Known(
-            str(words["location"]),
-            str(words["id"]),
-            bool(words["encrypted"]),
-            int(words["revision"]),
-            bool(words["accepted"]),
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise StorageError(
-            f"{path} cannot be read",
-            why=f"{type(exc).__name__}: {exc}",
-            remedy="it says what the store at a location was; `vmckpt store info` shows what it "
-            "is, and `vmckpt store accept` writes the file anew",
-        ) from exc
-    return found
+    return _stores().load(_name(location))
 
 
 def require_unchanged(location: str, label: str, config: Config) -> Known:
@@ -100,28 +87,18 @@ def accept(location: str, config: Config) -> Known:
 
 def forget(location: str) -> bool:
     """Whatever was at the location: it may be made anew. Whether anything was. StorageError."""
-    path = _path(location)
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    except OSError as exc:
-        raise StorageError(
-            f"cannot remove {path}", why=exc.strerror or str(exc), remedy="check its rights"
-        ) from exc
-    return True
+    there = _stores().path(_name(location)).exists()
+    _stores().remove(_name(location))
+    return there
 
 
 def forget_of_host(name: str, below: Path | None = None) -> None:
     """The stores of a host that is a host no longer; those of this machine lie `below`."""
-    for path in (state_dir() / DIRECTORY).glob("*.json"):
-        try:
-            location = str(json.loads(path.read_text())["location"])
-        except (OSError, ValueError, KeyError, TypeError):  # it says so when the store is used
-            continue
-        inside = below is not None and Path(location).is_relative_to(below)
-        if inside or location.startswith(f"{name}:"):
-            path.unlink(missing_ok=True)
+    # One that is damaged says so when the store is used.
+    for key, one in _stores().load_all().records.items():
+        inside = below is not None and Path(one.location).is_relative_to(below)
+        if inside or one.location.startswith(f"{name}:"):
+            _stores().remove(key)
 
 
 def require_never_used(location: str, label: str) -> None:
@@ -157,13 +134,16 @@ def difference(before: Known, config: Config) -> str | None:
 def remember(location: str, config: Config, *, accepted: bool) -> Known:
     """This is what was at the location. Raises StorageError."""
     made = Known(location, config.id, config.is_encrypted, config.revision, accepted)
-    write_durably(_path(location), json.dumps(asdict(made)))
+    _stores().save(_name(location), made)
     return made
 
 
-def _path(location: str) -> Path:
-    name = hashlib.sha256(location.encode()).hexdigest()[:32]
-    return state_dir() / DIRECTORY / f"{name}.json"
+def _name(location: str) -> str:
+    return hashlib.sha256(location.encode()).hexdigest()[:32]
+
+
+def _stores() -> Documents[Known]:
+    return Documents(state_dir() / DIRECTORY, _SCHEMA)
 
 
 @contextmanager

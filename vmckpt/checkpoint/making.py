@@ -4,22 +4,22 @@ Whoever makes it may be killed. Until `vm.json` names the new QEMU nothing of it
 that moment on all of it is the VM's, and the guest is let run.
 """
 
-import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.state.durable import damaged_record, parse_record, rename_durably
+from vmckpt.state.documents import Schema, load_from, save_to
+from vmckpt.state.durable import rename_durably
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import end_qemu
 
 
-class Making(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Making:
     """A QEMU of a VM in the making, and its files.
 
     `made` are the VM's own if it comes to it, else removed. `renames` are disks' new contents, and
@@ -28,13 +28,20 @@ class Making(NamedTuple):
 
     qemu_id: str
     spec: str
-    made: Sequence[str] = ()
-    renames: Sequence[tuple[str, str]] = ()
+    made: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+
+
+_SCHEMA = Schema(
+    Making,
+    "it lists what a restore of '{directory.name}' that was cut off was making: see that no QEMU "
+    "of it runs there, remove images that only the restore made, and remove the file",
+)
 
 
 async def write_down(vm: Vm, making: Making) -> None:
     """Before the first of it is made. Raises StorageError."""
-    await vm.host.write_text(vm.directory.restoring, json.dumps(making._asdict()))
+    await save_to(vm.host, vm.directory.restoring, _SCHEMA, making)
 
 
 async def settle(host: Host, name: str) -> None:
@@ -43,10 +50,9 @@ async def settle(host: Host, name: str) -> None:
     On that host, for the holder of the VM's lock. Raises OperationFailedError, StorageError.
     """
     directory = vm_dir(host.state_dir, name)
-    text = await host.read_text(directory.restoring)
-    if text is None:
+    making = await load_from(host, directory.restoring, _SCHEMA)
+    if making is None:
         return
-    making = _parse(text, f"{directory.restoring} on {host.name}", name)
     now = await read_vm(host, name)
     if now is not None and now.qemu.files.qemu_id == making.qemu_id:
         for made, path in making.renames:
@@ -59,15 +65,3 @@ async def settle(host: Host, name: str) -> None:
     for made in (*making.made, *(made for made, _ in making.renames)):
         await host.remove(Path(made))
     await host.remove(directory.path if now is None else directory.restoring)
-
-
-def _parse(text: str, where: str, name: str) -> Making:
-    remedy = (
-        f"it lists what a restore of '{name}' that was cut off was making: see that no QEMU of it "
-        "runs there, remove images that only the restore made, and remove the file"
-    )
-    words = parse_record(text, where, remedy=remedy)
-    try:
-        return Making(**words)
-    except TypeError as exc:
-        raise damaged_record(text, where, exc, remedy=remedy) from exc

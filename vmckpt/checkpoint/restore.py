@@ -321,7 +321,7 @@ class _Restoring:
         own = [planned.own_variables] if planned.own_variables else []
         made = [str(path) for path in (*own, *(() if in_place else self._made.values()))]
         spec = planned.vm.spec.text
-        return Making(self._files.qemu_id, spec, made, renames if in_place else ())
+        return Making(self._files.qemu_id, spec, tuple(made), tuple(renames) if in_place else ())
 
     def _make_disks(self) -> None:
         """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""

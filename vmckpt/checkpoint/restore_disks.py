@@ -104,7 +104,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: Source) -> DisksRestored
     made = {image: aside_path(image.path) for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
     renames = [(str(aside), str(image.path)) for image, aside in made.items()]
-    making = Making(new.files.qemu_id, old.spec.text, (), renames)
+    making = Making(new.files.qemu_id, old.spec.text, (), tuple(renames))
     async with _undone_unless_committed(old.host, old.name):
         await write_down(old, making)
         await _write(point, made)
@@ -132,7 +132,7 @@ async def _anew(planned: Planned, wish: Wish, point: Checkpoint, source: Source)
     files = [str(path) for path in (*own, *(image.path for image in images))]
     async with _undone_unless_committed(host, vm.name):
         await host.make_dir(vm.directory.path)
-        await write_down(vm, Making(vm.qemu.files.qemu_id, vm.spec.text, files))
+        await write_down(vm, Making(vm.qemu.files.qemu_id, vm.spec.text, tuple(files)))
         await finish(in_thread(partial(copy_variables, planned)))
         await _write(point, {image: image.path for image in images})
         theirs = point.manifest.vm_id

@@ -4,13 +4,11 @@
 commit until all have, or none has. Whether they have is asked of the stores, never believed.
 """
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from vmckpt.checkpoint.operate import ended
 from vmckpt.checkpoint.place import Key, Place, opened
@@ -18,14 +16,13 @@ from vmckpt.errors import (
     BusyError,
     HostDownError,
     OutcomeUnknownError,
-    StorageError,
     VmckptError,
 )
 from vmckpt.group.services import END_S
 from vmckpt.hosts.inventory import find_host, local_host, state_dir
 from vmckpt.hosts.process import ProcessId
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.state.durable import write_durably
+from vmckpt.state.documents import Documents, Schema
 from vmckpt.vm.lifecycle import owner
 
 
@@ -51,38 +48,27 @@ class Journal:
 
     def write(self) -> None:
         """So that it outlives a reboot. Raises StorageError."""
-        write_durably(self._path, json.dumps(asdict(self)))
+        _journals().save(self.id, self)
 
     def forget(self) -> None:
         """It is over."""
-        self._path.unlink(missing_ok=True)
+        _journals().remove(self.id)
 
-    @property
-    def _path(self) -> Path:
-        return groups_dir() / f"{self.id}.json"
 
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """What stands there; None when it has gone. Raises StorageError."""
-        try:
-            words = json.loads(path.read_text())
-            parts = (Part(**{**one, "process": ProcessId(**one["process"])})
-                     for one in words["parts"])  # fmt: skip
-            return cls(words["id"], words["name"], tuple(parts))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise StorageError(
-                f"{path} is damaged",
-                why=f"{type(exc).__name__}: {exc}",
-                remedy="`vmckpt checkpoint list` shows which checkpoints say that they are of that "
-                "group; remove them or keep them, and remove the file",
-            ) from exc
+_SCHEMA = Schema(
+    Journal,
+    "`vmckpt checkpoint list` shows which checkpoints say that they are of that group; remove them "
+    "or keep them, and remove the file",
+)
 
 
 def groups_dir() -> Path:
     """Where groups are written down while they are committed."""
     return state_dir() / "groups"
+
+
+def _journals() -> Documents[Journal]:
+    return Documents(groups_dir(), _SCHEMA)
 
 
 @asynccontextmanager
@@ -119,10 +105,10 @@ async def settle(journal: Journal, key: Key = None) -> bool:
 async def settle_left(key: Key = None) -> list[str]:
     """Settle what heads that died have left: what is to be said of it."""
     said = []
-    for path in sorted(groups_dir().glob("*.json")):
+    for name in _journals().names():
         try:
-            async with led(path.stem):
-                journal = Journal.read(path)
+            async with led(name):
+                journal = _journals().load(name)
                 if journal is None:
                     continue
                 outcome = "is whole" if await settle(journal, key) else "was removed"
