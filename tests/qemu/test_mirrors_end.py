@@ -15,8 +15,7 @@ from tests.qemu.world import image, qemu, world
 from vmckpt.errors import VmckptError
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.migrate import disks as migrated
-from vmckpt.migrate.ends import End
-from vmckpt.preflight.migration.disks import COPY_PREFIX
+from vmckpt.migrate.ends import COPY_PREFIX, End
 from vmckpt.qemu import block, commands, nbd_server
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks import mirrors as replicated

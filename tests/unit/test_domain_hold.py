@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.migrate.domains.hold import Hold
-from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight.domains.checks import held_mib_per_s
 from vmckpt.units import MIB
 from vmckpt.vm.domains.job import Job

@@ -32,18 +32,18 @@ def test_on_one_machine_all_has_a_default() -> None:
 def test_between_machines_somebody_has_to_say_where_leases_are() -> None:
     with pytest.raises(RefusedError, match="no arbiter"):
         NOTHING.options(HERE, FAR)
-    assert replace(NOTHING, lease="/shared").options(HERE, FAR).arbiter == "/shared"
+    assert NOTHING._replace(lease="/shared").options(HERE, FAR).arbiter == "/shared"
 
 
 def test_an_agent_is_used_between_machines_and_refused_on_one() -> None:
-    wishes = replace(NOTHING, lease="/l", fence="agent 'one word' {host}")
+    wishes = NOTHING._replace(lease="/l", fence="agent 'one word' {host}")
     assert wishes.options(HERE, FAR).fence == ("agent", "one word", "{host}")
     kept(wishes, FAR)
     with pytest.raises(RefusedError, match="one machine"):
         kept(wishes, THERE)
     for text in ("", "  ", "'"):
         with pytest.raises(UsageError, match="no command"):
-            replace(wishes, fence=text).options(HERE, FAR)
+            wishes._replace(fence=text).options(HERE, FAR)
 
 
 def kept(wishes: Wishes, standby: LocalHost) -> Options:
@@ -55,18 +55,18 @@ def kept(wishes: Wishes, standby: LocalHost) -> Options:
 
 @pytest.mark.parametrize("epoch", ["2s", "60s", "1h"])
 def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
-    wishes = replace(NOTHING, epoch=epoch)
+    wishes = NOTHING._replace(epoch=epoch)
     with pytest.raises(RefusedError) as refused:
         kept(wishes, THERE)
     assert "--unsafe-no-output-commit" in refused.value.remedy
-    assert not kept(replace(wishes, unsafe_no_output_commit=True), THERE).holds_output
-    kept(replace(wishes, epoch="1s"), THERE)
-    assert kept(replace(wishes, epoch="auto"), THERE).epoch_s is None
+    assert not kept(wishes._replace(unsafe_no_output_commit=True), THERE).holds_output
+    kept(wishes._replace(epoch="1s"), THERE)
+    assert kept(wishes._replace(epoch="auto"), THERE).epoch_s is None
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [replace(NOTHING, epoch="0ms"), replace(NOTHING, epoch="2h"), replace(NOTHING, max_pause="1m")],
+    [NOTHING._replace(epoch="0ms"), NOTHING._replace(epoch="2h"), NOTHING._replace(max_pause="1m")],
 )
 def test_what_cannot_be_kept_is_refused(wrong: Wishes) -> None:
     with pytest.raises(UsageError, match="cannot be kept"):
@@ -77,9 +77,9 @@ def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:
     last = Options("/l", ("agent",), 0.05, 0.02, holds_output=False, credentials="")
     shared = replace(last, disks="shared")
     assert NOTHING.options(HERE, FAR, shared).disks == "shared"
-    assert replace(NOTHING, disks=DisksWish.copy).options(HERE, FAR, shared).disks == "copy"
+    assert NOTHING._replace(disks=DisksWish.copy).options(HERE, FAR, shared).disks == "copy"
     again = NOTHING.options(HERE, FAR, last)
     assert again == replace(last, holds_output=True)
     etcd = "etcd:https://192.0.2.1"
-    moved = replace(NOTHING, lease=etcd, lease_credentials="/etc/c").options(HERE, FAR, last)
+    moved = NOTHING._replace(lease=etcd, lease_credentials="/etc/c").options(HERE, FAR, last)
     assert (moved.arbiter, moved.credentials, moved.fence) == (etcd, "/etc/c", ("agent",))

@@ -1,6 +1,6 @@
 """Options that several commands take, and what they mean."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -9,25 +9,28 @@ if TYPE_CHECKING:
 
     from vmckpt.forecast.model.choose import Intent
 
-MaxPause = Annotated[
-    str | None, typer.Option("--max-pause", help="The guest stands still no longer, e.g. 200ms.")
-]
-FinishWithin = Annotated[
-    str | None, typer.Option("--finish-within", help="It is all over in this time, e.g. 10m.")
-]
-FinishBy = Annotated[
-    str | None, typer.Option("--finish-by", help="It is all over by this time of day, e.g. 02:00.")
-]
-MaxSlowdown = Annotated[
-    str | None, typer.Option("--max-slowdown", help="The guest loses no more speed, e.g. 20%.")
-]
-Bandwidth = Annotated[
-    str | None,
-    typer.Option("--bandwidth", "--max-bandwidth", help="At most this much a second."),
-]
-NeverRiskPostcopy = Annotated[
-    bool, typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy.")
-]
+
+class Wishes(NamedTuple):
+    """What is wished of a migration's time and pause."""
+
+    max_pause: Annotated[
+        str | None, typer.Option(help="The guest stands still no longer, e.g. 200ms.")
+    ] = None
+    finish_within: Annotated[
+        str | None, typer.Option(help="It is all over in this time, e.g. 10m.")
+    ] = None
+    finish_by: Annotated[
+        str | None, typer.Option(help="It is all over by this time of day, e.g. 02:00.")
+    ] = None
+    max_slowdown: Annotated[
+        str | None, typer.Option(help="The guest loses no more speed, e.g. 20%.")
+    ] = None
+
+    def intent(self, *, never_risk_postcopy: bool) -> "Intent":
+        """As a plan goes by it; its time begins now. Raises UsageError for nonsense."""
+        return intent(*self, never_risk_postcopy=never_risk_postcopy)
+
+
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
 
 

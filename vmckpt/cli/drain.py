@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.draining import Common, carried_out, names, with_common
+from vmckpt.cli.draining import Common, Link, carried_out, names
+from vmckpt.cli.together import together
 
 
-@with_common
+@together
 def drain(
     host: Annotated[str, typer.Argument(help="The host that is to be empty.")],
-    common: Common,
     to: Annotated[
         str | None, typer.Option(help="Only to these hosts.", metavar="HOST,HOST...")
     ] = None,
@@ -21,6 +21,9 @@ def drain(
     together: Annotated[
         list[str] | None, typer.Option(help="VMs that come to one host.", metavar="VM,VM...")
     ] = None,
+    *,
+    common: Common,
+    options: Link,
 ) -> None:
     """Move all VMs that run on a host elsewhere, and have nothing put there until `undrain`.
 
@@ -31,7 +34,7 @@ def drain(
     from vmckpt.hosts.inventory import find_host
 
     asked = replace(
-        common.asked(),
+        common.asked(options),
         to=names("--to", to) if to is not None else (),
         apart=tuple(names("--apart", text, 2) for text in apart or ()),
         together=tuple(names("--together", text, 2) for text in together or ()),

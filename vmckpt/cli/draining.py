@@ -1,14 +1,13 @@
 """What `drain` and `undrain` share: their options, and how they end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.arguments import Bandwidth
 from vmckpt.cli.output import Json, run, show
+from vmckpt.cli.together import Only
+from vmckpt.options.migration import Options
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -42,13 +41,15 @@ LookFor = Annotated[str, typer.Option("--for", help="How long to look at the gue
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
+# Of a migration's options.
+Link = Annotated[Options, Only(("bandwidth_bytes_per_s",))]
+
+
+class Common(NamedTuple):
     """The options that both have."""
 
     finish_within: FinishWithin = None
     max_parallel: MaxParallel = None
-    bandwidth: Bandwidth = None
     keep_free: KeepFree = "512M"
     vcpus_per_cpu: VcpusPerCpu = 16.0
     max_vms: MaxVms = None
@@ -57,45 +58,22 @@ class Common:
     dry_run: DryRun = False
     json: Json = False
 
-    def asked(self) -> "Asked":
+    def asked(self, options: Options) -> "Asked":
         """What they mean. Raises UsageError."""
         from vmckpt.cli.arguments import intent, look_s
         from vmckpt.fleet.drain.plan import Asked
         from vmckpt.fleet.drain.view import Limits
-        from vmckpt.units import parse_rate_bytes_per_s, parse_size_bytes
+        from vmckpt.units import parse_size_bytes
 
         wish = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
         return Asked(
             finish_within_s=wish.finish_within_s,
             max_parallel=self.max_parallel,
-            bandwidth_bytes_per_s=parse_rate_bytes_per_s(self.bandwidth) if self.bandwidth else 0,
+            bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
             limits=Limits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
             one_way=self.one_way,
             look_s=look_s(self.for_),
         )
-
-
-def with_common(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(..., common)`, as typer sees it: with each option of Common behind its own."""
-    options = [
-        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-        for one in fields(Common)
-    ]
-
-    def whole(**given: Any) -> None:
-        common = Common(**{one.name: given.pop(one.name) for one in options})
-        command(**given, common=common)
-
-    seen = signature(command)
-    own = [
-        one.replace(kind=Parameter.KEYWORD_ONLY)
-        for one in seen.parameters.values()
-        if one.name != "common"
-    ]
-    whole.__signature__ = seen.replace(parameters=own + options)  # type: ignore[attr-defined]
-    whole.__annotations__ = {one.name: one.annotation for one in own + options}
-    whole.__doc__ = command.__doc__
-    return whole
 
 
 def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:

@@ -5,84 +5,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import migrate_options as option
-from vmckpt.cli.arguments import (
-    Bandwidth,
-    FinishBy,
-    FinishWithin,
-    MaxPause,
-    MaxSlowdown,
-    NeverRiskPostcopy,
-    intent,
-)
-from vmckpt.cli.migrate_asked import USUAL_DOWNTIME, Asked
-from vmckpt.cli.migrate_options import (
-    CompressWord,
-    DisksWord,
-    MethodWord,
-    TimeoutWord,
-    TlsWord,
-)
+from vmckpt.cli.arguments import Wishes
 from vmckpt.cli.moving import move, show_recovery, target_of
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.together import together
+from vmckpt.options.migration import Options
 
 if TYPE_CHECKING:
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.hosts.host import Host
-    from vmckpt.options.migration import Options
 
 
+@together
 def migrate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
-    method: option.Method = MethodWord.auto,
-    max_downtime: option.MaxDowntime = USUAL_DOWNTIME,
-    bandwidth: Bandwidth = None,
-    timeout: option.Timeout = None,
-    on_timeout: option.OnTimeout = TimeoutWord.abort,
-    auto_converge: option.AutoConverge = False,
-    auto_converge_initial: option.AutoConvergeInitial = None,
-    auto_converge_increment: option.AutoConvergeIncrement = None,
-    compress: option.Compress = CompressWord.none,
-    compress_level: option.CompressLevel = None,
-    xbzrle_cache: option.XbzrleCache = None,
-    parallel: option.Parallel = None,
-    zerocopy: option.Zerocopy = False,
-    postcopy_bandwidth: option.PostcopyBandwidth = None,
-    abort_on_error: option.AbortOnError = False,
-    never_risk_postcopy: NeverRiskPostcopy = False,
-    max_pause: MaxPause = None,
-    finish_within: FinishWithin = None,
-    finish_by: FinishBy = None,
-    max_slowdown: MaxSlowdown = None,
-    policy: option.PolicyFile = None,
-    observe_only: option.ObserveOnly = False,
-    wait_for_calm: option.WaitForCalm = None,
-    disks: option.Disks = DisksWord.auto,
-    synchronous_writes: option.SynchronousWrites = False,
-    tls: option.Tls = TlsWord.auto,
-    tls_destination: option.TlsDestination = None,
-    offline: option.Offline = False,
-    dname: option.Dname = None,
-    xml: option.Xml = None,
-    persistent_xml: option.PersistentXml = None,
-    graphicsuri: option.GraphicsUri = None,
-    dry_run: option.DryRun = False,
-    recover: option.Recover = False,
-    insist: option.Insist = False,
+    *,
+    options: Options,
+    wishes: Wishes,
+    wait_for_calm: Annotated[
+        str | None,
+        typer.Option(help="Wait so long for a moment in which it dirties little."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
+    ] = False,
+    # For the dead-man's switch.
+    insist: Annotated[bool, typer.Option("--insist", hidden=True)] = False,
     json: Json = False,
 ) -> None:
     """Move a running VM to another host, or one that is off (--offline)."""
+    from vmckpt.options.sense import of_memory, require_forecast, require_sense
+
     if recover:
         _recover(vm, host, insists=insist, as_json=json)
         return
-    typed, began_s = locals(), time.monotonic()
-    asked = Asked(**{name: typed[name] for name in Asked._fields})
-    options, target, forecast = asked.options(), target_of(host), None
-    wishes = (max_pause, finish_within, finish_by, max_slowdown)
-    wanted = intent(*wishes, never_risk_postcopy=never_risk_postcopy)
+    began_s, forecast = time.monotonic(), None
+    require_sense(options)
+    if options.offline and wait_for_calm:
+        raise of_memory("--wait-for-calm").error()
+    target = target_of(host)
+    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
     if any(wishes):
-        asked.require_forecast(promises_pause=max_pause is not None)
+        require_forecast(options, promises_pause=wishes.max_pause is not None)
     if wait_for_calm and not dry_run:
         run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
     if any(wishes):
@@ -96,7 +62,7 @@ def migrate(
 
 
 async def _calm(
-    name: str, target: "Host", options: "Options", wanted: "Intent", *, began_s: float, given: str
+    name: str, target: "Host", options: Options, wanted: "Intent", *, began_s: float, given: str
 ) -> None:
     """Wait for a calm moment, but no longer than leaves the time that the migration takes."""
     from vmckpt.cli.found import find
@@ -110,8 +76,8 @@ async def _calm(
 
 
 async def _planned(
-    name: str, target: "Host", options: "Options", wanted: "Intent", began_s: float
-) -> "tuple[Options, dict[str, Any]]":
+    name: str, target: "Host", options: Options, wanted: "Intent", began_s: float
+) -> tuple[Options, dict[str, Any]]:
     """The options of the way that keeps the intent, and the forecast for the record."""
     from vmckpt.cli.found import find
 

@@ -5,17 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.arguments import (
-    Bandwidth,
-    FinishBy,
-    FinishWithin,
-    MaxPause,
-    MaxSlowdown,
-    NeverRiskPostcopy,
-    intent,
-    look_s,
-)
+from vmckpt.cli.arguments import Wishes, look_s
 from vmckpt.cli.output import Json, run, show
+from vmckpt.cli.together import Only, together
+from vmckpt.options.migration import Options
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -26,15 +19,13 @@ if TYPE_CHECKING:
     from vmckpt.forecast.planner import Plan
 
 
+@together
 def plan(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str, typer.Argument(help="Where it shall run.")],
-    max_pause: MaxPause = None,
-    finish_within: FinishWithin = None,
-    finish_by: FinishBy = None,
-    max_slowdown: MaxSlowdown = None,
-    never_risk_postcopy: NeverRiskPostcopy = False,
-    bandwidth: Bandwidth = None,
+    *,
+    wishes: Wishes,
+    options: Annotated[Options, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
     for_: Annotated[str, typer.Option("--for", help="How long to look at the guest.")] = "8s",
     json: Json = False,
 ) -> None:
@@ -44,18 +35,9 @@ def plan(
     """
     from vmckpt.cli.found import find
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.options.migration import Options
-    from vmckpt.units import parse_rate_bytes_per_s
 
     began_s = time.monotonic()
-    wanted = intent(
-        max_pause,
-        finish_within,
-        finish_by,
-        max_slowdown,
-        never_risk_postcopy=never_risk_postcopy,
-    )
-    options = Options(bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0)
+    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
     target, for_s = find_host(host), look_s(for_)
     found = run(find(vm))
     made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))

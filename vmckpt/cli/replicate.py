@@ -6,7 +6,8 @@ import typer
 
 from vmckpt.cli import replicate_status
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.replicate_options import Wishes, asked_for_wishes
+from vmckpt.cli.replicate_options import Wishes
+from vmckpt.cli.together import together
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -22,7 +23,7 @@ Name = Annotated[str, typer.Argument(help="The VM's name.")]
 
 
 @app.command()
-@asked_for_wishes
+@together
 def start(
     name: Name,
     standby: Annotated[str, typer.Argument(help="The host that is to go on with it.")],
@@ -43,7 +44,7 @@ def start(
 
 
 @app.command()
-@asked_for_wishes
+@together
 def keep(
     name: Name,
     hosts: Annotated[
@@ -88,7 +89,7 @@ def failover(name: Name, json: Json = False) -> None:
 
 
 @app.command()
-@asked_for_wishes
+@together
 def failback(
     name: Name,
     host: Annotated[

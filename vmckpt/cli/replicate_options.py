@@ -1,12 +1,9 @@
 """What the commands that begin a replication are asked, and what comes of it."""
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from functools import wraps
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -79,8 +76,7 @@ UnsafeNoOutputCommit = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(NamedTuple):
     """What was asked on the command line, a field for each option; None: nothing."""
 
     epoch: Epoch = None
@@ -120,25 +116,6 @@ class Wishes:
         if self.lease_time is not None:
             asked = replace(asked, lease_s=parse_duration_s(self.lease_time))
         return asked
-
-
-def asked_for_wishes(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes `wishes`, as one that has their options in its place."""
-    asked = signature(Wishes).parameters
-
-    @wraps(command)
-    def with_options(**given: Any) -> None:
-        wishes = Wishes(**{name: given.pop(name) for name in asked})
-        command(wishes=wishes, **given)
-
-    parameters = list[Parameter]()
-    for own in signature(command).parameters.values():
-        parameters += asked.values() if own.name == "wishes" else [own]
-    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
-    with_options.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=parameters
-    )
-    return with_options
 
 
 def _words(fence: str | None) -> tuple[str, ...]:

@@ -1,29 +1,52 @@
-"""Options that are given to several commands together: said once, as the fields of a NamedTuple."""
+"""Options that are declared once, and what a command takes of them.
 
-from collections.abc import Callable
+Those of one command or several are the fields of a NamedTuple, each with its typer option; those of
+an operation are declared by it (`options/declared.py`).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+
+from vmckpt.options.declared import declarations, is_declared, read
+
+_BY_NAME = Parameter.KEYWORD_ONLY
+
+
+class Only(NamedTuple):
+    """Beside the type of a parameter: of an operation's options the command takes these alone."""
+
+    fields: tuple[str, ...]
+
+
+class _Group(NamedTuple):
+    """A parameter that is several options: what typer sees of them, and what they make."""
+
+    options: tuple[Parameter, ...]
+    value: Callable[[Mapping[str, Any]], Any]
 
 
 def together(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer has to see it: a parameter that is a NamedTuple is that one's fields.
+    """The command as typer has to see it: a parameter that is a group is the group's options.
 
     Each of these is a parameter of the command then, in its place, with the default that it has.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if _is_group(hint)}
+    groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
     seen = list[Parameter]()
     for name, parameter in signature(command).parameters.items():
         if name in groups:
-            seen += _fields(groups[name])
+            seen += groups[name].options
         else:
-            seen.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            seen.append(parameter.replace(kind=_BY_NAME, annotation=hints[name]))
 
     @wraps(command)
     def called(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field: given.pop(field) for field in group._fields})
+            given[name] = group.value({one.name: given.pop(one.name) for one in group.options})
         command(**given)
 
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
@@ -31,19 +54,29 @@ def together(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _is_group(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
+def _group(hint: Any) -> _Group | None:
+    kind, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not isinstance(kind, type):
+        return None
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _Group(tuple(_fields(kind)), lambda given: kind(**given))
+    if is_declared(kind):
+        only = next((one.fields for one in beside if isinstance(one, Only)), None)
+        return _Group(tuple(_declared(kind, only)), lambda given: read(kind, given))
+    return None
 
 
-def _fields(group: Any) -> list[Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    defaults = group._field_defaults
-    return [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=defaults.get(name, Parameter.empty),
-            annotation=hints[name],
-        )
-        for name in group._fields
-    ]
+def _fields(group: Any) -> Iterator[Parameter]:
+    hints, defaults = get_type_hints(group, include_extras=True), group._field_defaults
+    for name in group._fields:
+        default = defaults.get(name, Parameter.empty)
+        yield Parameter(name, _BY_NAME, default=default, annotation=hints[name])
+
+
+def _declared(kind: Any, only: Collection[str] | None) -> Iterator[Parameter]:
+    for name, found in declarations(kind):
+        if only is None or name in only:
+            least, most = found.span
+            option = typer.Option(*found.flags, help=found.help, min=least, max=most)
+            annotation: Any = Annotated[found.typed, option]
+            yield Parameter(name, _BY_NAME, default=found.usual, annotation=annotation)

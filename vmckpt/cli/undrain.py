@@ -4,12 +4,16 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.draining import Common, carried_out, with_common
+from vmckpt.cli.draining import Common, Link, carried_out
+from vmckpt.cli.together import together
 
 
-@with_common
+@together
 def undrain(
-    host: Annotated[str, typer.Argument(help="The host that was drained.")], common: Common
+    host: Annotated[str, typer.Argument(help="The host that was drained.")],
+    *,
+    common: Common,
+    options: Link,
 ) -> None:
     """Let a drained host have VMs again, and bring back those that were drained from it.
 
@@ -18,7 +22,7 @@ def undrain(
     from vmckpt.fleet.drain.drain import undrain as undrain_
     from vmckpt.hosts.inventory import find_host
 
-    asked, there = common.asked(), find_host(host)
+    asked, there = common.asked(options), find_host(host)
     carried_out(
         lambda show: undrain_(there, asked, show, dry_run=common.dry_run),
         f"bringing VMs back to {host}",

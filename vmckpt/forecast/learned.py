@@ -12,6 +12,8 @@ from vmckpt.forecast.model.forecast import Way
 from vmckpt.forecast.model.guest import SENT_PAGE_BYTES
 from vmckpt.forecast.model.link import Link, Moved, learn
 from vmckpt.forecast.model.rounds import HELD_S
+from vmckpt.options.declared import About, about
+from vmckpt.options.migration import Options
 
 # Older ones were on another day, with other neighbours. There and back count.
 LATEST_MOVES = 80
@@ -31,14 +33,7 @@ UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 # What else changes how a move goes is not forecast, and teaches nothing.
-RARE = (
-    "zero_copy",
-    "postcopy_bandwidth_bytes_per_s",
-    "synchronous_writes",
-    "throttle_initial_percent",
-    "throttle_increment_percent",
-    "offline",
-)
+_UNFORECAST = about(Options, About.UNFORECAST)
 SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
 
 
@@ -181,10 +176,8 @@ def _is_sound(result: Mapping[str, Any]) -> bool:
 
 def _is_rare(request: Mapping[str, Any]) -> bool:
     """Whether it was asked for in a way that goes by other figures than those that are learned."""
-    rare = any(request.get(option) for option in RARE)
-    return rare or request.get("compression_level") is not None or (
-        request.get("compression") not in (None, ZSTD)
-    )  # fmt: skip
+    rare = any(request.get(name, usual) != usual for name, usual in _UNFORECAST.items())
+    return rare or request.get("compression") not in (None, ZSTD)
 
 
 def device_moves(records: Iterable[RunRecord], source: str, target: str) -> list[DeviceMove]:

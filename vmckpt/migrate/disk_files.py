@@ -7,12 +7,16 @@ first is this run's. Every function may be repeated after it was cut off anywher
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.preflight.migration.disks import PROOF_SUFFIX, DiskCopy
 from vmckpt.vm.lifecycle import create_image
+from vmckpt.vm.paths import PROOF_SUFFIX
 from vmckpt.vm.superseded import is_superseded
+
+if TYPE_CHECKING:
+    from vmckpt.preflight.migration.disks import DiskCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class CopiedDisk:
     keep: bool = False
 
 
-async def create_files(host: Host, vm: str, run: str, copies: Iterable[DiskCopy]) -> None:
+async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy]") -> None:
     """An empty image for every copy of the VM's disks, never over an existing file that is not a
     leftover of the VM's own. Raises OperationFailedError.
     """

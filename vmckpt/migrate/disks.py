@@ -9,9 +9,9 @@ from typing import Any
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.events.types import JobProgress
 from vmckpt.migrate.encryption import Credentials
-from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.ends import COPY_PREFIX, End, Pair
 from vmckpt.options.migration import DISKS_SHARE
-from vmckpt.preflight.migration.disks import COPY_PREFIX, DiskCopy
+from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import Job

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.ownership import Side, View
-from vmckpt.preflight.migration.disks import COPY_PREFIX
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
@@ -16,6 +15,8 @@ from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu, last_words, processes
 
 LOOK_TIMEOUT_S = 3.0
+# The names of all jobs, nodes and exports of copies begin so.
+COPY_PREFIX = "copy-"
 # QEMU's trace line for vCPUs starting; it stands in the log before the first guest instruction.
 RAN_MARK = "vm_state_notify running 1"
 

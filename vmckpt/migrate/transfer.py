@@ -21,8 +21,9 @@ from vmckpt.migrate.steering import (
     pilot,
 )
 from vmckpt.migrate.switchover import WAIT_S, Switchover
-from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Options
+from vmckpt.options.migration import Options
 from vmckpt.options.policy import Act
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, throttle
 from vmckpt.qemu.block import migrate_continue

@@ -1,13 +1,17 @@
-"""What the operator may ask of a migration."""
+"""What the operator may ask of a migration: each option's one declaration."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from vmckpt.options import reading
+from vmckpt.options.declared import About, also, asked, group, option
 from vmckpt.options.policy import Policy
-from vmckpt.qemu.abilities import XBZRLE, Wish
 
-# The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
-UNLIMITED_DOWNTIME_MS = 2_000_000
+if TYPE_CHECKING:
+    from vmckpt.qemu.abilities import Wish
+
 DEFAULT_CHANNELS = 2
 # Of the bandwidth the disks being copied keep this part, together, while memory moves too.
 DISKS_SHARE = 4
@@ -58,6 +62,20 @@ class Disks(StrEnum):
     COPY = "copy"
 
 
+class Compression(StrEnum):
+    """How memory is compressed."""
+
+    NONE = "none"
+    ZSTD = "zstd"
+    ZLIB = "zlib"
+    XBZRLE = "xbzrle"
+
+    @property
+    def name_or_none(self) -> str | None:
+        """As QEMU calls it; None: it is not compressed."""
+        return None if self is Compression.NONE else self.value
+
+
 @dataclass(frozen=True, slots=True)
 class AtTarget:
     """How a domain of libvirt's is to be at the target: None is as it is at the source.
@@ -65,17 +83,32 @@ class AtTarget:
     Its name; its XML, while it runs there and when it starts the next time; where its display is.
     """
 
-    name: str | None = None
-    xml: str | None = None
-    persistent_xml: str | None = None
-    graphics_uri: str | None = None
+    name: str | None = option(None, "--dname", "Of a libvirt domain: what it is called there.")
+    xml: str | None = option(
+        None,
+        "--xml",
+        "Of a libvirt domain: its XML there, while it runs.",
+        typed=Path | None,
+        read=reading.domain_xml,
+    )
+    persistent_xml: str | None = option(
+        None,
+        "--persistent-xml",
+        "Of a libvirt domain: its XML there, once it was off.",
+        typed=Path | None,
+        read=reading.domain_xml,
+    )
+    graphics_uri: str | None = option(
+        None,
+        "--graphicsuri",
+        "Of a libvirt domain: where its display's viewers go to.",
+        about=About.MEMORY,
+    )
 
     @property
     def asked(self) -> tuple[str, ...]:
         """The options that asked for it, by their names."""
-        said = {"--dname": self.name, "--xml": self.xml, "--persistent-xml": self.persistent_xml,
-                "--graphicsuri": self.graphics_uri}  # fmt: skip
-        return tuple(option for option, value in said.items() if value is not None)
+        return tuple(one.flag for one in asked(self))
 
     def told(self) -> dict[str, object]:
         """For a record: XML may hold passwords, and does not go into it."""
@@ -95,31 +128,144 @@ class Options:
     the target's certificate is for, None: its address. `synchronous_writes`: to disks being copied.
     """
 
-    method: Method = Method.AUTO
-    max_downtime_ms: int = 300
-    bandwidth_bytes_per_s: int = 0
-    timeout_s: float | None = None
-    on_timeout: OnTimeout = OnTimeout.ABORT
-    auto_converge: bool = False
-    throttle_initial_percent: int | None = None
-    throttle_increment_percent: int | None = None
-    compression: str | None = None
-    compression_level: int | None = None
-    xbzrle_cache_bytes: int | None = None
-    channels: int | None = None
-    zero_copy: bool = False
-    postcopy_bandwidth_bytes_per_s: int = 0
-    disks: Disks = Disks.AUTO
-    synchronous_writes: bool = False
-    tls: Tls = Tls.AUTO
-    tls_name: str | None = None
-    abort_on_error: bool = False
-    offline: bool = False
-    at_target: AtTarget | None = None
-    never_risk_postcopy: bool = False
-    policy: Policy | None = None
-    observe_only: bool = False
-    timeout_passes: float | None = None
+    method: Method = option(
+        Method.AUTO,
+        "--method",
+        "auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
+        "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves.",
+        about=About.MEMORY,
+    )
+    max_downtime_ms: int = option(
+        300,
+        "--max-downtime",
+        "How long the VM may stand still.",
+        typed=str,
+        usual="300ms",
+        read=reading.downtime_ms,
+        about=About.MEMORY,
+    )
+    bandwidth_bytes_per_s: int = option(
+        0,
+        "--bandwidth --max-bandwidth",
+        "At most this much a second.",
+        read=reading.rate_bytes_per_s,
+    )
+    timeout_s: float | None = option(
+        None,
+        "--timeout",
+        "How long memory may take to move, e.g. 5m, or 5x: five times as long as sending it once "
+        "takes.",
+        read=reading.timeout_s,
+        about=About.MEMORY,
+    )
+    timeout_passes: float | None = also(None, "timeout_s", reading.timeout_passes)
+    on_timeout: OnTimeout = option(OnTimeout.ABORT, "--on-timeout", "What to do when that is over.")
+    auto_converge: bool = option(
+        False, "--auto-converge", "Slow the guest until pre-copy ends.", about=About.MEMORY
+    )
+    throttle_initial_percent: int | None = option(
+        None,
+        "--auto-converge-initial",
+        "By how many percent it is slowed first.",
+        span=(1, 99),
+        about=About.MEMORY | About.UNFORECAST,
+    )
+    throttle_increment_percent: int | None = option(
+        None,
+        "--auto-converge-increment",
+        "By how many percent more each time.",
+        span=(1, 99),
+        about=About.MEMORY | About.UNFORECAST,
+    )
+    compression: str | None = option(
+        None,
+        "--compress",
+        "Compress memory: zstd and zlib over parallel channels; xbzrle sends of a page that was "
+        "sent before only what differs.",
+        typed=Compression,
+        usual=Compression.NONE,
+        read=lambda chosen: Compression(chosen).name_or_none,
+        about=About.MEMORY,
+    )
+    compression_level: int | None = option(
+        None,
+        "--compress-level",
+        "How hard: 0 to 20 for zstd, 0 to 9 for zlib.",
+        span=(0, 20),
+        about=About.UNFORECAST,
+    )
+    xbzrle_cache_bytes: int | None = option(
+        None,
+        "--xbzrle-cache",
+        "What xbzrle remembers pages in, e.g. 512MiB.",
+        read=reading.cache_bytes,
+    )
+    channels: int | None = option(
+        None,
+        "--parallel",
+        "Send memory over so many channels.",
+        span=(1, 64),
+        about=About.MEMORY,
+    )
+    zero_copy: bool = option(
+        False,
+        "--zerocopy",
+        "Send memory without copying it (--parallel, not encrypted).",
+        about=About.MEMORY | About.UNFORECAST,
+    )
+    postcopy_bandwidth_bytes_per_s: int = option(
+        0,
+        "--postcopy-bandwidth",
+        "At most this much a second of what nobody waits for.",
+        read=reading.rate_bytes_per_s,
+        about=About.MEMORY | About.UNFORECAST,
+    )
+    abort_on_error: bool = option(
+        False,
+        "--abort-on-error",
+        "Give up when QEMU stops the guest for a disk's error.",
+        about=About.MEMORY,
+    )
+    never_risk_postcopy: bool = option(
+        False, "--never-risk-postcopy", "Refuse whatever could come to post-copy."
+    )
+    policy: Policy | None = option(
+        None,
+        "--policy",
+        "What to do when rounds gain nothing (TOML).",
+        typed=Path | None,
+        read=reading.policy,
+        about=About.MEMORY,
+    )
+    observe_only: bool = option(False, "--observe-only", "The policy only says what it would do.")
+    disks: Disks = option(
+        Disks.AUTO, "--disks", "auto: find out which disks both hosts share, and copy the others."
+    )
+    synchronous_writes: bool = option(
+        False,
+        "--synchronous-writes",
+        "Writes to disks that are copied wait for the target from the beginning.",
+        about=About.MEMORY | About.UNFORECAST,
+    )
+    tls: Tls = option(
+        Tls.AUTO,
+        "--tls",
+        "auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of one "
+        "machine that have none; psk: by a key made for this migration.",
+    )
+    tls_name: str | None = option(
+        None,
+        "--tls-destination",
+        "Whom the target's certificate is for, if not for its address.",
+    )
+    offline: bool = option(
+        False,
+        "--offline",
+        "Move a VM that is off, its disks as --disks says.",
+        about=About.UNFORECAST,
+    )
+    at_target: AtTarget | None = group(AtTarget)
+    # What forecasts and drains ask for, and no option does.
     most_downtime_ms: int | None = None
     most_throttle_percent: int | None = None
     finish_within_s: float | None = None
@@ -156,11 +302,13 @@ class Options:
     @property
     def wished_channels(self) -> int | None:
         """Parallel channels for memory: what is compressed goes over several, but for xbzrle."""
-        by_itself = DEFAULT_CHANNELS if self.compression not in (None, XBZRLE) else None
+        by_itself = DEFAULT_CHANNELS if self.compression not in (None, Compression.XBZRLE) else None
         return self.channels or by_itself
 
-    def wish(self, *, copies_disks: bool = False) -> Wish:
+    def wish(self, *, copies_disks: bool = False) -> "Wish":
         """What this asks of the pair of QEMUs."""
+        from vmckpt.qemu.abilities import Wish
+
         # With more than the least downtime pre-copy is done before post-copy can begin.
         downtime_ms = 1 if self.method is Method.POSTCOPY else self.max_downtime_ms
         share = self.bandwidth_bytes_per_s // DISKS_SHARE

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.errors import UsageError
-from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS
 from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import parse_duration_s
 from vmckpt.vm.toml_table import Source, Table
 

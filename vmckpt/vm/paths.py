@@ -8,6 +8,8 @@ from vmckpt.errors import UsageError
 from vmckpt.hosts.grants import OWN_DIRECTORY
 
 QEMU_PREFIX = "qemu-"
+# PATH of a new disk has a second name, PATH + this + the run's id, until it is the VM's.
+PROOF_SUFFIX = ".vmckpt-"
 IN_MEMORY = Path("/dev/shm")
 MOST_NAME_BYTES = 200
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import Job

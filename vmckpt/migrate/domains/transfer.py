@@ -18,8 +18,9 @@ from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
 from vmckpt.migrate.domains.request import Request, unheld
 from vmckpt.migrate.steering import Order, Steering, given_up, pilot
-from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Method, Options
+from vmckpt.options.migration import Method, Options
 from vmckpt.options.policy import Act
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Method, Options, Tls
+from vmckpt.options.migration import Method, Options, Tls
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight import target_host
 from vmckpt.preflight.domains import target_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere

@@ -13,15 +13,11 @@ from vmckpt.qemu.block import DiskImage
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import read_vm
-from vmckpt.vm.paths import vms_dir
+from vmckpt.vm.paths import PROOF_SUFFIX, vms_dir
 from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec import Disk
 from vmckpt.vm.superseded import is_superseded
 
-# The names of all jobs, nodes and exports of copies begin so.
-COPY_PREFIX = "copy-"
-# PATH of a new file has a second name, PATH + this + the run's id, until it is the VM's.
-PROOF_SUFFIX = ".vmckpt-"
 EXPLICIT = "say which it is: --disks shared, or --disks copy"
 NODELESS = "if both hosts reach the same: --disks shared; else stop the VM, and copy it yourself"
 

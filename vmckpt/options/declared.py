@@ -1,0 +1,148 @@
+"""An option of a command, declared once: as a field of a frozen dataclass.
+
+The field's type and default are what programs use; its declaration says how it is typed, what
+`--help` tells of it, how text becomes the value, and what it has to do with.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields
+from enum import Enum, Flag, auto
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+_KEY = "declared"
+
+
+class About(Flag):
+    """What an option has to do with."""
+
+    NOTHING = 0
+    # It says how memory moves.
+    MEMORY = auto()
+    # It changes how a migration goes in a way that no forecast is made for.
+    UNFORECAST = auto()
+
+
+class Declared(NamedTuple):
+    """How a field is asked for on the command line.
+
+    `typed` is the type there, `usual` what it is when it is not given, `read` makes the field's
+    value of what is given (None: it is the value). `span`: the least and most of a number.
+    `part_of`: another field, whose text this is, too.
+    """
+
+    flags: tuple[str, ...] = ()
+    help: str = ""
+    typed: Any = None
+    usual: Any = None
+    read: Callable[[Any], Any] | None = None
+    span: tuple[int | None, int | None] = (None, None)
+    about: About = About.NOTHING
+    part_of: str | None = None
+
+
+class Asked(NamedTuple):
+    """An option that was given: its field, its declaration, and its flag as messages name it."""
+
+    name: str
+    declared: Declared
+    flag: str
+
+
+def option(
+    default: T,
+    flags: str,
+    words: str,
+    *,
+    typed: Any = None,
+    usual: Any = None,
+    read: Callable[[Any], T] | None = None,
+    span: tuple[int, int] | None = None,
+    about: About = About.NOTHING,
+) -> T:
+    """A field that is an option: `flags` with spaces between them, `words` for `--help`.
+
+    `typed` is not said of a switch, a choice, a number with a `span`, or text.
+    """
+    chosen = isinstance(default, bool | Enum)
+    kind = typed or (type(default) if chosen else int | None if span else str | None)
+    given = default if chosen else usual
+    found = Declared(tuple(flags.split()), words, kind, given, read, span or (None, None), about)
+    return field(default=default, metadata={_KEY: found})
+
+
+def also(default: T, name: str, read: Callable[[Any], T]) -> T:
+    """A field that the same option says something of as the field `name`."""
+    return field(default=default, metadata={_KEY: Declared(read=read, part_of=name)})
+
+
+def group(kind: type[T]) -> T | None:
+    """A field whose own fields are options; None when none of them is given."""
+    return field(default=None, metadata={_KEY: kind})
+
+
+def is_declared(kind: Any) -> bool:
+    """Whether a type's fields are options."""
+    found = getattr(kind, "__dataclass_fields__", {}).values()
+    return any(_KEY in one.metadata for one in found)
+
+
+def declarations(kind: Any) -> Iterator[tuple[str, Declared]]:
+    """All options of a type, by their fields' names; those of its groups among them."""
+    for one in _fields(kind):
+        found = one.metadata[_KEY]
+        if not isinstance(found, Declared):
+            yield from declarations(found)
+        elif found.part_of is None:
+            yield one.name, found
+
+
+def read(kind: type[T], given: Mapping[str, Any]) -> T:
+    """The value of what was typed, by the names of its fields; what is missing was not given.
+
+    Raises UsageError.
+    """
+    values = dict[str, Any]()
+    for one in _fields(kind):
+        found = one.metadata[_KEY]
+        if not isinstance(found, Declared):
+            inner = read(found, given)
+            values[one.name] = None if inner == found() else inner
+            continue
+        text = given.get(found.part_of or one.name, found.usual)
+        if found.read is None:
+            values[one.name] = text
+        elif text is not None:
+            values[one.name] = found.read(text)
+    return kind(**values)
+
+
+def asked(value: Any) -> Iterator[Asked]:
+    """The options of which a value says other than usual."""
+    for one in _fields(type(value)):
+        found, now = one.metadata[_KEY], getattr(value, one.name)
+        if now == one.default:
+            continue
+        if not isinstance(found, Declared):
+            yield from asked(now)
+            continue
+        if found.part_of is not None:
+            found = type(value).__dataclass_fields__[found.part_of].metadata[_KEY]
+        is_choice = isinstance(found.typed, type) and issubclass(found.typed, Enum)
+        flag = found.flags[0]
+        yield Asked(one.name, found, f"{flag} {now}" if is_choice else flag)
+
+
+def about(kind: Any, what: About) -> Mapping[str, Any]:
+    """The fields that have to do with it, each with its default."""
+    return {
+        one.name: one.default
+        for one in _fields(kind)
+        if isinstance(found := one.metadata[_KEY], Declared) and what in found.about
+    }
+
+
+def _fields(kind: Any) -> Iterator[Field[Any]]:
+    for one in fields(kind):
+        if _KEY in one.metadata and one.default is not MISSING:
+            yield one

@@ -1,0 +1,93 @@
+"""Values of options out of what was typed. All raise UsageError.
+
+Commands import this for their help, too: what parses is imported when something is read.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vmckpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from vmckpt.options.policy import Policy
+
+# The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
+UNLIMITED_DOWNTIME_MS = 2_000_000
+_LEAST_CACHE_BYTES = 4096
+
+
+def rate_bytes_per_s(text: str) -> int:
+    """A bandwidth; what is empty is no limit."""
+    from vmckpt.units import parse_rate_bytes_per_s
+
+    return parse_rate_bytes_per_s(text) if text else 0
+
+
+def downtime_ms(text: str) -> int:
+    """For how long QEMU may stop a guest, 1 ms at least."""
+    from vmckpt.units import parse_duration_s
+
+    downtime = max(1, round(parse_duration_s(text) * 1e3))
+    if downtime > UNLIMITED_DOWNTIME_MS:
+        raise UsageError(
+            f"--max-downtime {text} is too long",
+            why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
+            remedy="--method stop lets the VM stand still for as long as it takes",
+        )
+    return downtime
+
+
+def timeout_s(text: str) -> float | None:
+    """A time limit; None: it is one in passes (5x)."""
+    from vmckpt.units import parse_duration_s
+
+    return None if text.endswith("x") else parse_duration_s(text)
+
+
+def timeout_passes(text: str) -> float | None:
+    """The other kind of time limit, in what sending all of memory once takes."""
+    if not text.endswith("x"):
+        return None
+    number = text.removesuffix("x")
+    if not number.replace(".", "", 1).isdecimal() or float(number) <= 1:
+        raise UsageError(
+            f"--timeout {text} cannot be kept",
+            why="sending memory once is 1x, and what was dirtied meanwhile comes on top",
+            remedy="write e.g. --timeout 5x",
+        )
+    return float(number)
+
+
+def cache_bytes(text: str) -> int:
+    """The size of XBZRLE's cache."""
+    from vmckpt.units import parse_size_bytes
+
+    size = parse_size_bytes(text)
+    if size < _LEAST_CACHE_BYTES or size & (size - 1):
+        raise UsageError(
+            f"--xbzrle-cache {text} is no size for it",
+            why="QEMU takes a power of two, a page at least",
+            remedy="write e.g. --xbzrle-cache 256MiB",
+        )
+    return size
+
+
+def domain_xml(file: Path) -> str:
+    """The text of a file that describes a domain."""
+    from vmckpt.vm.domains.description import parse_domain
+
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(
+            f"cannot read {file}", why=str(exc), remedy="name a file of a domain's XML"
+        ) from exc
+    parse_domain(text)
+    return text
+
+
+def policy(file: Path) -> "Policy":
+    """The policy in a file."""
+    from vmckpt.options.policy_file import read_policy
+
+    return read_policy(file)

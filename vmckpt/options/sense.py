@@ -1,0 +1,117 @@
+"""Options of a migration that do not go together, and what mends it."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+from vmckpt.errors import UsageError
+from vmckpt.options.declared import About, Asked, asked
+from vmckpt.options.migration import Compression, Method, OnTimeout, Options
+
+# What zstd and zlib take for a level.
+_LEVELS = {Compression.ZSTD: range(21), Compression.ZLIB: range(10)}
+_STEERED = (Method.AUTO, Method.PRECOPY)
+
+
+class Odds(NamedTuple):
+    """Options at odds: what is wrong, why, and what mends it."""
+
+    what: str
+    why: str
+    remedy: str
+
+    def error(self) -> UsageError:
+        """As an error."""
+        return UsageError(self.what, why=self.why, remedy=self.remedy)
+
+
+def require_sense(options: Options) -> Options:
+    """The same. Raises UsageError for an option beside what it does not go with, or without what it
+    belongs to.
+    """
+    for found in (*_without(options), *_beside(options)):
+        raise found.error()
+    return options
+
+
+def of_memory(flag: str) -> Odds:
+    """An option that says how memory moves, of a VM that is off."""
+    what, why = f"{flag} does not go with --offline", "a VM that is off has no memory to move"
+    return Odds(what, why, "leave it out")
+
+
+def require_forecast(options: Options, *, promises_pause: bool) -> None:
+    """Raises UsageError for what no forecast is of, and what could break a promised pause."""
+    if option := next(_not_forecast(options), None):
+        raise UsageError(
+            f"{option} does not go with what is wished of time and pause",
+            why="no forecast is made for it",
+            remedy=f"leave out {option}, or the wish",
+        )
+    if promises_pause and options.on_timeout is not OnTimeout.ABORT:
+        raise UsageError(
+            f"--on-timeout {options.on_timeout} does not go with --max-pause",
+            why="nobody knows how long the guest stands still then, or waits for its pages",
+            remedy="leave one of them out",
+        )
+
+
+def _without(options: Options) -> Iterator[Odds]:
+    """Options that lack the one that they belong to."""
+    if options.on_timeout is not OnTimeout.ABORT and not options.has_timeout:
+        why, remedy = "without one the time is never up", "add e.g. --timeout 5m"
+        yield Odds("--on-timeout has no --timeout", why, remedy)
+    tuned = options.throttle_initial_percent, options.throttle_increment_percent
+    slows = options.auto_converge or (options.method is Method.AUTO and options.policy is None)
+    if tuned != (None, None) and not slows:
+        what = "--auto-converge-initial and -increment have no --auto-converge"
+        yield Odds(what, "without it QEMU does not slow the guest", "add --auto-converge")
+    if options.xbzrle_cache_bytes is not None and options.compression != Compression.XBZRLE:
+        what, why = "--xbzrle-cache has no --compress xbzrle", "nothing else remembers pages"
+        yield Odds(what, why, "add --compress xbzrle")
+    chosen = Compression(options.compression or Compression.NONE)
+    level = options.compression_level
+    if level is not None and level not in _LEVELS.get(chosen, ()):
+        what = f"--compress-level {level} does not go with --compress {chosen}"
+        yield Odds(what, "zstd has levels 0 to 20, zlib 0 to 9, xbzrle none", "name one of these")
+    if options.observe_only and options.policy is None:
+        what, why = "--observe-only has no --policy", "there is nothing to observe"
+        yield Odds(what, why, "add --policy FILE")
+
+
+def _beside(options: Options) -> Iterator[Odds]:
+    """Options that exclude one another."""
+    if options.offline:
+        yield from (
+            of_memory(one.flag) for one in asked(options) if About.MEMORY in one.declared.about
+        )
+        if options.at_target is not None and options.at_target.persistent_xml is not None:
+            why = "libvirt keeps what --xml says of a domain that is off, and looks at no other"
+            yield Odds("--persistent-xml does not go with --offline", why, "use --xml")
+    if options.policy is None:
+        return
+    if options.method not in _STEERED:
+        what = f"--policy does not go with --method {options.method}"
+        remedy = "leave out --method; a rule may come to post-copy"
+        yield Odds(what, "a policy steers a pre-copy", remedy)
+    if options.policy.may_throttle and options.auto_converge and not options.observe_only:
+        why = "both would slow the guest, each by its own rule"
+        yield Odds(
+            "--auto-converge does not go with a --policy that throttles",
+            why,
+            "leave out --auto-converge",
+        )
+
+
+def _not_forecast(options: Options) -> Iterator[str]:
+    """What was given of which there is no forecast, or none of it beside something else."""
+    given = {one.name: one for one in asked(options)}
+    compression = given.get("compression")
+    if compression and options.compression != Compression.ZSTD:
+        yield compression.flag
+    yield from (one.flag for one in given.values() if About.UNFORECAST in one.declared.about)
+    # Of each of these there is a forecast by itself; over channels, compressed or not, is one.
+    over: Asked | None = compression or given.get("channels")
+    method = None if options.method in _STEERED else given.get("method")
+    apart = [one.flag for one in (over, given.get("auto_converge"), method) if one is not None]
+    yield from (f"{one} beside {other}" for one, other in combinations(apart, 2))
