@@ -1,11 +1,11 @@
 """QEMU's internal snapshots (savevm) on qcow2: RAM and disks in one image, the VM stopped."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from vmckpt.deadlines import poll
 from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
@@ -175,7 +175,8 @@ async def _run_job(
     """
     began_s, show = time.monotonic(), heard_or_not(emit)
     await begin
-    while True:
+
+    async def look() -> Job:
         # QEMU answers nothing while it saves or loads, however long that takes; one that dies
         # hangs up.
         jobs = await commands.query_jobs(monitor, timeout_s=None)
@@ -187,9 +188,9 @@ async def _run_job(
                 remedy="look at the snapshots: vmckpt snapshot list",
             )
         show(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
-        if job.concluded:
-            break
-        await asyncio.sleep(POLL_S)
+        return job
+
+    job = await poll(look, lambda job: job.concluded, every_s=POLL_S)
     await commands.job_dismiss(monitor, job_id)
     if job.error:
         raise OperationFailedError(
