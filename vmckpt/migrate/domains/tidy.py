@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from shlex import quote
 
+from vmckpt.deadlines import retry
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -136,17 +137,14 @@ async def _patiently(
     work: Callable[[Libvirtd], Awaitable[None]],
 ) -> None:
     """Done, tried again for a while with a libvirtd that is being started anew."""
-    given_up_s = time.monotonic() + patience_s
-    while True:
-        try:
-            async with nullcontext(session) if session else libvirtd(host) as asked:
-                await work(asked)
-                return
-        except (HostDownError, OutcomeUnknownError):
-            session = None
-            if time.monotonic() > given_up_s:
-                raise
-        await asyncio.sleep(POLL_S)
+
+    async def attempt() -> None:
+        nonlocal session
+        given, session = session, None  # one that has failed is not used again
+        async with nullcontext(given) if given else libvirtd(host) as asked:
+            await work(asked)
+
+    await retry(attempt, (HostDownError, OutcomeUnknownError), every_s=POLL_S, within_s=patience_s)
 
 
 async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
