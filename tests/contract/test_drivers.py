@@ -8,7 +8,14 @@ import pytest
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.driver import examined
 from vmckpt.drivers.find import find, find_own, look_at_all
-from vmckpt.errors import HostDownError, NotFoundError, RefusedError, StorageError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    VmckptError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
 from vmckpt.hosts.local import LocalHost
@@ -45,6 +52,8 @@ def test_a_vm_that_is_off_is_found_and_told_of(host: LocalHost) -> None:
         assert (await find_own("web", told.append)).name == "web"
         with pytest.raises(RefusedError, match="is stopped"):
             await vm.console()
+        with pytest.raises(UsageError, match="no name for a snapshot"):
+            await vm.save("../x", print)
         with pytest.raises(NotFoundError, match="no VM 'db'"):
             await find("db", told.append)
 

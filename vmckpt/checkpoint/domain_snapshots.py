@@ -5,6 +5,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.hosts.inventory import check_name
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -24,8 +25,9 @@ class Taken(NamedTuple):
 async def save(domain: Domain, name: str) -> Taken:
     """Save memory, devices and disks as snapshot `name`; the guest runs on afterwards.
 
-    Raises RefusedError, LibvirtRefusedError (with libvirt's reason), BusyError.
+    Raises UsageError, RefusedError, LibvirtRefusedError (with libvirt's reason), BusyError.
     """
+    check_name(name, "snapshot")
     async with held_domain(domain, "snapshot save") as (now, session):
         require_active(now)
         if name in {snapshot.name for snapshot in await session.snapshots(now.uuid)}:

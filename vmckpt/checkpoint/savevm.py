@@ -9,6 +9,7 @@ from vmckpt.deadlines import poll
 from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
+from vmckpt.hosts.inventory import check_name
 from vmckpt.preflight.passthrough import saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
@@ -26,8 +27,10 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
     """Save RAM, devices and every writable disk as snapshot `name`; the VM runs on afterwards.
 
     Refused, before the VM is paused, when the name is taken or a disk cannot hold snapshots.
-    Raises RefusedError, OperationFailedError (nothing of the snapshot stays), BusyError.
+    Raises UsageError (the name), RefusedError, BusyError, OperationFailedError (nothing of the
+    snapshot stays).
     """
+    check_name(name, "snapshot")
     nodes = _snapshot_nodes(vm)
     if refused := saved_whole_checks(vm):
         raise RefusedError(

@@ -24,12 +24,11 @@ SnapshotName = Annotated[str, typer.Argument(help="The snapshot's name.")]
 def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
     """Save memory, devices and disks of a running VM."""
     from vmckpt.cli.found import find
-    from vmckpt.hosts.inventory import check_name
     from vmckpt.ui.progress import display
 
     found = run(find(vm))
     with display(f"saving {vm} as {name}") as emit:
-        snapshot = run(found.save(check_name(name, "snapshot"), emit))
+        snapshot = run(found.save(name, emit))
     size = f"{_size(snapshot)} of " if snapshot.state_bytes else ""
     text = f"{name} is saved, {size}memory and devices"
     show({"vm": vm, **snapshot.facts}, text, as_json=json)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmckpt.checkpoint.catalogue import Entry
+    from vmckpt.errors import VmckptError
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.recover import Recovery
@@ -43,13 +44,6 @@ async def find(name: str, tell: "Tell") -> Driver:
         return domain
 
 
-async def _load_ahead(*, wanted: bool) -> None:
-    if wanted:
-        from vmckpt.vm.domains.connection import load_ahead
-
-        load_ahead()
-
-
 async def find_own(name: str, tell: "Tell") -> "Vm":
     """The VM of that name, which has to be one of vmckpt's own. Raises as `find`, RefusedError."""
     found = await find(name, tell)
@@ -60,8 +54,60 @@ async def find_own(name: str, tell: "Tell") -> "Vm":
     raise not_for_domains(name)
 
 
+async def look_at_all() -> "Answers[VmInfo]":
+    """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
+    from vmckpt.hosts.every import Answers
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.migrate.left import without_stale
+    from vmckpt.vm.inventory import look_all
+
+    everywhere = all_hosts()
+    looks = await look_all(everywhere)
+    given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
+    silent, unheard = looks.silent, looks.unheard
+    if hosts := _with_libvirt(everywhere):
+        from vmckpt.drivers.domain import info as domain_info
+        from vmckpt.vm.domains.inventory import all_domains
+
+        found = await all_domains(hosts)
+        given += [await domain_info(domain) for domain in found.given]
+        silent, unheard = silent + found.silent, unheard + found.unheard
+    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard)
+
+
+async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":
+    """Where a checkpoint is restored: a copy where it was taken, the VM itself where that is now.
+
+    Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts.
+    """
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.vm.inventory import read_vm
+
+    if not copy:
+        name = entry.manifest.vm
+        vms = await ask_every(all_hosts(), lambda host: read_vm(host, name))
+        homes = [vm.host for vm in vms.given if vm is not None]
+        if homes:
+            return homes[0] if len(homes) == 1 else (await find_own(name, tell)).host
+    return find_host(entry.facts.host if entry.facts else "local")
+
+
+async def recover(name: str, tell: "Tell") -> "Recovery | None":
+    """End a migration of the VM that was cut off; None when there is none."""
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.migrate.recover import recover as recover_vm
+
+    found = await recover_vm(name, tell)
+    if found is None and _with_libvirt(all_hosts()):
+        from vmckpt.migrate.domains.recover import recover as recover_domain
+
+        found = await recover_domain(name, tell)
+    return found
+
+
 async def _settled(name: str, tell: "Tell") -> "Vm":
-    from vmckpt.errors import OutcomeUnknownError
+    from vmckpt.errors import OutcomeUnknownError, VmckptError
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
     from vmckpt.migrate.locks import remove_dead_locks
@@ -69,11 +115,13 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
     # Most VMs have no journal: where they are is asked with it.
-    journal, found = await both(find_journal(name, all_hosts()), _found_or_not(name))
+    journal, found = await both(find_journal(name, all_hosts()), _found_or_error(name))
     if journal is None:
         await remove_dead_locks(name, all_hosts())
         try:
-            return await _restored(found(), tell)
+            if isinstance(found, VmckptError):
+                raise found
+            return await _restored(found, tell)
         except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
             from vmckpt.replicate.operate import settle
 
@@ -88,21 +136,14 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
     return await find_vm(name)
 
 
-async def _found_or_not(name: str) -> "Callable[[], Vm]":
-    """What `find_vm` gives or raises, when it is asked for."""
+async def _found_or_error(name: str) -> "Vm | VmckptError":
     from vmckpt.errors import VmckptError
     from vmckpt.vm.inventory import find_vm
 
     try:
-        vm = await find_vm(name)
+        return await find_vm(name)
     except VmckptError as exc:
-        error = exc
-
-        def fail() -> "Vm":
-            raise error
-
-        return fail
-    return lambda: vm
+        return exc
 
 
 async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
@@ -140,56 +181,11 @@ def _tell_of(recovery: "Recovery | None", tell: "Tell") -> None:
         tell(f"migration {recovery.run} was cut off; {recovery.outcome} ({recovery.host})")
 
 
-async def recover(name: str, tell: "Tell") -> "Recovery | None":
-    """End a migration of the VM that was cut off; None when there is none."""
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.migrate.recover import recover as recover_vm
+async def _load_ahead(*, wanted: bool) -> None:
+    if wanted:
+        from vmckpt.vm.domains.connection import load_ahead
 
-    found = await recover_vm(name, tell)
-    if found is None and _with_libvirt(all_hosts()):
-        from vmckpt.migrate.domains.recover import recover as recover_domain
-
-        found = await recover_domain(name, tell)
-    return found
-
-
-async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":
-    """Where a checkpoint is restored: a copy where it was taken, the VM itself where that is now.
-
-    Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts.
-    """
-    from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.inventory import all_hosts, find_host
-    from vmckpt.vm.inventory import read_vm
-
-    if not copy:
-        name = entry.manifest.vm
-        vms = await ask_every(all_hosts(), lambda host: read_vm(host, name))
-        homes = [vm.host for vm in vms.given if vm is not None]
-        if homes:
-            return homes[0] if len(homes) == 1 else (await find_own(name, tell)).host
-    return find_host(entry.facts.host if entry.facts else "local")
-
-
-async def look_at_all() -> "Answers[VmInfo]":
-    """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
-    from vmckpt.hosts.every import Answers
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.migrate.left import without_stale
-    from vmckpt.vm.inventory import look_all
-
-    everywhere = all_hosts()
-    looks = await look_all(everywhere)
-    given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
-    silent, unheard = looks.silent, looks.unheard
-    if hosts := _with_libvirt(everywhere):
-        from vmckpt.drivers.domain import info as domain_info
-        from vmckpt.vm.domains.inventory import all_domains
-
-        found = await all_domains(hosts)
-        given += [await domain_info(domain) for domain in found.given]
-        silent, unheard = silent + found.silent, unheard + found.unheard
-    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard)
+        load_ahead()
 
 
 def _with_libvirt(hosts: "list[Host]") -> "list[Host]":
