@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.codec import builtins
 from vmckpt.errors import CancelledByUserError, OperationFailedError, OutcomeUnknownError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note, PhaseBegan, Progress
@@ -49,7 +50,7 @@ def retold() -> tuple[Report, list[Event]]:
 
 
 def test_one_that_ended_well_is_told_in_its_order(state: Path) -> None:
-    kept(state, REPORT.to_json())
+    kept(state, builtins(REPORT))
     assert told.is_done_here(RUN)
     assert retold() == (told_here(state), list(EVENTS))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vmckpt.codec import builtins
 from vmckpt.errors import VmckptError, VmLostError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note
@@ -74,7 +75,7 @@ def test_a_full_disk_does_not_hide_that_a_vm_is_lost(source: LocalHost) -> None:
 
 @pytest.mark.usefixtures("full")
 def test_a_full_disk_does_not_hide_that_a_vm_has_moved(source: LocalHost) -> None:
-    ended, said = watched(source, {"report": REPORT.to_json()})
+    ended, said = watched(source, {"report": builtins(REPORT)})
     assert isinstance(ended, Report)
     assert ended.outcome == "completed"
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
@@ -103,7 +104,7 @@ def test_a_record_of_the_source_that_is_none_is_not_kept_here(source: LocalHost,
     path = source.state_dir / "runs/r1.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | HOSTILE[what]))
     RunRecord("r1", "migrate", {"vm": "web", "source": "a"}).save(runs_dir())
-    ended, said = watched(source, {"report": REPORT.to_json()})
+    ended, said = watched(source, {"report": builtins(REPORT)})
     assert isinstance(ended, Report)
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
     assert RunRecord.load(runs_dir() / "r1.json").request == {"vm": "web", "source": "a"}
@@ -114,7 +115,7 @@ def test_what_was_asked_of_a_run_is_as_it_is_known_here(source: LocalHost) -> No
     theirs.add(Note(0.5, "x", "y"))
     theirs.save(source.state_dir / "runs")
     RunRecord("r1", "migrate", {"vm": "web"}).save(runs_dir())
-    watched(source, {"report": REPORT.to_json()})
+    watched(source, {"report": builtins(REPORT)})
     kept = RunRecord.load(runs_dir() / "r1.json")
     assert kept.request == {"vm": "web", "disk_bytes": 7}
     assert (kept.forecast, len(kept.events)) == (None, 1)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.codec import builtins
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
@@ -62,7 +63,7 @@ def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "b
     binary.touch(mode=0o755)
     stat = binary.stat()
     key = hashlib.sha256(f"{binary}:{stat.st_mtime_ns}:{stat.st_size}".encode()).hexdigest()[:16]
-    (cache / f"qemu-{key}.json").write_text(json.dumps(abilities.to_json()))
+    (cache / f"qemu-{key}.json").write_text(json.dumps(builtins(abilities)))
     return LocalHost(name, state, "127.0.0.1", qemu=str(binary), bridge=bridge)
 
 

@@ -49,10 +49,11 @@ from vmckpt.foreign import NUMBER, MalformedError, Shape, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, state_dir
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
+from vmckpt.state.documents import load_from
 from vmckpt.state.durable import parse_record
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.naming import IfTaken, dated
@@ -328,7 +329,6 @@ def _result(work: Work, status: Mapping[str, Any]) -> dict[str, Any]:
 _SAID: Shape = {"state?": str, "result?": {}, "error?": [str], "steps?": [str]}
 # Of a request, what a guard goes by, which another vmckpt may have made.
 _REQUEST: Shape = {"verb": str, "vm": str, "wish": {"tags?": {}}}
-_PROCESS: Shape = {"pid": int, "start_ticks": int}
 
 
 def said(text: str | None, path: Path, shape: Shape = _SAID) -> dict[str, Any]:
@@ -376,10 +376,12 @@ async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> N
         # In this order: whoever has not said yet who it is sees this, and does nothing.
         await host.write_text(files.revoked, "")
         status = said(await host.read_text(files.status), files.status)
-        process = said(await host.read_text(files.process), files.process, _PROCESS)
+        process = None
+        with suppress(StorageError):
+            process = await load_from(host, files.process, PROCESS)
         if process and status.get("state") in (None, WORKING):
             what = f"the {request['verb']} of '{request['vm']}'"
-            await interrupted(host, ProcessId(process["pid"], process["start_ticks"]), what)
+            await interrupted(host, process, what)
 
 
 async def died(host: Host, files: Files, verb: str) -> OperationFailedError:

@@ -28,9 +28,10 @@ from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.process import PROCESS, identify
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.hosts.scheduling import session_has_waited
+from vmckpt.state.documents import save_to
 from vmckpt.store.open import Access
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
@@ -129,7 +130,7 @@ async def serve(directory: Path, own_command: list[str]) -> None:
     files = Files(directory)
     asked = _read(files)
     if me := identify(os.getpid()):
-        await _host(asked).write_text(files.process, json.dumps(asdict(me)))
+        await save_to(_host(asked), files.process, PROCESS, me)
     if files.revoked.exists():
         _forget_key(asked)
         return

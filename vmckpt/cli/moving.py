@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.loop import run
 from vmckpt.cli.results import show
+from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
     from vmckpt.migrate.report import Report
 
     if isinstance(outcome, Report):
-        show(outcome.to_json(), _text(outcome), as_json=as_json)
+        show(builtins(outcome), _text(outcome), as_json=as_json)
     else:
         show_recovery(outcome, as_json=as_json)
 

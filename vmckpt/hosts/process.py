@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 
 from vmckpt.errors import OutcomeUnknownError
+from vmckpt.state.documents import Schema
 
 KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.001
@@ -27,6 +28,10 @@ class ProcessId:
 
     pid: int
     start_ticks: int
+
+
+# process.json of a job or a service: which process does it.
+PROCESS = Schema(ProcessId, "see that the process has ended, and remove the file")
 
 
 def spawn(argv: list[str], stderr_path: Path) -> ProcessId:

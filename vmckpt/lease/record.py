@@ -2,9 +2,10 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
+from vmckpt.codec import convert
 from vmckpt.errors import StorageError, UsageError
+from vmckpt.foreign import MalformedError, parse
 
 FORMAT = 1
 
@@ -53,6 +54,10 @@ class Record:
     in_sync: str | None = None
     released: bool = False
 
+    def __post_init__(self) -> None:
+        if self.term <= 0:
+            raise ValueError(f"no term is {self.term}")
+
 
 def encode(record: Record) -> str:
     """The record as text (JSON)."""
@@ -62,30 +67,17 @@ def encode(record: Record) -> str:
 def decode(text: str, where: str) -> Record:
     """The record that `encode` wrote. Raises StorageError, which says `where` it stood."""
     try:
-        value: dict[str, Any] = json.loads(text)
-        if value.pop("format") != FORMAT:
-            raise ValueError("it has a format of another vmckpt")
+        value = parse(text)
+        if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
+            raise MalformedError("it has a format of another vmckpt")
+        # A term is nothing to guess at: unlike other records it has no field too few or too many.
         if value.keys() != {field.name for field in fields(Record)}:
-            raise ValueError("fields are missing, or unknown")
-        _require_types(value)
-        record = Record(**value | {"span": Span(**value["span"])})
-    except (ValueError, TypeError, KeyError, AttributeError, UsageError) as exc:
+            raise MalformedError("fields are missing, or unknown")
+        return convert(Record, value)
+    except (MalformedError, UsageError) as exc:
         raise StorageError(
             f"{where} holds no lease",
             why=str(exc),
             remedy="install the same vmckpt everywhere; if the record was damaged, stop every "
             "protection of the VM, make sure that it runs once, and remove the record",
         ) from exc
-    return record
-
-
-def _require_types(value: dict[str, Any]) -> None:
-    right = {
-        "term": type(value["term"]) is int and value["term"] > 0,
-        "holder": isinstance(value["holder"], str),
-        "attempt": type(value["attempt"]) is int,
-        "in_sync": isinstance(value["in_sync"], str | None),
-        "released": isinstance(value["released"], bool),
-    }
-    if wrong := [name for name, is_right in right.items() if not is_right]:
-        raise ValueError(f"{' and '.join(wrong)} cannot be what it is")

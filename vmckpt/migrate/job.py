@@ -5,13 +5,12 @@ STATE/jobs/RUN on the source has job.json (the request; secret while the link is
 """
 
 import asyncio
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -29,7 +28,7 @@ from vmckpt.events.lines import to_line
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.process import PROCESS, identify
 from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import Place, open_link
@@ -38,9 +37,10 @@ from vmckpt.migrate.insist import insist
 from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
+from vmckpt.migrate.report import Report
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import Options
-from vmckpt.state.documents import Schema
+from vmckpt.state.documents import Schema, save_to
 from vmckpt.state.durable import fill, reserve
 from vmckpt.vm.inventory import read_vm
 
@@ -138,7 +138,17 @@ class Request:
     forecast: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """result.json: one of three. `error` is as `hosts.remote.values.pack_error` has it."""
+
+    report: Report | None = None
+    recovery: Recovery | None = None
+    error: tuple[str, ...] | None = None
+
+
 REQUEST = Schema(Request, "see `vmckpt runs list`")
+RESULT = Schema(Result, "`vmckpt vm list` shows where the VM is", omits_none=True)
 
 
 async def await_job(state_dir: Path, run: str) -> Job:
@@ -172,11 +182,12 @@ async def run_job(job: Job, own_command: Sequence[str]) -> None:
     await _end(job, files, await _result(job, _work(job, files, own_command)))
 
 
-async def _work(job: Job, files: JobDir, own_command: Sequence[str]) -> dict[str, Any]:
+async def _work(job: Job, files: JobDir, own_command: Sequence[str]) -> Result:
     forget_old(job.source.state_dir, time.time())
     process = identify(os.getpid())
     reserve(files.result, RESULT_BYTES)
-    await job.source.write_text(files.process, json.dumps(asdict(process) if process else {}))
+    if process is not None:
+        await save_to(job.source, files.process, PROCESS, process)
     on_death = [*own_command, "job", job.run, "--recover"]
     with files.events.open("ab", buffering=0) as lines:
         tell = _teller(lines)
@@ -199,7 +210,7 @@ async def _work(job: Job, files: JobDir, own_command: Sequence[str]) -> dict[str
             )
         except asyncio.CancelledError as exc:
             raise _cancelled(job) from exc
-    return {"report": report.to_json()}
+    return Result(report=report)
 
 
 def forget_old(state_dir: Path, now_unix_s: float) -> None:
@@ -217,7 +228,7 @@ async def recover_job(job: Job) -> None:
     await _end(job, files, await _result(job, _recover(job, files)))
 
 
-async def _recover(job: Job, files: JobDir) -> dict[str, Any]:
+async def _recover(job: Job, files: JobDir) -> Result:
     with files.events.open("ab", buffering=0) as lines:
         tell = _teller(lines)
         tell(Note(0.0, "job-died", "the process of the migration was killed: recovering"))
@@ -225,7 +236,7 @@ async def _recover(job: Job, files: JobDir) -> dict[str, Any]:
         def note(text: str) -> None:
             tell(Note(0.0, "recovery", text))
 
-        return {"recovery": asdict(await find_out(job, note))}
+        return Result(recovery=await find_out(job, note))
 
 
 async def find_out(job: Job, note: Callable[[str], None]) -> Recovery:
@@ -250,18 +261,18 @@ async def _ended(job: Job, note: Callable[[str], None]) -> Recovery:
     )
 
 
-async def _result(job: Job, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+async def _result(job: Job, work: Coroutine[Any, Any, Result]) -> Result:
     """What the work gives; an error of it as a result."""
     try:
         return await work
     except (VmckptError, OSError) as exc:
-        return {"error": pack_error(exc, job.source.name)}
+        return Result(error=tuple(pack_error(exc, job.source.name)))
 
 
-async def _end(job: Job, files: JobDir, result: Mapping[str, Any]) -> None:
+async def _end(job: Job, files: JobDir, result: Result) -> None:
     """Say how it ended, and let the target's listener go."""
     try:
-        fill(files.result, json.dumps(result))
+        fill(files.result, RESULT.encode(result))
     finally:
         await _let_go(job)
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from vmckpt.codec import builtins
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
@@ -76,7 +77,7 @@ class Run:
             warnings=tuple(check.reason for check in checks if check.verdict == WARN),
             run_record=str(runs_dir() / f"{self.id}.json"),
         )
-        self.conclude(report.to_json())
+        self.conclude(builtins(report))
         return report
 
     def conclude(self, result: dict[str, object]) -> None:

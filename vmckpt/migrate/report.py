@@ -1,7 +1,6 @@
 """What a migration that ended well was like."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,3 @@ class Report:
     device_bytes: int = 0
     device_out_s: float = 0.0
     device_back_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """For `migrate --json`."""
-        return asdict(self)

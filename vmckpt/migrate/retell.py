@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from vmckpt import errors
+from vmckpt.codec import convert
 from vmckpt.errors import NotFoundError, OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import RunRecord
@@ -74,11 +74,8 @@ def _events(record: RunRecord) -> Iterator[Event]:
 
 def _report(run: str, result: Mapping[str, Any]) -> Report:
     if result["outcome"] == "completed":
-        known = {field.name for field in fields(Report)}
-        values = {name: value for name, value in result.items() if name in known}
-        # One that came from a host names the host's own.
-        values["run_record"] = str(_path(run))
-        return Report(**values | {"warnings": tuple(result["warnings"])})
+        # One that came from a host names the host's own record.
+        return convert(Report, {**result, "run_record": str(_path(run))})
     kind = next((kind for kind in _kinds() if kind.kind == result["outcome"]), OperationFailedError)
     raise kind(
         result.get("what", f"run {run} ended as '{result['outcome']}'"),

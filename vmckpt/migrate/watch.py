@@ -5,7 +5,6 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vmckpt.errors import (
     CancelledByUserError,
@@ -22,12 +21,13 @@ from vmckpt.foreign import NUMBER, MalformedError, Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, runs_dir
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.values import unpack_error
-from vmckpt.migrate.job import JobDir
+from vmckpt.migrate.job import RESULT, JobDir, Result
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end
+from vmckpt.state.documents import load_from
 from vmckpt.state.durable import damaged_record, parse_record, write_durably
 
 POLL_S, LOOK_S = 0.1, 1.0
@@ -98,28 +98,10 @@ async def _interrupt(source: Host, run: str) -> None:
     files = JobDir.of(source.state_dir, run)
     while True:
         with suppress(HostDownError):
-            if process := _process(await source.read_text(files.process)):
+            if process := await _process(source, files):
                 await source.interrupt(process)
                 return
         await asyncio.sleep(RECONNECT_S)
-
-
-# Of a job's result, what is read as it stands.
-_RESULT: Shape = {
-    "error?": [str],
-    "recovery?": {"vm": str, "host": str, "run": str, "outcome": str},
-    "report?": {
-        "vm": str,
-        "target": str,
-        "method": str,
-        "outcome": str,
-        "total_time_s": NUMBER,
-        "transfer_time_s": NUMBER,
-        "transferred_bytes": int,
-        "rounds": int,
-        "warnings": [str],
-    },
-}
 
 
 # Of a run's record: commands read all records, and one that is none would end them.
@@ -159,7 +141,7 @@ class _Watch:
         self._died_s: float | None = None
         self._began_s = asyncio.get_running_loop().time()
 
-    async def to_the_end(self) -> dict[str, Any]:
+    async def to_the_end(self) -> Result:
         """What stands in the job's result."""
         while True:
             try:
@@ -171,7 +153,7 @@ class _Watch:
                 self._say_lost(exc)
                 await asyncio.sleep(RECONNECT_S)
 
-    async def _look(self) -> dict[str, Any] | None:
+    async def _look(self) -> Result | None:
         # Asked first: what it told before its end is whole then.
         text = await self._source.read_text(self._files.result)
         while data := await self._source.read_from(self._files.events, self._offset):
@@ -180,19 +162,14 @@ class _Watch:
                 self._at_s = max(self._at_s, event.at_s)
                 self._emit(event)
         if text is not None:
-            return parse_record(
-                text,
-                f"{self._files.result} on {self._source.name}",
-                remedy="`vmckpt vm list` shows where the VM is",
-                shape=_RESULT,
-            )
+            return RESULT.decode(text, self._files.result, self._source.name)
         await self._check_alive()
         return None
 
     async def _check_alive(self) -> None:
         now_s = asyncio.get_running_loop().time()
         if self._process is None:
-            self._process = _process(await self._source.read_text(self._files.process))
+            self._process = await _process(self._source, self._files)
         if self._process is None:
             await self._check_begins(now_s)
             return
@@ -240,29 +217,22 @@ class _Watch:
         self._lost = False
 
 
-def _process(text: str | None) -> ProcessId | None:
+async def _process(source: Host, files: JobDir) -> ProcessId | None:
+    """Which process does it; None: it has not said so yet."""
     try:
-        shape = {"pid": int, "start_ticks": int}
-        data = parse_record(text or "", "process.json", remedy="-", shape=shape)
-        return ProcessId(data["pid"], data["start_ticks"])
+        return await load_from(source, files.process, PROCESS)
     except StorageError:
         return None
 
 
-async def _conclude(
-    source: Host, run: str, result: dict[str, Any], emit: Emit
-) -> Report | Recovery:
+async def _conclude(source: Host, run: str, result: Result, emit: Emit) -> Report | Recovery:
     """The result as a value or an error; the run record is fetched.
 
     That the record cannot be written is only said: how the migration ended comes first.
     """
     path = runs_dir() / f"{run}.json"
-    error = unpack_error(result["error"]) if "error" in result else None
-    try:
-        recovery = Recovery(**result["recovery"]) if "recovery" in result else None
-        report = _report(result["report"], path) if "report" in result else None
-    except (KeyError, TypeError) as exc:
-        raise _unreadable(source, str(exc)) from exc
+    error = unpack_error(list(result.error)) if result.error is not None else None
+    recovery = result.recovery
     try:
         await _fetch(source, path)
         if error:
@@ -281,22 +251,13 @@ async def _conclude(
                 remedy="migrate it again",
             )
         return recovery
-    if report is None:
-        raise _unreadable(source, "it has neither a report nor an error")
-    return report
-
-
-def _unreadable(source: Host, why: str) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"how the migration ended on {source.name} cannot be read",
-        why=f"its result is malformed: {why}",
-        remedy="`vmckpt vm list` shows where the VM is",
-    )
-
-
-def _report(told: dict[str, Any], path: Path) -> Report:
-    report = Report(**told | {"warnings": tuple(told["warnings"])})
-    return replace(report, run_record=str(path))
+    if result.report is None:
+        raise OutcomeUnknownError(
+            f"how the migration ended on {source.name} cannot be read",
+            why="its result has neither a report nor an error",
+            remedy=RESULT.remedy,
+        )
+    return replace(result.report, run_record=str(path))
 
 
 async def _fetch(source: Host, path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a QEMU can do, and what a pair of them can do together."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
@@ -22,26 +22,6 @@ class Abilities(NamedTuple):
     compressions: frozenset[str]
     parameters: frozenset[str]
     commands: frozenset[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists and dicts, for a cache file."""
-        return {
-            "version": self.version._asdict(),
-            "machines": dict(self.machines),
-            **{name: sorted(getattr(self, name)) for name in _SETS},
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises KeyError or TypeError on anything else."""
-        return cls(
-            version=QemuVersion(**data["version"]),
-            machines=dict(data["machines"]),
-            **{name: frozenset(data[name]) for name in _SETS},
-        )
-
-
-_SETS = ("cpu_models", "capabilities", "compressions", "parameters", "commands")
 
 
 async def learn(monitor: Monitor) -> Abilities:

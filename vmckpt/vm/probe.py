@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from vmckpt.codec import builtins, convert
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
-from vmckpt.foreign import parse
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Executable, Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
@@ -37,12 +38,12 @@ async def abilities(host: Host) -> Abilities:
     cache = host.state_dir / "cache" / f"qemu-{key}.json"
     if text := await host.read_text(cache):
         try:
-            return Abilities.from_json(parse(text, most_bytes=_MOST_CACHED_BYTES))
-        except (ValueError, KeyError, TypeError):
+            return convert(Abilities, parse(text, most_bytes=_MOST_CACHED_BYTES))
+        except MalformedError:
             await host.remove(cache)  # another version's cache; what follows writes it anew
     found = await _asked(host, "none", "tcg", learn)
     await host.make_dir(cache.parent)
-    await host.write_text(cache, json.dumps(found.to_json()))
+    await host.write_text(cache, json.dumps(builtins(found)))
     return found
 
 
