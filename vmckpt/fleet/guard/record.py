@@ -95,8 +95,9 @@ class Worker:
 class Record:
     """A guard, as far as it has come. Times are Unix seconds; None: not yet.
 
-    The watch lasts by `watch_began`, whatever the wall clock is set to meanwhile;
-    `watch_until_unix_s` is for people, and for guards of an older vmckpt.
+    The watch lasts by `watch_began`, and the checkpoint stays by `over_since`, whatever the wall
+    clock is set to meanwhile; `watch_until_unix_s` and `expires_unix_s` are for people, and for
+    guards of an older vmckpt.
     """
 
     run: str
@@ -111,11 +112,20 @@ class Record:
     worker: Worker | None = None
     why: str = ""
     watch_began: Moment | None = None
+    over_since: Moment | None = None
 
     @property
     def vm(self) -> str:
         """The VM that it guards."""
         return self.request.vm
+
+    def has_expired(self, now: Moment) -> bool:
+        """Whether it ended so long ago that its checkpoint goes."""
+        if not self.phase.is_over:
+            return False
+        if self.over_since is None:  # an older vmckpt ended it
+            return (self.expires_unix_s or 0) <= now.wall_s
+        return now.since(self.over_since) >= self.request.keep_s
 
     def to_json(self) -> dict[str, Any]:
         """For its file, and for programs."""
@@ -124,7 +134,8 @@ class Record:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse."""
-        asked, worker, began = dict(data["request"]), data["worker"], data.get("watch_began")
+        asked, worker = dict(data["request"]), data["worker"]
+        moments = ("watch_began", "over_since")
         for name in ("command", "checks", "after_rollback"):
             asked[name] = tuple(asked[name])
         asked |= {
@@ -136,7 +147,7 @@ class Record:
             "request": Request(**asked),
             "phase": Phase[data["phase"].upper()],
             "worker": worker and Worker(worker["host"], worker["directory"]),
-            "watch_began": began and Moment(*began),
+            **{name: (at := data.get(name)) and Moment(*at) for name in moments},
         }
         return cls(**{name: value for name, value in data.items() if name != "vm"} | more)
 
@@ -157,6 +168,15 @@ def forget(record: Record) -> None:
     """Remove its files."""
     for name in (f"{record.run}.json", f"{record.run}.recovery.log"):
         (guards_dir() / name).unlink(missing_ok=True)
+
+
+def ended(record: Record, phase: Phase, now: Moment) -> dict[str, Any]:
+    """What is to be written down of a guard that comes to one of its two ends."""
+    return {
+        "phase": phase,
+        "over_since": now,
+        "expires_unix_s": now.wall_s + record.request.keep_s,
+    }
 
 
 def load_all() -> list[Record]:
