@@ -98,6 +98,7 @@ ASKING = {
     "device": '[[devices]]\ndriver = "vhost-vsock-pci"\nguest-cid = 3\n',
     "loader": '[[devices]]\ndriver = "loader"\nfile = "/etc/shadow"\naddr = "0x1000"\n',
     "passthrough": '[[passthrough]]\nid = "gpu"\nmatch = "10de:2330"\n',
+    "made device": '[[passthrough]]\nid = "a"\ndriver = "loader"\noptions.file = "/etc/shadow"\n',
     "adopted": '[adopted]\narguments = ["-chardev", "file,id=a,path=/etc/cron.d/x"]\n'
     "files = []\nforwards = []\n",
 }
