@@ -725,6 +725,27 @@ def test_nothing_is_merged_for_the_first_time_while_a_checkpoint_is_read(
         require_all(reader, ready.made)
 
 
+def test_a_pack_that_leaves_its_bundle_while_a_reader_lists_is_found(
+    tmp_path: Path, ready: Ready, merged: Ready
+) -> None:
+    """Two gcs wrote it anew and removed the bundle, between two listings of one look."""
+    place = merged.copied(tmp_path / "store")
+
+    class Moving(LocalBackend):
+        moved = False
+
+        def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+            found = super().versions(folder)
+            if folder == "packs" and not self.moved:
+                self.moved = True
+                shutil.rmtree(place / "bundles")
+                shutil.copytree(ready.place / "packs", place / "packs", dirs_exist_ok=True)
+            return found
+
+    with open_store(Moving(place)) as store:
+        require_one(store, *merged.made[-1])
+
+
 def test_a_listing_with_bundles_that_are_gone_is_not_read_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: Ready
 ) -> None:

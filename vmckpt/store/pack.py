@@ -362,7 +362,7 @@ class Packs:
             try:
                 found = self._open_newest(pack_id, names)
                 break
-            except MissingError:  # written anew since names were looked up
+            except MissingError:  # written anew, or moved, since names were looked up
                 names = {}
         else:
             raise self._missing(pack_id)
@@ -388,7 +388,8 @@ class Packs:
             with self._mutex:
                 self._names = names
         if pack_id not in names:
-            raise self._missing(pack_id)
+            # Its folders are listed one after the other, and gc moves it from one to the other.
+            raise MissingError(pack_id.hex())
         return self.open(pack_id, names[pack_id][0])
 
     def _missing(self, pack_id: bytes) -> DamagedError:
