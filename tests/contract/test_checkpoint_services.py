@@ -160,6 +160,8 @@ def test_ctrl_c_does_not_wait_for_good_for_a_service_that_is_frozen(
         async with asyncio.timeout(10):
             with pytest.raises(BusyError, match="the create of 'web' on far has not ended"):
                 await asking
+        # What is done after its death, by its dead-man's switch, needs its request.
+        assert list(tmp_path.glob("checkpointing/*/request.json"))
 
     try:
         asyncio.run(run())

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.test_guard_records import record
 from vmckpt.fleet.guard import command, guard
 from vmckpt.fleet.guard.guard import Tools, _Guarding
-from vmckpt.fleet.guard.record import Phase, Worker
+from vmckpt.fleet.guard.record import Phase, Worker, load_all
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.local import LocalHost
 
@@ -49,6 +49,23 @@ def test_a_clock_that_is_set_meanwhile_changes_no_watch(
     assert asyncio.run(asyncio.wait_for(work._watch(), 30)) == ""
     assert time.monotonic() - began_s >= 0.25
     assert len(looks) > 1
+
+
+@pytest.mark.parametrize("jump_s", [2 * DAY_S, -2 * DAY_S])
+def test_a_clock_that_is_set_removes_no_way_back_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """Set forward by a day, it was removed when the next guard was begun or guards were listed."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    kept = asyncio.run(guard.commit(record("r", Phase.OPEN)))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    asyncio.run(guard.expire())
+    [known] = load_all()
+    assert known == kept
+    now = clock()
+    late = now._replace(boot_s=now.boot_s + kept.request.keep_s)
+    assert kept.has_expired(late)
 
 
 def test_what_was_shown_of_a_commands_output_takes_no_room_on_its_host(

@@ -17,6 +17,8 @@ from vmckpt.drivers import find
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts import inventory
 from vmckpt.hosts.entries import entry_to_json
+from vmckpt.hosts.heartbeats import silence
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote import link, session, stream
 from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
@@ -238,3 +240,26 @@ def test_frames_that_hold_nothing_take_no_room_without_end(kind: Kind) -> None:
         ours.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "told", [b"[]", b'{"received": "3"}', b'{"received": 3, "gaps_over_20ms": 5}', b"{", b""]
+)
+def test_an_observer_of_heartbeats_that_says_something_else_is_one_that_does_not_answer(
+    tmp_path: Path, told: bytes
+) -> None:
+    """It is asked when the guest runs on the target already: the migration ended as by a bug."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(told + b"\n")
+        writer.close()
+
+    async def ask() -> None:
+        path = tmp_path / "heartbeats"
+        async with await asyncio.start_unix_server(answer, path):
+            host = LocalHost("a", tmp_path, "127.0.0.1", heartbeats=path)
+            with pytest.raises(HostDownError, match="does not answer"):
+                await silence(host, 1, 0, 1)
+
+    asyncio.run(ask())

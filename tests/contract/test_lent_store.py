@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from vmckpt.checkpoint.place import lent
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import find_by_argument
+from vmckpt.store.backends import lent as module
 from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
@@ -121,6 +123,34 @@ def test_a_question_that_is_interrupted_is_the_last() -> None:
             backend_.names("packs")
         with pytest.raises(StorageError, match="does not answer"):
             backend_.names("packs")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        struct.pack("<II", 400_000, 0) + b"[" * 200_000 + b"]" * 200_000,
+        struct.pack("<II", 1 << 31, 0),
+        struct.pack("<II", 4, 0) + b"nope",
+    ],
+    ids=["nothing", "deep", "long", "none"],
+)
+def test_a_far_side_that_does_not_answer_keeps_nobody(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """Its disk hangs: each command that looks into all stores waited for it without end."""
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    ours, theirs = socket.socketpair()
+    backend = LentBackend(ours, "far:")
+    saying = threading.Thread(target=theirs.sendall, args=(said,))
+    saying.start()
+    began_s = time.monotonic()
+    for _ in range(2):  # and is not asked again
+        with pytest.raises(StorageError, match="does not answer"):
+            backend.names("packs")
+    assert time.monotonic() - began_s < 10
+    theirs.close()
+    saying.join()
 
 
 def test_copies_from_one_host_to_another(store: Store, short_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import BusyError, VmLostError
+from vmckpt.errors import BusyError, StorageError, VmLostError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.migrate.locks import locked
@@ -312,3 +312,18 @@ def test_a_cancellation_while_a_migration_leaves_the_link_does_not_hide_how_it_e
     with pytest.raises(VmLostError):
         asyncio.run(interrupted())
     assert not list(tmp_path.glob("*/links/*/*"))
+
+
+def test_a_lock_that_cannot_be_made_is_the_storages_error(tmp_path: Path) -> None:
+    """In a drain it was taken for a bug of vmckpt's, and its VM's outcome for unknown."""
+    path = tmp_path / "locks/web"
+    path.parent.mkdir()
+    path.symlink_to(tmp_path / "elsewhere")
+
+    async def take() -> None:
+        host = LocalHost("a", tmp_path, "127.0.0.1")
+        with pytest.raises(StorageError, match="cannot write"):
+            async with host.lock(path, Owner("r", "migrate", 1, 0.0)):
+                raise AssertionError
+
+    asyncio.run(take())

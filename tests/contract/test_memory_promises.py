@@ -42,6 +42,21 @@ def test_two_that_do_not_fit_together_are_not_both_given(tmp_path: Path, is_priv
     assert ask(tmp_path, second, 100 * MIB, overcommit=True).is_given
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be given another user's files")
+def test_what_another_user_puts_there_neither_counts_nor_is_waited_for(tmp_path: Path) -> None:
+    mine = promise(tmp_path, "one", 60 * MIB)
+    assert ask(tmp_path, mine, 100 * MIB).is_given
+    theirs, pipe = tmp_path / "theirs", tmp_path / "pipe"
+    for directory in (theirs, pipe):
+        directory.mkdir()
+    (theirs / "promised").write_text(mine.record.read_text())
+    os.mkfifo(pipe / "promised")
+    for path in (theirs, theirs / "promised", pipe, pipe / "promised"):
+        os.chown(path, 65534, 65534)
+    (tmp_path / "link").symlink_to(mine.record.parent)
+    assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 40 * MIB
+
+
 def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:
     first = promise(tmp_path, "one", 60 * MIB)
     assert ask(tmp_path, first, 100 * MIB).is_given

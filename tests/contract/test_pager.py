@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +144,11 @@ class Guest:
                     data[at] ^= 0xFF
                 pack.chmod(0o600)
                 pack.write_bytes(data)
+
+    def wait_until_tried_again(self) -> None:
+        """The store did not answer the pager."""
+        while "tried again" not in self.log.read_text():
+            time.sleep(0.02)
 
     async def paged(self) -> Pager:
         where = self.place, self.checkpoint, self.log, self.ram_file
@@ -329,6 +335,42 @@ def test_a_page_that_is_damaged_ends_the_guest_and_is_never_given(guest: Guest) 
         assert "lost" in json.loads(guest.qemu.files.missing.read_text())
         with pytest.raises(VmLostError):
             await is_whole(guest.host, guest.qemu)
+
+    asyncio.run(go())
+
+
+def test_a_guest_waits_while_its_store_does_not_answer(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        packs, away = Path(guest.place) / "packs", Path(guest.place) / "away"
+        packs.rename(away)
+        packs.symlink_to("not-mounted")
+        await pager.go(guest.host, guest.qemu.files)
+        await asyncio.to_thread(guest.wait_until_tried_again)
+        guest.ask("read", 10)
+        await asyncio.sleep(1.5)
+        assert pager._process.poll() is None
+        assert guest.child.poll() is None
+        packs.unlink()
+        away.rename(packs)
+        assert await pager.ended() == 0
+        assert guest._line().split() == [str(int(guest.content[10]))]
+        assert guest.reads(*range(PAGES)) == guest.content.tolist()
+
+    asyncio.run(go())
+
+
+def test_a_guest_that_ends_while_its_store_does_not_answer_ends_its_pager(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        (Path(guest.place) / "packs").rename(Path(guest.place) / "away")
+        (Path(guest.place) / "packs").symlink_to("not-mounted")
+        await pager.go(guest.host, guest.qemu.files)
+        await asyncio.to_thread(guest.wait_until_tried_again)
+        os.kill(guest.child.pid, signal.SIGKILL)
+        guest.child.wait()
+        assert await pager.ended() == 0
+        assert await is_whole(guest.host, guest.qemu)
 
     asyncio.run(go())
 

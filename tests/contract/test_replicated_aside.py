@@ -154,19 +154,33 @@ def test_what_a_vm_wrote_is_folded_as_its_user_whatever_users_there_are_by_now(
 
 @pytest.mark.parametrize(
     ("holder", "in_sync"),
-    [("b/1", None), (OURS, "b/2"), (OURS, "c/1"), ("b/1", "a/2"), ("aa/1", None), (None, None)],
+    [("b/1", None), (OURS, "b/2"), (OURS, "c/1"), ("b/1", "a/2"), ("aa/1", None)],
 )
 def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
-    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str | None, in_sync: str | None
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str, in_sync: str | None
 ) -> None:
     """An old primary that comes back would write what nobody has seen over what everybody has."""
-    if holder is not None:
-        recorded(tmp_path, holder, in_sync)
+    recorded(tmp_path, holder, in_sync)
     with pytest.raises(RefusedError, match="not to reach its disks"):
         asyncio.run(fold(home(tmp_path).aside))
     assert said(tmp_path) == []
     assert home(tmp_path).aside.exists()
     assert hosts[1].name == "b"
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_an_arbiter_that_is_gone_or_forgot_holds_nothing_up_that_it_was_told_before(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, is_broken: bool
+) -> None:
+    """The VM ran unprotected, and could not be protected, stopped or moved any more."""
+    if is_broken:
+        (tmp_path / "leases").write_text("no directory")
+    home(tmp_path).claim.touch()
+    with pytest.raises(OperationFailedError, match="not on its shared disks yet"):
+        asyncio.run(fold_there("web", hosts))
+    home(tmp_path).claim.unlink()
+    assert asyncio.run(fold_there("web", hosts))
+    assert not home(tmp_path).aside.exists()
 
 
 def term(tmp_path: Path) -> Record:
@@ -299,6 +313,7 @@ def test_a_stop_needs_no_word_of_a_standby_that_is_said_to_be_dead(
 def test_a_stop_folds_what_an_earlier_one_could_not(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
+    home(tmp_path).claim.touch()
     with pytest.raises(OperationFailedError) as failed:
         asyncio.run(stop("web", hosts))
     assert "the arbiter says: nothing" in failed.value.why

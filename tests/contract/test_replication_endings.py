@@ -82,6 +82,14 @@ CASES = {
     "both killed, b and the arbiter are off": Case(None, None, "broken", is_lost=True),
     "replaced, b and the arbiter are off": Case("replaced", "promoted", "broken", is_lost=True),
     "taken over, the arbiter is off": Case("replaced", "promoted", "broken", "b"),
+    "both killed, the arbiter is off": Case(None, None, "broken"),
+    "alone, the standby was killed, the arbiter is off": Case("alone", None, "broken"),
+    "handed over, the standby was killed, the arbiter is off": Case("yours", None, "broken"),
+    "replaced, the standby was killed, the arbiter is off": Case("replaced", None, "broken"),
+    "handed over, the standby ended, the arbiter is off": Case("yours", "ended", "broken"),
+    "replaced, the standby ended, the arbiter is off": Case("replaced", "ended", "broken"),
+    "primary killed, the standby ended, the arbiter is off": Case(None, "ended", "broken"),
+    "primary killed, taken over, the arbiter is off": Case(None, "promoted", "broken", "b"),
 }
 COMMANDS = (
     "vm start", "migrate --offline", "replicate failover", "replicate failback", "replicate stop",

@@ -69,7 +69,7 @@ def test_the_operator_ends_the_waiting_for_a_term_that_the_arbiter_does_not_know
         operators = await asyncio.create_subprocess_exec(sys.executable, "-c", script, *words)
         try:
             async with asyncio.timeout(20):
-                assert await going_on
+                assert await going_on is None
         finally:
             operators.kill()
             await operators.wait()

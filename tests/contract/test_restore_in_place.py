@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted
 from vmckpt.checkpoint.restore import _Restoring
+from vmckpt.drivers.find import _restored, find
 from vmckpt.errors import StorageError
 from vmckpt.hosts.process import ProcessId
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
@@ -73,3 +75,43 @@ def test_a_full_disk_leaves_no_guest_standing(tmp_path: Path, room: int) -> None
     guest = asyncio.run(switch())
     assert guest.told == ["cont"]
     assert guest.run == "running"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"store": "/x", "checkpoint": "ab", "ram_file": "/x", "pager": null, "descriptor": 1}',
+        '{"lost": "pack 07 is damaged"}',
+    ],
+)
+def test_memory_that_was_still_to_come_is_nothing_to_be_waited_for_once_its_qemu_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """After a power cut each command on the VM failed: its memory was to be recovered first."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    directory = vm_dir(tmp_path, "web")
+    qemu = Qemu(directory.qemu("01234567"), ProcessId(1, 1), PLATFORM)
+    qemu.files.path.mkdir(parents=True, mode=0o700)
+    directory.spec.write_text(SPEC)
+    directory.current.write_text(qemu.to_json())
+    qemu.files.missing.write_text(told)
+
+    async def stopped() -> None:
+        found = await find("web")
+        await found.stop(force=True, timeout_s=0)
+        await found.remove()
+
+    async def elsewhere() -> None:
+        serves = PipedServes()
+        host = serves.host(tmp_path, "far")
+        try:
+            vm = await read_vm(host, "web")
+            assert vm is not None
+            assert await _restored(vm) == vm
+        finally:
+            await host.close()
+            serves.end()
+
+    asyncio.run(elsewhere())
+    asyncio.run(stopped())
+    assert not directory.path.exists()

@@ -37,7 +37,7 @@ from vmckpt.store import header
 from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.backends.local import LocalBackend, LocalWriter
 from vmckpt.store.backends.s3 import S3Backend
-from vmckpt.store.bundles import merging
+from vmckpt.store.bundles import bundled, merging
 from vmckpt.store.bundles.layout import Bundle
 from vmckpt.store.bundles.merging import MANY as MANY_PACKS
 from vmckpt.store.bundles.merging import Merge, merge
@@ -674,13 +674,16 @@ def test_the_format_is_3_before_anything_is_merged_and_stays(tmp_path: Path) -> 
         assert archive.config.format == KEYS
 
 
-def test_a_lent_store_of_an_older_version_is_used_as_before(tmp_path: Path, ready: Ready) -> None:
-    class Older(LocalBackend):
-        def names(self, folder: str) -> dict[str, int]:
-            if folder == "bundles":
-                raise UsageError("a store has nothing called 'bundles'", why="-", remedy="-")
-            return super().names(folder)
+class Older(LocalBackend):
+    """Lent by a version that knows no bundles."""
 
+    def names(self, folder: str) -> dict[str, int]:
+        if folder == "bundles":
+            raise UsageError("a store has nothing called 'bundles'", why="-", remedy="-")
+        return super().names(folder)
+
+
+def test_a_lent_store_of_an_older_version_is_used_as_before(tmp_path: Path, ready: Ready) -> None:
     place = tmp_path / "store"
     create_store(str(place)).close()
     with open_store(Older(place)) as store:
@@ -688,6 +691,77 @@ def test_a_lent_store_of_an_older_version_is_used_as_before(tmp_path: Path, read
         collect_now(store)
         require_all(store, made)
         assert read_config(store.opened.backend).format == ONE_KEY
+
+
+def test_an_older_version_that_lends_a_store_while_it_is_merged_hides_no_pack(
+    tmp_path: Path, ready: Ready
+) -> None:
+    """What was merged would seem to be lost, and `repair --remove-lost` would remove it all."""
+    place = tmp_path / "store"
+    create_store(str(place)).close()
+    with open_store(Older(place)) as lent_store:
+        made = make_small(lent_store, MANY_PACKS)
+        for bundles in (0, 1):
+            with open_store(str(place)) as store:
+                assert collect_now(store).bundles == bundles
+        for command in (check, plan_repair, plan_gc, lambda one: one.begin("vm")):
+            with pytest.raises(UsageError, match="bundles"):
+                command(lent_store)
+    with open_store(str(place)) as store:
+        require_all(store, made)
+
+
+def test_nothing_is_merged_for_the_first_time_while_a_checkpoint_is_read(
+    tmp_path: Path, ready: Ready
+) -> None:
+    """By a command of an older version, perhaps, that knows no bundles."""
+    place = ready.copied(tmp_path / "store")
+    with open_store(str(place)) as reader, open_store(str(place)) as store:
+        with reader.read(ready.made[0].manifest.id):
+            assert not collect_now(store).bundles
+        with reader.read(ready.made[0].manifest.id):
+            assert not objects(store.opened.backend)["bundles"]
+        assert collect_now(store).bundles == 1
+        require_all(reader, ready.made)
+
+
+def test_a_pack_that_leaves_its_bundle_while_a_reader_lists_is_found(
+    tmp_path: Path, ready: Ready, merged: Ready
+) -> None:
+    """Two gcs wrote it anew and removed the bundle, between two listings of one look."""
+    place = merged.copied(tmp_path / "store")
+
+    class Moving(LocalBackend):
+        moved = False
+
+        def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+            found = super().versions(folder)
+            if folder == "packs" and not self.moved:
+                self.moved = True
+                shutil.rmtree(place / "bundles")
+                shutil.copytree(ready.place / "packs", place / "packs", dirs_exist_ok=True)
+            return found
+
+    with open_store(Moving(place)) as store:
+        require_one(store, *merged.made[-1])
+
+
+def test_a_listing_with_bundles_that_are_gone_is_not_read_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: Ready
+) -> None:
+    class Behind(LocalBackend):
+        """Object storage whose listings are old."""
+
+        def names(self, folder: str) -> dict[str, int]:
+            gone = {f"{'0' * 32}-1": 1000} if folder == "bundles" else {}
+            return super().names(folder) | gone
+
+    monkeypatch.setattr(bundled, "_PAUSE_S", 0.0)
+    with (
+        open_store(Behind(merged.copied(tmp_path / "store"))) as store,
+        pytest.raises(StorageError, match="not there"),
+    ):
+        plan_gc(store)
 
 
 def test_what_a_bundle_says_is_data(tmp_path: Path, ready: Ready) -> None:

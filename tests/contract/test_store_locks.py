@@ -17,6 +17,7 @@ MOUNTS = r"""
 23 22 0:20 / /srv rw - xfs /dev/vdb rw
 30 23 0:41 / /srv/nfs rw,relatime - nfs4 10.0.0.1:/x rw,vers=4.2,local_lock=none
 31 23 0:42 / /srv/nolock rw - nfs 10.0.0.1:/x rw,vers=3,nolock,local_lock=all
+38 23 0:49 / /srv/nocto rw - nfs4 10.0.0.1:/x rw,vers=4.2,nocto,local_lock=none
 32 23 0:43 / /srv/a\040b rw - 9p share rw,trans=virtio
 33 23 0:44 / /srv/ssh rw - fuse.sshfs me@there: rw
 34 23 0:45 / /srv/gluster rw - fuse.glusterfs there:/v rw
@@ -35,6 +36,7 @@ not a line of it
         ("/srvx", "ext4", True),
         ("/srv/nfs/store", "nfs4", True),
         ("/srv/nolock/store", "nfs", False),
+        ("/srv/nocto/store", "nfs4", False),
         ("/srv/a b", "9p", False),
         ("/srv/ssh/x/y", "fuse.sshfs", False),
         ("/srv/gluster/x", "fuse.glusterfs", True),

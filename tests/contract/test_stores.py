@@ -1,5 +1,6 @@
 """One suite for every place that a store may be in."""
 
+import errno
 import os
 import resource
 import threading
@@ -473,6 +474,56 @@ def test_a_lock_that_may_have_been_anothers_is_lost_for_good(*, fails: bool) -> 
         time.sleep(0.1)
     assert calls == had
     held.stop()
+
+
+def test_a_reader_goes_on_when_another_host_removes_an_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS what was removed by another host cannot be read (ESTALE), though it is open here."""
+    right = os.pread
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        if not os.fstat(fd).st_nlink:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return right(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    ram = memory(PAGES, 1)
+    kept = ram.copy()
+    kept[: PAGES * 2 // 3] = 0
+    with create_store(str(tmp_path / "store")) as store:
+        first, second = save(store, ram), save(store, kept)
+        with store.read(second.id) as point:
+            area = point.area(RAM)
+            assert bytes(area.read(np.arange(PAGES - 9, PAGES))) == kept[-9:].tobytes()
+            with open_store(store.place) as other:
+                other.remove([first.id])
+                plan = plan_gc(other)
+                assert plan.rewrites
+                collect(other, plan)
+            assert read_whole(area) == kept.tobytes()
+
+
+def test_what_nfs_keeps_of_a_removed_file_is_none_of_the_stores(tmp_path: Path) -> None:
+    with create_store(str(tmp_path / "store")) as store:
+        save(store, memory(PAGES, 1))
+        for folder in ("checkpoints", "packs", "tmp"):
+            (tmp_path / "store" / folder / ".nfs000000000000001").write_bytes(b"open still")
+        collect(store, plan_gc(store))
+        assert check(store).whole
+
+
+def test_a_checkpoint_that_could_not_be_read_back_is_not_made(store: Store) -> None:
+    deep: dict[str, object] = {}
+    for _ in range(80):
+        deep = {"more": deep}
+    with pytest.raises(StorageError), store.begin("vm") as new:
+        new.commit(deep)
+    with pytest.raises(StorageError), store.begin("vm") as new:
+        new.area("ram\n", size_bytes=PAGE_CHUNK_BYTES, chunk_bytes=PAGE_CHUNK_BYTES)
+        new.commit({})
+    assert not store.ids()
+    assert check(store).whole
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "packs"])

@@ -7,18 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.test_store_bundles import Ready, merged, ready
 from tests.guest_like import dirtied, memory, require_same, save
 from tests.lent_store import lent
+from tests.small_packs import require_all, require_whole
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.config import NAMES
 from vmckpt.store.damage.records import named
 from vmckpt.store.damage.repair import plan_repair, repair
+from vmckpt.store.damage.subset import parse_subset
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pins import new_pin
 from vmckpt.store.store import Store
+
+__all__ = ["merged", "ready"]
 
 PAGES = 256
 Sectors = dict[str, range]
@@ -206,3 +211,73 @@ def test_a_lent_store_says_that_a_disk_cannot_read_it(made: Made, sectors: Secto
         done = repair(store, plan_repair(store), remove_lost=True)
         assert not done.removed
         assert os.strerror(errno.EIO) in done.kept[made.first.id]
+
+
+def test_what_is_perhaps_in_a_bundle_whose_lists_cannot_be_read_is_not_lost(
+    tmp_path: Path, sectors: Sectors, merged: Ready
+) -> None:
+    place = merged.copied(tmp_path / "store")
+    (bundle,) = (place / "bundles").iterdir()
+    sectors[bundle.name] = range(1 << 40)
+    with open_store(str(place)) as store:
+        assert len(store.manifests()) == len(merged.made)
+        done = repair(store, plan_repair(store), remove_lost=True)
+        assert not done.removed
+        assert len(done.kept) == len(merged.made)
+        with pytest.raises(UnreadableError):
+            require_all(store, merged.made)
+    sectors.clear()
+    with open_store(str(place)) as store:
+        require_all(store, merged.made)
+        require_whole(store)
+
+
+@pytest.mark.parametrize("subset", ["100%", "1/1000"])
+def test_a_checkpoint_is_not_lost_whose_content_is_perhaps_elsewhere(
+    made: Made, sectors: Sectors, subset: str
+) -> None:
+    """In its place it is damaged, and where else it is a disk cannot read it now."""
+    name, span = made.frames()
+    with made.open() as store:
+        path = made.place / name
+        data = bytearray(path.read_bytes())
+        data[span.start] ^= 1
+        path.write_bytes(data)
+        check(store)
+        again = save(store, made.first_ram, vm="other")
+        (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
+    sectors[other] = range(1000, 1001)
+    with made.open() as store:
+        done = repair(store, plan_repair(store, subset=parse_subset(subset)), remove_lost=True)
+        assert not done.removed
+    sectors.clear()
+    with made.open() as store:
+        collect(store, plan_gc(store))  # it can be read again
+        collect(store, plan_gc(store))  # so its content heals the other one
+    made.require_whole()
+
+
+def test_no_generation_goes_while_another_cannot_be_read(
+    made: Made, sectors: Sectors, tmp_path: Path
+) -> None:
+    name, _ = made.frames()
+    earlier = (made.place / name).read_bytes()
+    kept = made.first_ram.copy()
+    kept[: PAGES // 2] = 0
+    with made.open() as store:
+        third = save(store, kept, vm="other")
+        store.unpin(store.pins()[made.first.id][0])
+        store.remove([made.first.id, made.second.id])
+        collect(store, plan_gc(store))
+    (made.place / name).write_bytes(earlier)
+    later = max((made.place / "packs").glob(f"{name[6:38]}-*"), key=lambda one: len(one.name))
+    sectors[later.name] = range(1 << 40)
+    with made.open() as store, pytest.raises(UnreadableError):
+        collect(store, plan_gc(store))
+    assert later.exists()
+    assert (made.place / name).exists()
+    sectors.clear()
+    with made.open() as store:
+        collect(store, plan_gc(store))
+        require_same(store, third, kept)
+        assert check(store).whole

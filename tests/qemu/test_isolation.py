@@ -10,6 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.qemu.world import World, eventually, image, qemu, world
+from vmckpt.hosts.local import LocalHost
+from vmckpt.qemu.inside import query_networks
+from vmckpt.qemu.monitor import session
+from vmckpt.vm.inventory import read_vm
 
 SILENT_S = 3.0
 HEARD_S = 60.0
@@ -124,15 +128,19 @@ def test_copies_forks_and_a_guards_proof_send_nothing(version: str) -> None:
             end(made, name)
 
 
-@contextmanager
-def by_hand(made: World, version: str, port: int) -> Iterator[None]:
-    """A QEMU on user-mode networking, as somebody starts it on this machine; and its end."""
-    where = made.state_dir
-    argv = [
-        str(qemu(version)), "-M", "q35,accel=tcg", "-m", "128M", "-display", "none", "-nodefaults",
-        "-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
+def sender(port: int) -> list[str]:
+    """A machine on user-mode networking whose guest sends to this machine."""
+    return [
+        "-nodefaults", "-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
         "-kernel", f"{image()}/vmlinuz", "-initrd", f"{image()}/initrd", "-append", cmdline(port),
     ]  # fmt: skip
+
+
+@contextmanager
+def by_hand(made: World, version: str, machine: list[str]) -> Iterator[None]:
+    """A QEMU as somebody starts it on this machine; and its end."""
+    where = made.state_dir
+    argv = [str(qemu(version)), "-M", "q35,accel=tcg", "-m", "128M", "-display", "none", *machine]
     for number in range(2):
         argv += ["-qmp", f"unix:{where}/hand{number}.sock,server,nowait"]
     started = subprocess.Popen(argv, cwd=where, stdin=subprocess.DEVNULL)
@@ -149,7 +157,7 @@ def by_hand(made: World, version: str, port: int) -> Iterator[None]:
 def test_an_adopted_vm_that_is_restored_isolated_sends_nothing(version: str) -> None:
     with world(qemu(version)) as made, observer() as outside:
         made.ok("host", "set", "local", "--qemu", str(qemu(version)))
-        with by_hand(made, version, outside.port):
+        with by_hand(made, version, sender(outside.port)):
             sockets = [word for n in (0, 1) for word in ("--qmp", f"{made.state_dir}/hand{n}.sock")]
             made.ok("vm", "adopt", "hand", "--host", "local", *sockets)
             assert outside.hears()
@@ -164,3 +172,36 @@ def test_an_adopted_vm_that_is_restored_isolated_sends_nothing(version: str) -> 
         made.ok("checkpoint", "restore", "whole", "--host", "local")
         assert outside.hears()
         end(made, "hand")
+
+
+def networks(made: World) -> dict[str, str]:
+    """QEMU's words on the networks of the VM "hand"."""
+
+    async def ask() -> dict[str, str]:
+        host = LocalHost("local", made.state_dir, "127.0.0.1")
+        vm = await read_vm(host, "hand")
+        assert vm
+        async with session(await host.connect(vm.qemu.files.operator), "hand") as monitor:
+            return await query_networks(monitor)
+
+    return asyncio.run(ask())
+
+
+def test_the_network_that_qemu_makes_by_itself_is_cut_off_too() -> None:
+    with world(qemu("10.0")) as made:
+        made.ok("host", "set", "local", "--qemu", str(qemu("10.0")))
+        with by_hand(made, "10.0", []):
+            made.ok(
+                "vm", "adopt", "hand", "--host", "local", "--qmp", f"{made.state_dir}/hand0.sock"
+            )
+            before = networks(made)
+            made.ok("checkpoint", "create", "hand", "--kind", "file", "--name", "whole")
+            made.ok("vm", "rm", "hand")
+        assert [words for words in before.values() if words.endswith("restrict=off")]
+        for way, is_cut_off in (("isolated", True), ("plugged", False)):
+            made.ok("checkpoint", "restore", "whole", "--host", "local", "--network", way)
+            found = networks(made)
+            assert sorted(found) != []
+            assert is_cut_off != any(words.endswith("restrict=off") for words in found.values())
+            end(made, "hand")
+            made.ok("vm", "rm", "hand")

@@ -9,6 +9,7 @@ import pytest
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.inside import Drive
 from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.argv import Platform, qemu_argv
@@ -87,6 +88,18 @@ def test_a_line_as_people_type_it() -> None:
     ]  # fmt: skip
     assert (made.nics, made.forwards) == (("user",), (2222,))
     assert any("-vnc :1" in note for note in made.notes)
+
+
+def test_the_network_that_nobody_asked_for_is_written_out() -> None:
+    default = {"#net129": "user,net=10.0.2.0,restrict=off", "e1000e.0": "nic,model=e1000e"}
+    made = rewrite("web", facts("-m 512", networks=default))
+    assert made.nics == ("user",)
+    assert [line for line in written(made) if "net" in line] == ["-net type=nic", "-net type=user"]
+    cut = isolated(made.arguments)
+    assert "type=user" not in cut
+    assert "type=nic" in cut
+    for line in ("-m 512 -nodefaults", "-m 512 -nic none", "-m 512 -net none"):
+        assert rewrite("web", facts(line, networks=default)).nics == ()
 
 
 PROXMOX = """

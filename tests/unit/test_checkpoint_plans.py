@@ -11,7 +11,7 @@ from vmckpt.checkpoint.facts import DiskFacts, Facts
 from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
 from vmckpt.preflight.isolation import isolation_checks
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec import Adopted, parse_spec
 
 SPEC = """
 base = "/specs"
@@ -72,11 +72,21 @@ def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
         assert [nic.isolated for nic in itself.nics] == [not plugged]
 
 
-@pytest.mark.parametrize("driver", ["vhost-vsock-pci", "ivshmem-plain", "virtio-rng-pci"])
+@pytest.mark.parametrize(
+    "driver", ["vhost-vsock-pci", "ivshmem-plain", "vfio-pci", "virtio-rng-pci"]
+)
 def test_a_device_that_reaches_the_host_is_in_no_isolated_copy(driver: str) -> None:
     spec = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False).spec
     found = asyncio.run(isolation_checks(spec._replace(devices=({"driver": driver},)), HOST))
     assert [check.verdict for check in found] == ["ok" if driver.startswith("virtio") else "refuse"]
+
+
+@pytest.mark.parametrize("device", ["vhost-vsock-pci,guest-cid=3", '{"driver":"vhost-vsock-pci"}'])
+def test_an_adopted_vms_devices_are_looked_at_too(device: str) -> None:
+    spec = plan_itself(taken(), HOST, OURS, plugged=False).spec
+    adopted = Adopted(("-m", "64M", "--device", device), (), ())
+    found = asyncio.run(isolation_checks(spec._replace(adopted=adopted), HOST))
+    assert [check.verdict for check in found] == ["refuse"]
 
 
 def test_a_copys_spec_says_what_it_is() -> None:

@@ -67,3 +67,18 @@ def test_what_left_no_log_ended_as_it_was_told_to(tmp_path: Path) -> None:
     spec, files = left(tmp_path, "")
     files.stderr.unlink()
     assert asyncio.run(ending(host(tmp_path, 0), spec, files)) == ""
+
+
+@pytest.mark.parametrize("told", [None, "{", "[]", '{"lost": 7}', '{"pager": null}'])
+def test_memory_that_did_not_come_yet_is_no_cause(tmp_path: Path, told: str | None) -> None:
+    spec, files = left(tmp_path, HEAD + RUNS)
+    if told is not None:
+        files.missing.write_text(told)
+    assert "by a signal" in asyncio.run(ending(host(tmp_path, 1 << 30), spec, files))
+
+
+def test_a_page_that_could_not_be_had_is_the_cause(tmp_path: Path) -> None:
+    spec, files = left(tmp_path, HEAD + RUNS)
+    files.missing.write_text('{"lost": "pack 07 is damaged"}')
+    words = asyncio.run(ending(host(tmp_path, 1 << 30), spec, files))
+    assert "(pack 07 is damaged): restore another one" in words

@@ -16,10 +16,12 @@ from tests.unit.test_checkpoint_tree import MACHINE, facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts, machine_to_json, usable_facts
 from vmckpt.checkpoint.origin import digest, is_own, marked, run_key
 from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself, standing_of
+from vmckpt.checkpoint.restore import Source
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.manifest import AreaFacts, Manifest
 from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.identity import new_identity
 from vmckpt.vm.spec import Spec, parse_spec
 
 ID = "0123456789abcdef" * 2
@@ -67,6 +69,14 @@ def test_its_disks_are_new_images_however_it_names_them(trusted: bool) -> None:
     assert spec(planned.spec.text).disks[0].on(HOST.state_dir) == made.path
 
 
+def test_it_is_another_vm_than_it_says_until_it_is_trusted() -> None:
+    theirs = new_identity()
+    made = replace(manifest(taken().to_json()), vm_id=theirs)
+    assert Source("store", ID, known="").identity_for(made, None) != theirs
+    assert Source("store", ID, known=digest(made)).identity_for(made, None) == theirs
+    assert Source("store", ID, known=digest(made)).identity_for(made, "copy") != theirs
+
+
 def test_another_vms_image_is_not_taken_by_its_name() -> None:
     text = GUEST.replace('path = "/etc/cron.d/web"', 'image = "db.qcow2"')
     planned = plan_itself(taken(text), HOST, standing(), plugged=False)
@@ -88,6 +98,7 @@ ASKING = {
     "device": '[[devices]]\ndriver = "vhost-vsock-pci"\nguest-cid = 3\n',
     "loader": '[[devices]]\ndriver = "loader"\nfile = "/etc/shadow"\naddr = "0x1000"\n',
     "passthrough": '[[passthrough]]\nid = "gpu"\nmatch = "10de:2330"\n',
+    "made device": '[[passthrough]]\nid = "a"\ndriver = "loader"\noptions.file = "/etc/shadow"\n',
     "adopted": '[adopted]\narguments = ["-chardev", "file,id=a,path=/etc/cron.d/x"]\n'
     "files = []\nforwards = []\n",
 }

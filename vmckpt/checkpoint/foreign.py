@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.errors import RefusedError
+from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import IMAGES, IN_MEMORY
 from vmckpt.vm.spec import Spec
 
@@ -61,8 +62,7 @@ def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
             yield f"device {device}"
     for passed in spec.passthrough:
         if own is None or passed not in own.passthrough:
-            what = passed.match or passed.driver
-            yield f"a device of the host passed through: '{passed.id}' ({what})"
+            yield f"a device of the host passed through: '{passed.id}' ({_whole(passed)})"
     if spec.adopted is not None and (own is None or spec.adopted != own.adopted):
         yield f"arguments of QEMU's: {' '.join(spec.adopted.arguments)}"
     if plugged and not spec.is_isolated:
@@ -70,6 +70,13 @@ def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
         for network in dict.fromkeys(nic.network for nic in spec.nics):
             if network not in ours:
                 yield f"the host's network ({network}; without it: --network isolated)"
+
+
+def _whole(passed: Passthrough) -> str:
+    """What QEMU makes it of, and whom its hook is run by."""
+    words = [passed.match or passed.driver, *(f"{k}={v}" for k, v in passed.options.items())]
+    words += [str(one) for one in (passed.hook, passed.ssh) if one]
+    return ", ".join(words)
 
 
 def _files(spec: Spec, own: Spec | None) -> Iterator[str]:

@@ -272,7 +272,7 @@ async def begun(work: Work) -> AsyncIterator[tuple[Files, ProcessId]]:
 
 async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> dict[str, Any]:
     host, verb = work.host, work.asked.verb
-    told = 0
+    told, is_at_work = 0, verb == RESTORE
     try:
         while True:
             alive = await host.is_alive(service)
@@ -290,10 +290,13 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
             told = max(told, len(steps))
             await asyncio.sleep(POLL_S)
     except asyncio.CancelledError:
+        # One that does not end needs its files, and so does what comes after its death.
+        is_at_work = True
         await finish(interrupted(host, service, f"the {verb} of '{work.asked.vm}'"))
+        is_at_work = verb == RESTORE
         raise
     finally:
-        if verb != RESTORE:
+        if not is_at_work:
             await finish(host.remove(files.path))
 
 

@@ -14,7 +14,8 @@ is the file with what opens an encrypted store, or left out.
 
 Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
-wait for its next page, and another pager can go on. A page that the store does not give as it was
+wait for its next page, and another pager can go on. It waits, too, while the store does not answer,
+or a disk of it cannot read, for up to ten minutes. A page that the store does not give as it was
 ends the guest: it is killed, never given something else. The file then says why; at the end of all
 pages it is removed.
 
@@ -26,6 +27,7 @@ import itertools
 import json
 import math
 import os
+import select
 import signal
 import socket
 import sys
@@ -38,11 +40,12 @@ from typing import Any
 import numpy as np
 
 from vmckpt.checkpoint.first_pages import next_noted, note, put_first, read_noted, runs
-from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.errors import OperationFailedError, StorageError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
 from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
 from vmckpt.state.durable import replace
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.open import Access, open_store
 
 # Streamed at once between two looks for faults.
@@ -54,6 +57,8 @@ IDLE_MS = 1
 NOTED_S = 0.5
 # So long the guest has the processors for itself, and gets only what it waits for.
 ALONE_S = 0.15
+# A store that does not answer is asked again after so long, for so long since the last page.
+AGAIN_S, PATIENCE_S = 1.0, 600.0
 
 
 class Pager:
@@ -74,6 +79,11 @@ class Pager:
         self.waited_for: list[int] = []
         self._began_s = math.inf
 
+    @property
+    def left(self) -> int:
+        """How many pages are still to come."""
+        return int(np.count_nonzero(self._left))
+
     def serve(self) -> None:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
         self._began_s = time.monotonic()
@@ -88,7 +98,7 @@ class Pager:
                     self._used = self._look_back()
         if self._left.any():
             raise OperationFailedError(
-                f"{np.count_nonzero(self._left)} pages of the guest's memory did not come",
+                f"{self.left} pages of the guest's memory did not come",
                 why="the checkpoint lists them, and its stream does not have them",
                 remedy="look at the store: vmckpt store check",
             )
@@ -199,7 +209,7 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
     try:
         pidfd = os.pidfd_open(pid)
         os.nice(_NICE)
-        pager.serve()
+        _serve_patiently(pager, pidfd)
         marker.unlink(missing_ok=True)
     except VmckptError as exc:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -208,6 +218,24 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
         sys.exit(1)
     except ProcessLookupError:
         marker.unlink(missing_ok=True)
+
+
+def _serve_patiently(pager: Pager, pidfd: int) -> None:
+    """Serve; while the store does not answer the guest waits. Raises as `Pager.serve`."""
+    left, since_s = pager.left, time.monotonic()
+    while True:
+        try:
+            pager.serve()
+            return
+        except StorageError as exc:
+            is_damaged = isinstance(exc, DamagedError) and not isinstance(exc, UnreadableError)
+            if pager.left < left:
+                left, since_s = pager.left, time.monotonic()
+            if is_damaged or time.monotonic() > since_s + PATIENCE_S:
+                raise
+            sys.stderr.write(f"it is tried again: {exc.what}: {exc.why}\n")
+        if select.select([pidfd], [], [], AGAIN_S)[0]:
+            raise ProcessLookupError
 
 
 def present(ram_file: Path) -> "np.ndarray":

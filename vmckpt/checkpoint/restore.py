@@ -64,6 +64,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.state.durable import make_dir_durably
+from vmckpt.store.manifest import Manifest
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, homes, read_vm
@@ -116,6 +117,14 @@ class Source(NamedTuple):
     secret: bytes | None = None
     known: str = ""
     is_foreign: bool = True
+
+    def identity_for(self, manifest: Manifest, name: str | None) -> str:
+        """Which VM it is from now on: the checkpoint's own, or, as a copy (`name`), a new one.
+
+        So is one that nobody here vouches for: a VM's uid follows from its identity (vm/users.py).
+        """
+        theirs = manifest.vm_id if name is None and self.known else None
+        return theirs or new_identity()
 
 
 async def restore(
@@ -209,9 +218,7 @@ class _Restoring:
         }
         self._began_s = 0.0
         self._disks_ms = 0.0
-        theirs = point.manifest.vm_id
-        # Which VM it is from now on: the checkpoint's, or, as a copy, a new one.
-        self._identity = theirs if wish.name is None and theirs else new_identity()
+        self._identity = source.identity_for(point.manifest, wish.name)
 
     async def run(self, running: Callable[[Restored], None]) -> None:
         """All of it."""
@@ -453,7 +460,7 @@ class _Restoring:
         vm = self._planned.vm
         history = History.parse(await self._host.read_text(vm.directory.point))
         manifest = self._point.manifest
-        is_itself = self._old is None and self._wish.name is None
+        is_itself = self._old is None and self._identity == manifest.vm_id
         sequence = manifest.sequence if is_itself else None
         history = history.then(manifest.id, self._host, self._source.place, sequence)
         await self._host.write_text(vm.directory.point, history.text)

@@ -40,7 +40,6 @@ from vmckpt.store.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import settled_platform
 from vmckpt.vm.paths import vm_dir
@@ -135,8 +134,7 @@ async def _anew(planned: Planned, wish: Wish, point: Checkpoint, source: Source)
         await write_down(vm, Making(vm.qemu.files.qemu_id, vm.spec.text, tuple(files)))
         await finish(in_thread(partial(copy_variables, planned)))
         await _write(point, {image: image.path for image in images})
-        theirs = point.manifest.vm_id
-        identity = theirs if wish.name is None and theirs else new_identity()
+        identity = source.identity_for(point.manifest, wish.name)
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
         await to_the_end(_commit(vm, point, source))

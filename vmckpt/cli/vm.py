@@ -45,6 +45,9 @@ def adopt(
     ],
     host: HostOption = "local",
     pid: Annotated[int | None, typer.Option(help="Its process, where that is in doubt.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Open what it names, although another user started it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Make a QEMU that somebody else started a VM; nothing about its process changes."""
@@ -52,7 +55,7 @@ def adopt(
     from vmckpt.vm.adopted.adopt import adopt as adopt_
 
     paths = [path.absolute() for path in qmp]
-    adoption = run(adopt_(name, find_host(host), paths, pid))
+    adoption = run(adopt_(name, find_host(host), paths, pid, trust=trust))
     vm = adoption.vm
     facts = {"vm": name, "host": vm.host.name, "pid": vm.qemu.process.pid, "adopted": True,
              "notes": adoption.notes}  # fmt: skip

@@ -5,6 +5,7 @@ import json
 from typing import NamedTuple
 
 from vmckpt.errors import HostDownError
+from vmckpt.foreign import NUMBER, Shape, parse, require
 from vmckpt.hosts.host import Host
 
 
@@ -16,6 +17,13 @@ class Silence(NamedTuple):
     longest_gap_ms: float
     silent_ms: float
     last_ns: int
+
+
+_REPLY: Shape = {
+    **dict.fromkeys(("received?", "lost?", "last_ns??"), int),
+    "longest_gap_ms?": NUMBER,
+    "gaps_over_20ms?": [[NUMBER]],
+}
 
 
 async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Silence | None:
@@ -34,9 +42,10 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
             question = {"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}
             try:
                 writer.write(json.dumps(question).encode() + b"\n")
-                reply = json.loads(await reader.readline())
+                reply = parse(await reader.readline())
             finally:
                 writer.close()
+        require(_REPLY, reply)
     except (OSError, ValueError, TimeoutError, HostDownError) as exc:
         raise HostDownError(
             f"the heartbeat observer of {host.name} does not answer",
@@ -45,7 +54,11 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
         ) from exc
     if not reply.get("received"):
         return None
-    silent_ms = sum(length for _, length in reply["gaps_over_20ms"])
+    silent_ms = sum(gap[-1] for gap in reply.get("gaps_over_20ms", ()) if gap)
     return Silence(
-        reply["received"], reply["lost"], reply["longest_gap_ms"], silent_ms, reply["last_ns"]
+        reply["received"],
+        reply.get("lost", 0),
+        reply.get("longest_gap_ms", 0.0),
+        silent_ms,
+        reply.get("last_ns") or 0,
     )

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -161,9 +161,13 @@ class LocalHost(Entry):
 
     @asynccontextmanager
     async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
-        """Hold an exclusive lock for a block; see hosts.lock."""
+        """Hold an exclusive lock for a block; see hosts.lock. Raises BusyError, StorageError."""
         await self.make_dir(path.parent)
-        with held(path, owner):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held(path, owner))
+            except OSError as exc:
+                raise self._cannot_write(path, exc) from exc
             yield
 
     async def lock_owner(self, path: Path) -> Owner | None:

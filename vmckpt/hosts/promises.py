@@ -7,16 +7,19 @@ yet by the process that asked for it. A process that asks writes first and then 
 ask at once, at least one sees the other.
 """
 
+import errno
 import json
 import os
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.hosts import process
 from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.process import ProcessId
 
 PLACE = Path("/dev/shm")
@@ -27,6 +30,7 @@ _TURN_S, _POLL_S = 2.0, 0.01
 _STARTED_WITHIN_NS = 120 * 10**9
 _BLOCK_BYTES = 512
 _HUGETLBFS = "hugetlbfs"
+_MOST_CHARS = 1 << 16
 
 
 class _Given(NamedTuple):
@@ -97,11 +101,11 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Given]) ->
 
 
 def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
-    """Promises whose holder runs or is being started. Another user's cannot be read."""
-    holders = _command_lines()
+    """Promises whose holder runs or is being started. Another user's are none."""
+    holders, users = _command_lines(), trusted_users()
     for path in place.glob(f"*/{NAME}*"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            one = _read(path)
+            one = _read(path, users)
             if not (holder := one.promise.holder.encode()):
                 if process.is_alive(one.asker):
                     yield path, one._replace(holder_pid=one.asker.pid)
@@ -163,9 +167,21 @@ def _write(path: Path, given: _Given) -> None:
     part.rename(path)
 
 
-def _read(path: Path) -> _Given:
-    words = json.loads(path.read_text())
+def _read(path: Path, users: Collection[int]) -> _Given:
+    """Raises OSError, also for what anyone else has put there: a pipe would be waited for."""
+    words = json.loads(_text(path, users))
     file, holder = Path(words["file"]) if words["file"] else None, str(words["holder"])
     one = Promise(path, int(words["size_bytes"]), file, bool(words["is_private"]), holder)
     asker = ProcessId(*map(int, words["asker"]))
     return _Given(one, asker, int(words["since_ns"]), bool(words["is_given"]))
+
+
+def _text(path: Path, users: Collection[int]) -> str:
+    inside = path.parent.lstat()
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd) as file:
+        found = os.fstat(fd)
+        is_ours = stat.S_ISDIR(inside.st_mode) and {inside.st_uid, found.st_uid} <= {*users}
+        if not is_ours or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(errno.EPERM, "another user's", str(path))
+        return file.read(_MOST_CHARS)

@@ -1,15 +1,17 @@
 """A guest with no way out: what its machine may not have, beside networks that are cut off."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
 from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.cards import cards_of
 from vmckpt.vm.spec import Spec
 
-# Devices that reach past QEMU to the host's kernel, or to a program beside it.
-_OUTWARD = ("vhost-", "ivshmem-")
+# Devices that reach past QEMU to the host's kernel or devices, or to a program beside it.
+_OUTWARD = ("vhost-", "ivshmem-", "vfio-", "usb-host")
 # The base class of a PCI function that is a network controller (/sys/.../class).
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NETWORK_CLASS = "0x02"
@@ -19,8 +21,7 @@ async def isolation_checks(spec: Spec, host: Host) -> list[Check]:
     """What of the VM leads out of it, however its NICs are cut off. Raises HostDownError."""
     remedy = "accept that it is not isolated: --network plugged"
     found = []
-    for device in spec.devices:
-        driver = str(device["driver"])
+    for driver in _drivers(spec):
         if driver.startswith(_OUTWARD):
             reason = f"its device {driver} is a connection to the host"
             found.append(Check("isolated", REFUSE, reason, remedy))
@@ -30,6 +31,14 @@ async def isolation_checks(spec: Spec, host: Host) -> list[Check]:
             reason = f"'{wanted[card.name]}' is a network card of {host.name}"
             found.append(Check("isolated", REFUSE, reason, remedy))
     return found or [Check("isolated", OK, "nothing of it leads to a network")]
+
+
+def _drivers(spec: Spec) -> Iterator[str]:
+    yield from (str(device["driver"]) for device in spec.devices)
+    yield from (device.driver for device in spec.passthrough if not device.match)
+    for option, value in pairwise(spec.adopted.arguments if spec.adopted else ()):
+        if option.lstrip("-") == "device":
+            yield parse_settings(value, "driver").get("driver") or ""
 
 
 async def _is_network(host: Host, addresses: Sequence[str]) -> bool:

@@ -10,7 +10,10 @@ from vmckpt.qemu.shapes import TEXT
 
 # Set by QEMU itself, or meaningless on another host.
 _NOT_SETTINGS = frozenset({"busnr", "hotplugged", "parent_bus", "failover_pair_id"})
-_NETWORK = re.compile(r"^(?:\s*\\ )?(?P<id>\S+): index=\d+,type=(?P<words>\S+)", re.MULTILINE)
+# A port of a hub stands before what is in it.
+_NETWORK = re.compile(
+    r"^(?:\s*\\ )?(?:hub\d+port\d+: )?(?P<id>\S+): index=\d+,type=(?P<words>\S+)", re.MULTILINE
+)
 
 
 class Drive(NamedTuple):

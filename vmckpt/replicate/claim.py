@@ -16,10 +16,18 @@ from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.request import REQUEST, Files, Options, Request, read_request
+from vmckpt.replicate.request import (
+    REQUEST,
+    Files,
+    Options,
+    Request,
+    is_settled,
+    read_request,
+)
 from vmckpt.state.documents import Schema, load_from
-from vmckpt.state.durable import write_durably
+from vmckpt.state.durable import parse_record, write_durably
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.start import Replaced
 
 ASK_TIMEOUT_S = 20.0
 
@@ -85,14 +93,17 @@ async def examine(path: Path) -> Answer:
 async def ask_about(vm: Vm) -> Answer | None:
     """The arbiter's answer about the VM's claim, or about what it was taken over by there.
 
-    None: there is neither. Raises HostDownError when the arbiter gives no answer: then nothing may
-    be started.
+    None: there is neither. It is not asked again what it had recorded when the primary's service
+    ended, whose claim could not be removed. Raises HostDownError when it gives no answer: then
+    nothing may be started.
     """
     path = vm.directory.claim
     if not await vm.host.exists(path):
         if not await took_over(vm):
             return None
         path = Files.of(vm.host, vm.name).path
+    elif answer := await _was_settled(vm):
+        return answer
     command = [*await vm.host.own_command(), "replica", "examine", str(path)]
     done = await vm.host.run(command, ASK_TIMEOUT_S)
     try:
@@ -107,6 +118,18 @@ async def ask_about(vm: Vm) -> Answer | None:
             remedy="bring the arbiter back; if it is gone for good: vmckpt replicate stop "
             f"{vm.name} (with --standby-is-dead if the other host is off, too)",
         ) from exc
+
+
+async def _was_settled(vm: Vm) -> Answer | None:
+    """The answer to a claim whose service has ended, with nothing left to a standby."""
+    status = Files.of(vm.host, vm.name).status
+    with suppress(StorageError):
+        claim = await Claim.of(vm)
+        said = parse_record(await vm.host.read_text(status) or "", status, remedy="-")
+        is_its = claim is not None and claim.holder == f"{vm.host.name}/{said.get('run')}"
+        if claim is not None and is_its and said.get("role") == "primary" and is_settled(said):
+            return Answer(Right.OURS, claim.holder, claim.standby)
+    return None
 
 
 async def is_of_this_home(vm: Vm) -> bool:
@@ -144,6 +167,18 @@ async def took_over(vm: Vm) -> bool:
     with suppress(StorageError):
         request = await _request_there(vm)
         return request is not None and request.standby.name == vm.host.name
+    return False
+
+
+async def is_as_taken_over(vm: Vm) -> bool:
+    """Whether that is so, and its QEMU is still the one that took over."""
+    with suppress(StorageError):
+        request = await _request_there(vm)
+        return (
+            request is not None
+            and request.standby.name == vm.host.name
+            and vm.qemu.replaces == Replaced(request.primary.name, request.qemu_id)
+        )
     return False
 
 

@@ -31,10 +31,15 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
 
     Raises RefusedError (the standby's service runs, or what it wrote is not on the storage),
     HostDownError (the standby's host gives no answer: it may still write), OperationFailedError
-    (the VM's term is another's, or the storage fails): what stands aside stays.
+    (the VM's term is another's, the storage fails, or nobody knows for whom it stands aside): what
+    stands aside stays.
     """
     known = {host.name: host for host in hosts}
-    found = await stand_aside(name, known.values())
+    answers = await ask_every(known.values(), lambda host: _aside(host, name))
+    found = [one for one in answers.given if one is not None]
+    unclear = [exc for exc in answers.silent if isinstance(exc, OperationFailedError)]
+    if unclear and not found:
+        raise unclear[0]
     for one in found:
         if not standby_is_dead:
             await _require_ended(one.request, known)

@@ -119,11 +119,13 @@ class Keeper:
             await self._try_again(exc)
 
     async def _settle(self) -> None:
-        """The term seems not to be ours: see whose it is."""
+        """The term seems not to be ours: see whose it is. An arbiter that was put back to what it
+        had before has forgotten that, and fails.
+        """
         try:
             await self._lease.look()
-        except VmckptError:
-            await self._sleep(RETRY_S)
+        except VmckptError as exc:
+            await self._try_again(exc)
             return
         if self._lease.highest_term > self._term or self._lease.held is None:
             self.replaced.set()
@@ -201,10 +203,11 @@ class Keeper:
                 if holder not in ours and not is_standbys(holder):
                     return False
                 self._term = (await again.take()).term
-            except RefusedError:
+            except RefusedError as exc:
                 if again.seen is None or again.seen.now.record.holder not in ours:
                     return False
-                await self._sleep(RETRY_S)  # it was not told, and its lease may run
+                # It was not told, and its lease may run, or it has forgotten what it was told.
+                await self._try_again(exc)
             except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
                 await self._try_again(exc)
             else:

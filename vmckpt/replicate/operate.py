@@ -14,7 +14,13 @@ from vmckpt.errors import (
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
-from vmckpt.replicate.claim import ask_about, is_of_this_home, require_right, took_over
+from vmckpt.replicate.claim import (
+    ask_about,
+    is_as_taken_over,
+    is_of_this_home,
+    require_right,
+    took_over,
+)
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.leftovers import remove_stale_home, remove_taken_over
 from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
@@ -44,7 +50,7 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
     found = await sides(name, hosts)
     standby = await _standby_of(name, found)
     status = standby.status
-    if status["state"] != PROMOTED:
+    if status["state"] != PROMOTED and not await _died_in_it(name, standby):
         status = await _taken_over(name, standby, found)
     warnings = await _left(name, status, hosts)
     if status.get("took_over_ms") is None and not await _runs_by_now(standby.host, name):
@@ -54,6 +60,12 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
             remedy=f"vmckpt vm start {name}",
         )
     return status | {"warnings": warnings}
+
+
+async def _died_in_it(name: str, standby: Side) -> bool:
+    """Whether the guest is at home with a standby whose service died in the takeover."""
+    home = None if standby.answers else await read_vm(standby.host, name)
+    return home is not None and await is_as_taken_over(home)
 
 
 async def _runs_by_now(standby: Host, name: str) -> bool:

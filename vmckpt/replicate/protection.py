@@ -341,9 +341,14 @@ class Protection:
         self._is_ending = True
         if self._is_handing_over:
             return await self._handed_over()
-        if self._epochs.is_safe and not self._qemu_lives():
-            return await self._dead_here("its QEMU died", Ending.YOURS)
-        if not await self._keeper.solo():
+        solo = asyncio.ensure_future(self._keeper.solo())
+        while not solo.done():  # an arbiter may give no answer any more
+            if self._epochs.is_safe and not self._qemu_lives():
+                solo.cancel()
+                await asyncio.wait({solo})
+                return await self._dead_here("its QEMU died", Ending.YOURS)
+            await asyncio.wait({solo}, timeout=RETRY_S)
+        if not solo.result():
             return Ending.REPLACED
         await self._stream.end(ALONE, self._why)
         self._stream.abort()

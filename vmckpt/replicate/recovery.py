@@ -47,6 +47,8 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 
 POLL_S, CONT_POLLS = 0.1, 1000
+# How often it is seen whether an operator's process waits to do this, or has.
+LOOK_S = 0.5
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
 
@@ -57,9 +59,9 @@ async def recover(
     """Settle where the guest goes on, after the death of the primary's service.
 
     A guest that is dead here is the standby's, however long that takes: nothing is done about it
-    unless `at_any_rate` (the operator says that there is no standby any more). A term that the
-    standby took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM.
-    Raises what keeps it from doing so.
+    unless `at_any_rate` (the operator says that there is no standby any more), which comes before
+    what waits for the arbiter without that. A term that the standby took is taken from it only if
+    `standby_is_dead`. Waits as long as others work on the VM. Raises what keeps it from doing so.
     """
     request, files = read_request(directory), Files(directory)
     host = request.primary
@@ -169,8 +171,12 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
-    goes_on = is_dead and await _goes_without_arbiter(request)
-    if goes_on or await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead):
+    goes_on: bool | None = is_dead and await _goes_without_arbiter(request)
+    if not goes_on:
+        goes_on = await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead)
+    if goes_on is None:
+        return  # an operator's process sees to it
+    if goes_on:
         if vm is not None:
             await vm.host.remove(vm.directory.claim)
             for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
@@ -221,24 +227,29 @@ async def _end_replaced(request: Request, vm: Vm | None) -> None:
 
 async def _takes_term(
     request: Request, *, at_any_rate: bool, standby_is_dead: bool = False
-) -> bool:
-    """Wait until it is clear who goes on; True when it is this side.
+) -> bool | None:
+    """Wait until it is clear who goes on; True when it is this side, None when an operator ends the
+    replication, or has: that needs the VM's lock, which is held here.
 
     A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
-    has forgotten ours, or is not mounted: it is waited for until the operator ends the replication
-    (`at_any_rate`, which may be of a service that was killed before it had a term). Raises
-    RefusedError when the term is neither side's.
+    has forgotten ours, or is not mounted: it is waited for, but not `at_any_rate` (which may be of
+    a service that was killed before it had a term). Raises RefusedError when the term is neither
+    side's.
     """
     us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
     store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease: Lease | None = None
-    until_s = math.inf
+    until_s, look_s = math.inf, 0.0
     while True:
+        if not at_any_rate and boottime_s() >= look_s:
+            if await _is_left_to_others(request):
+                return None
+            look_s = boottime_s() + LOOK_S
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
             if found is None:
-                if at_any_rate or await _is_released(request):
+                if at_any_rate:
                     return True
             elif (holder := found.record.holder) == claimant:
                 return True
@@ -261,10 +272,12 @@ async def _takes_term(
         await asyncio.sleep(POLL_S)
 
 
-async def _is_released(request: Request) -> bool:
-    """Whether another process waits to do this `at_any_rate`."""
-    mark = f"replica\0release\0{Files.of(request.primary, request.vm).path}\0"
-    return bool(await request.primary.find_processes(mark))
+async def _is_left_to_others(request: Request) -> bool:
+    """Whether another process waits to do this `at_any_rate`, or the replication was ended."""
+    files = Files.of(request.primary, request.vm)
+    if not await request.primary.exists(files.request):
+        return True
+    return bool(await request.primary.find_processes(f"replica\0release\0{files.path}\0"))
 
 
 async def _is_at_home(request: Request) -> bool:

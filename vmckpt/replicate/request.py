@@ -40,6 +40,11 @@ def has_left(status: Mapping[str, Any]) -> bool:
     return status.get("ending") in ("yours", "replaced")
 
 
+def is_settled(status: Mapping[str, Any]) -> bool:
+    """Whether a primary's last word is that no standby may have the guest any more."""
+    return status.get("ending") in ("stopped", "alone", "guest_off", "lost")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the operator wishes. `epoch_s` of None adapts itself.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
-from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.claim import Answer, ask_about, refused
@@ -33,6 +33,8 @@ from vmckpt.vm.inventory import Vm, read_vm
 
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
+# In which a standby's host gives its term up, if the arbiter answers.
+ABANDON_S = 2 * ARBITER_S
 
 
 async def stop(
@@ -44,9 +46,9 @@ async def stop(
 ) -> dict[str, Any]:
     """End the VM's replication: it runs on where it is, unprotected.
 
-    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that a
-    standby's host which gives no answer does nothing more. An arbiter that gives no answer is not
-    needed once nothing is left of the standby.
+    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that hosts
+    which give no answer do nothing more; what another has counts. An arbiter that gives no answer
+    is not needed once nothing is left of the standby.
 
     `copies`: what becomes of those of a standby that was killed. What services that have ended left
     to read goes too. When both were killed the arbiter is told that no standby may take over any
@@ -82,6 +84,7 @@ async def stop(
         await _settle_standbys(name, found, copies)
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
+    await _require_one_home(name, hosts)
     await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
     if await stand_aside(name, hosts):
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
@@ -114,6 +117,24 @@ async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterab
             raise _not_freed(vm, answer)
 
 
+async def _require_one_home(name: str, hosts: Iterable[Host]) -> None:
+    """Raises RefusedError while two hosts have the VM: what the services left tells them apart."""
+    homes = await _homes_but(name, "", hosts)
+    if len(homes.given) > 1:
+        raise RefusedError(
+            f"{' and '.join(homes.given)} have '{name}'",
+            why="which of them is older is not certain: the arbiter does not say so",
+            remedy=f"when it answers: vmckpt replicate stop {name}",
+        )
+
+
+async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str]:
+    """Which of the hosts but that one have the VM at home; `silent`: why some do not say."""
+    answers = await ask_every(hosts, lambda one: read_vm(one, name))
+    given = [vm.host.name for vm in answers.given if vm is not None and vm.host.name != host]
+    return Answers(given, answers.silent, answers.unheard)
+
+
 async def _require_may_run(
     name: str, found: Iterable[Side], hosts: Iterable[Host], *, standby_is_dead: bool
 ) -> None:
@@ -130,8 +151,11 @@ async def _require_may_run(
     role = roles.get(vm.host.name)
     may_be_elsewhere = role == "standby" and answers.silent and not standby_is_dead
     answer = await ask_about(vm) if role == "primary" or may_be_elsewhere else None
-    if answer is not None and answer.right is not Right.OURS:
+    if answer is None:
+        return
+    if answer.right is not Right.OURS:
         raise _not_freed(vm, answer)
+    await vm.host.remove(vm.directory.claim)  # the services' files go, by which it may be settled
 
 
 def _not_freed(vm: Vm, answer: Answer) -> RefusedError:
@@ -171,13 +195,17 @@ async def _primary_ended(
             if is_waiting:  # no longer
                 return await ask(primary.host, files, "stop", TIMEOUT_S), True
             raise
-    if not standby_is_dead:
-        await _end_standby(name, now.status, hosts)
+    await _end_standby(name, now.status, hosts, is_dead=standby_is_dead)
+    await _require_nowhere_else(name, now, hosts, is_dead=standby_is_dead)
     return await ask(primary.host, files, GO_ALONE), False
 
 
-async def _end_standby(name: str, told: Mapping[str, Any], hosts: Iterable[Host]) -> None:
-    """End all of the standby. Raises RefusedError when it has the guest, or may have it."""
+async def _end_standby(
+    name: str, told: Mapping[str, Any], hosts: Iterable[Host], *, is_dead: bool
+) -> None:
+    """End all of the standby. Raises RefusedError when it may have the guest; `is_dead`: not so for
+    a host that gives no answer.
+    """
     silent = f"the arbiter gives no answer ({told['arbiter_fails']}), nor does {told['standby']}"
     host = next((host for host in hosts if host.name == told["standby"]), None)
     try:
@@ -186,20 +214,47 @@ async def _end_standby(name: str, told: Mapping[str, Any], hosts: Iterable[Host]
         for process in await services(host, name):
             await host.kill(process)
         await end_waiting(host, name)
-        home = await read_vm(host, name)
     except HostDownError as exc:
+        if not is_dead:
+            raise _not_certain(name, f"{silent} ({exc.why})") from exc
+
+
+async def _require_nowhere_else(
+    name: str, primary: Side, hosts: Iterable[Host], *, is_dead: bool
+) -> None:
+    """No other host has the guest, which its standby may have passed on; the arbiter is not asked.
+
+    Raises RefusedError; of what no host says any more not when it `is_dead`.
+    """
+    homes = await _homes_but(name, primary.host.name, hosts)
+    if homes.given:
         raise RefusedError(
-            f"where '{name}' may run is not certain",
-            why=f"{silent} ({exc.why})",
-            remedy=f"once that host is off for certain: vmckpt replicate stop {name} "
-            "--standby-is-dead",
-        ) from exc
-    if home is not None:
-        raise RefusedError(
-            f"the standby on {host.name} has '{name}'",
-            why="it took the guest over before the arbiter gave no answer any more",
+            f"'{name}' is on {' and '.join(homes.given)}",
+            why="it went on there before the arbiter gave no answer any more: what "
+            f"{primary.host.name} has is older",
             remedy=f"vmckpt replicate failover {name}",
         )
+    if is_dead:
+        return
+    if homes.silent:
+        why = "; ".join(f"{silent.what}: {silent.why}" for silent in homes.silent)
+        raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
+    said = [await last_word(host, Files.of(host, name)) for host in hosts]
+    if any(
+        one["state"] == PROMOTED and one.get("run") == primary.status.get("run")
+        for one in said
+        if one is not None
+    ):
+        raise _not_certain(name, "its standby took it over, and does not have it any more")
+
+
+def _not_certain(name: str, why: str) -> RefusedError:
+    return RefusedError(
+        f"where '{name}' may run is not certain",
+        why=why,
+        remedy="once it is certain that no host that is off, or unknown, runs it: vmckpt "
+        f"replicate stop {name} --standby-is-dead",
+    )
 
 
 async def _settle_standbys(name: str, found: Iterable[Side], copies: Fate) -> None:
@@ -216,21 +271,41 @@ async def _settle_term(
     It is when its service was killed, or left the guest to a standby that does not have it. What
     counts is how the services have ended, not what they said before.
     """
-    # No standby's service: where nothing of it is left, the guest is at home there or nowhere.
-    has_it, last = not standby_is_dead and await _is_elsewhere(name, found, hosts), None
     words = [(side, await last_word(side.host, Files.of(side.host, name))) for side in found]
-    is_left = any(side.status["role"] == "primary" and _is_left(said) for side, said in words)
-    for side, said in sorted(words, key=lambda word: word[0].status["role"] == "primary"):
-        if side.status["role"] == "standby":  # the first: it may have the term
-            await end_waiting(side.host, name)
-            is_home = await read_vm(side.host, name) is not None
-            has_it = is_home or (said is not None and said["state"] == PROMOTED)
-            if _is_killed(said) or (is_left and not has_it):
-                await _abandoned(side.host, name)
-            await settle_copies(side.host, Files.of(side.host, name), copies)
-        elif _is_killed(said) or (_is_left(said) and not has_it):
-            last = await _released(side.host, name, standby_is_dead=standby_is_dead)
-    return last
+    primaries = [(side, said) for side, said in words if side.status["role"] == "primary"]
+    runs = {side.status.get("run") for side, _ in primaries}
+    is_left = any(_is_left(said) for _, said in primaries)
+    taken, failed, last = set[Any](), "", dict[str, Any]()
+    for side, said in words:  # the first: they may have the term
+        if side.status["role"] != "standby":
+            continue
+        await end_waiting(side.host, name)
+        is_home = await read_vm(side.host, name) is not None
+        is_taken = said is not None and said["state"] == PROMOTED
+        if _is_killed(said) or (is_left and not (is_home or is_taken)):
+            failed = await _abandoned(side.host, name) or failed
+            if failed and is_home:
+                why = f"it is paused on {side.host.name}, go on with it by: vmckpt vm start {name}"
+                last = {**side.status, "why": why}
+        await settle_copies(side.host, Files.of(side.host, name), copies)
+        if is_taken and not standby_is_dead:
+            taken.add(side.status.get("run"))
+    homes = await _homes_but(name, "", hosts)
+    for side, said in primaries:
+        is_elsewhere = any(home != side.host.name for home in homes.given)
+        if not _is_left(said) or is_elsewhere or side.status.get("run") in taken:
+            continue
+        if failed:
+            await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)
+        is_dead = standby_is_dead or bool(failed)
+        last = await _released(side.host, name, standby_is_dead=is_dead)
+    if failed and not (runs or homes.given):
+        raise OperationFailedError(
+            f"the term of '{name}' was not given up",
+            why=failed,
+            remedy="mend that, and the same again: until then nobody can go on with the VM",
+        )
+    return last or None
 
 
 def _is_killed(said: Mapping[str, Any] | None) -> bool:
@@ -241,13 +316,6 @@ def _is_killed(said: Mapping[str, Any] | None) -> bool:
 def _is_left(said: Mapping[str, Any] | None) -> bool:
     """Whether a primary's service was killed, or left the guest to its standby."""
     return said is None or _is_killed(said) or has_left(said)
-
-
-async def _is_elsewhere(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> bool:
-    """Whether the VM is at home on another host than that of its primary's service."""
-    primaries = {side.host.name for side in found if side.status["role"] == "primary"}
-    homes = await ask_every(hosts, lambda host: read_vm(host, name))
-    return any(vm.host.name not in primaries for vm in homes.given if vm is not None)
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
@@ -292,15 +360,19 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
     return said
 
 
-async def _abandoned(host: Host, name: str) -> None:
-    """Have the host of a standby that was killed give up a term that it took for nothing."""
+async def _abandoned(host: Host, name: str) -> str:
+    """Have the host of a standby that was killed give up a term that it took for nothing; why it
+    did not: the arbiter does not answer.
+
+    Nothing can use that term any more then, and a guest that is at home there stays paused.
+    """
     directory = Files.of(host, name).path
-    done = await host.run(
-        [*await host.own_command(), "replica", "abandon", str(directory)], BEGIN_S
-    )
-    if done.returncode:
-        raise OperationFailedError(
-            f"the term of '{name}' was not given up",
-            why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
-            remedy="mend that, and the same again: until then nobody can go on with the VM",
-        )
+    command = [*await host.own_command(), "replica", "abandon", str(directory)]
+    try:
+        done = await host.run(command, ABANDON_S)
+    except HostDownError as exc:
+        await host.require_up()
+        return f"the arbiter gives no answer: {exc.why}"
+    if not done.returncode:
+        return ""
+    return "; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import AreaMap, Maps
-from vmckpt.store.damage.elsewhere import lost_chunks, require_readable
+from vmckpt.store.damage.elsewhere import lost_chunks
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
 from vmckpt.store.opened import Opened
@@ -180,7 +180,6 @@ class Area:
         """Chunks of one pack, or, where it is damaged, what is the same elsewhere."""
         out, found = self._opened.elsewhere.read(self._fitting(pack), slots, self._cache.get)
         if not found.all():
-            require_readable(pack, slots[~found])
             raise lost_chunks(pack, int(np.sum(~found)))
         return out
 

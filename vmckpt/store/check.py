@@ -14,7 +14,7 @@ from vmckpt.store.bundles.layout import BUNDLES, is_bundle
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, AreaMap, Maps
 from vmckpt.store.damage.records import DAMAGED, damage, named
 from vmckpt.store.damage.subset import EVERYTHING, Subset
-from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.errors import DamagedError, UnreadableError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.keyring import restore_copies
 from vmckpt.store.maps import packs_of, slots_of
@@ -41,6 +41,8 @@ class Report:
     packs: int = 0
     # Of how many all of the content was read.
     packs_read: int = 0
+    # Whether a disk could not read something, which may be read another time.
+    unread: bool = False
     # False: the place takes no records of damage (an exported file, one that may only be read).
     noted: bool = True
     read_bytes: int = 0
@@ -92,6 +94,7 @@ class _Check:
         self._strangers(sizes)
         newest = self._opened.packs.look_again()
         held = backend.look()
+        report.unread |= backend.unread() is not None
         # What a bundle has of older generations gc has written anew since: nothing reads it.
         packs = [
             (pack_id, generation, size)
@@ -111,7 +114,7 @@ class _Check:
             report.packs_read += whole
             self._read(size if whole else 0)
         for name, error in self._opened.records.unreadable.items():
-            self._found(f"{DAMAGED}/{name}", error.why)
+            self._found(f"{DAMAGED}/{name}", error)
         for name, size in sizes[BUNDLES].items():
             self._bundle(f"{BUNDLES}/{name}", size)
         for name, size in sizes[MAPS].items():
@@ -148,7 +151,7 @@ class _Check:
         except MissingError:
             return None
         except DamagedError as exc:
-            self._found(name, exc.why)
+            self._found(name, exc)
             return None
         table = pack.table
         names = np.zeros((table.slot_count, 2), dtype="<u8")
@@ -156,7 +159,7 @@ class _Check:
         found = self._opened.pool.map(self._frame, _each(pack))
         for frame, hashes in enumerate(found):
             if isinstance(hashes, DamagedError):
-                self._found(name, hashes.why)
+                self._found(name, hashes)
                 continue
             first = int(table.firsts[frame])
             slots = table.slots[first : first + int(table.counts[frame])]
@@ -178,7 +181,7 @@ class _Check:
         except MissingError:
             return None
         except DamagedError as exc:
-            self._found(pack_name(pack_id, generation), exc.why)
+            self._found(pack_name(pack_id, generation), exc)
             return None
         try:
             pack.require_hashes()
@@ -235,7 +238,7 @@ class _Check:
         try:
             self._opened.files.read_base(bytes.fromhex(name))
         except DamagedError as exc:
-            self._found(f"{MAPS}/{name}", exc.why)
+            self._found(f"{MAPS}/{name}", exc)
 
     def _checkpoint(self, checkpoint_id: str) -> None:
         try:
@@ -243,7 +246,7 @@ class _Check:
         except MissingError:
             return  # removed, meanwhile
         except DamagedError as exc:
-            self._found(f"{CHECKPOINTS}/{checkpoint_id}", exc.why)
+            self._found(f"{CHECKPOINTS}/{checkpoint_id}", exc)
             self._lost(checkpoint_id, exc.what)
             return
         for name, area in maps.areas.items():
@@ -271,7 +274,9 @@ class _Check:
                     continue
                 lost = slots[~np.isin(slots, good)]
                 if len(lost):
-                    lost = lost[~self._elsewhere(maps.packs[number], lost)]
+                    pack = self._opened.packs.find(maps.packs[number])
+                    lost = lost[~self._opened.elsewhere.older(pack, lost, [])[1]]
+                    lost = lost[~self._elsewhere(pack, lost)]
                 total += len(lost)
         return total
 
@@ -279,13 +284,12 @@ class _Check:
         """Whether the pack's chunks are as large as the area's: maps are data."""
         return self._opened.packs.find(pack_id).table.chunk_bytes == area.chunk_bytes
 
-    def _elsewhere(self, pack_id: bytes, slots: Numbers) -> NDArray[np.bool_]:
+    def _elsewhere(self, pack: Pack, slots: Numbers) -> NDArray[np.bool_]:
         """Which chunks are, undamaged, in other packs too: there they are read from."""
         if self._names_there is None:
             find = self._opened.packs.find
             packs = [find(pack) for pack, good in self._good.items() if good is not None]
             self._names_there = Index().grown(packs, self._bad_slots)
-        pack = self._opened.packs.find(pack_id)
         names = self._opened.elsewhere.names(pack, slots)
         found: NDArray[np.bool_] = (self._names_there.find(names)[0] >= 0) & names.any(axis=1)
         gone = ~found & ~pack.table.has(slots) & (slots < pack.table.slot_count)
@@ -298,7 +302,10 @@ class _Check:
         slots, good = self._opened.packs.find(pack_id).table.slot_count, self._good[pack_id]
         return np.setdiff1d(np.arange(slots), good if good is not None else [])
 
-    def _found(self, name: str, why: str) -> None:
+    def _found(self, name: str, why: str | DamagedError) -> None:
+        if isinstance(why, DamagedError):
+            self._report.unread |= isinstance(why, UnreadableError)
+            why = why.why
         self._report.findings.append(Finding(name, why))
 
     def _lost(self, checkpoint_id: str, why: str) -> None:
@@ -309,8 +316,8 @@ class _Check:
         self._progress(self._report.read_bytes, self._total)
 
 
-def _why(exc: DamagedError | MissingError) -> str:
-    return exc.why if isinstance(exc, DamagedError) else "it went meanwhile"
+def _why(exc: DamagedError | MissingError) -> DamagedError | str:
+    return exc if isinstance(exc, DamagedError) else "it went meanwhile"
 
 
 def _each(pack: Pack) -> Iterator[tuple[Pack, int]]:

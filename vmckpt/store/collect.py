@@ -44,9 +44,8 @@ from vmckpt.store.bundles.merging import (
     plan_merges,
 )
 from vmckpt.store.checkpoint_file import MAPS
-from vmckpt.store.damage.elsewhere import require_readable
 from vmckpt.store.damage.records import RECORD_COPIES, named
-from vmckpt.store.errors import DamagedError, UnreadableError
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import FRAME_BYTES, Numbers, Pack, PackWriter, pack_name, parsed_name
@@ -250,7 +249,8 @@ def _rewritten(store: Store, rewrite: Rewrite, needed: Needed, before: Collected
     except MissingError:  # another gc has written it anew
         return before
     except DamagedError:
-        # All that it has, since the plan was made: none of it can be told from what is whole.
+        # All that it has, since the plan was made: none of it can be told from what is whole. Or a
+        # disk cannot read some of it: it stays until it is read, or no checkpoint needs it.
         healed, lost = 0, len(needed.slots.get(rewrite.pack_id, ()))
     known = before.lost | ({name: lost} if lost else {})
     return before._replace(healed=before.healed + healed, lost=known)
@@ -282,10 +282,6 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         lost = np.setdiff1d(kept, found)
         if not np.isin(lost, wanted).all():
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
-        try:
-            require_readable(pack, lost)
-        except UnreadableError:
-            return 0, len(lost)  # until it can be read, or no checkpoint needs it
         lock.require()
         gone = named(pack, lost, opened.elsewhere.names(pack, lost))._replace(generation=generation)
         noted = list[str]()
@@ -355,10 +351,7 @@ def _is_to_heal(store: Store, needed: Needed) -> bool:
 
 def _are_found(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     """Whether some of these can be read, by place or by name."""
-    if not len(slots):
-        return False
-    _, found = opened.elsewhere.read(pack, slots, FrameCache().get)
-    return bool(found.any())
+    return bool(len(slots)) and opened.elsewhere.finds_any(pack, slots)
 
 
 def _merges(

@@ -1,8 +1,8 @@
 """What checkpoints need, and so what lies in a store that none needs: for gc, which removes it."""
 
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.merging import Copies, superseded
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.opened import REQUESTS
-from vmckpt.store.pack import Numbers, Table, pack_name, parsed_name
+from vmckpt.store.pack import Numbers, Table, believed, pack_name, parsed_name
 from vmckpt.store.pins import orphans
 from vmckpt.store.store import Store, is_id
 
@@ -118,26 +118,33 @@ def kept_packs(store: Store, needed: Needed, held: Holdings) -> dict[str, int]:
     kept = {}
     for pack_id, slots in needed.slots.items():
         if found := generations.get(pack_id):
-            # What was merged had taken the place of those before: one that is older and not in a
-            # bundle came later, from a client that may add packs of any name.
-            merged = [one for one in found if pack_name(pack_id, one) in held.within]
-            found = [one for one in found if one in merged or one > max(merged, default=-1)]
-            name = pack_name(pack_id, _kept_generation(store, pack_id, found, slots))
+            is_merged = partial(_is_merged, held, pack_id)
+            newest_first = believed(found, is_merged)
+            name = pack_name(pack_id, _kept_generation(store, pack_id, newest_first, slots))
             kept[name] = sizes[name]
     return kept
 
 
-def _kept_generation(store: Store, pack_id: bytes, found: Iterable[int], slots: Numbers) -> int:
+def _is_merged(held: Holdings, pack_id: bytes, generation: int) -> bool:
+    return pack_name(pack_id, generation) in held.within
+
+
+def _kept_generation(
+    store: Store, pack_id: bytes, newest_first: Sequence[int], slots: Numbers
+) -> int:
     """The newest that lacks nothing of what is needed that an older one has, undamaged as far as
-    is known; where none can be read, the newest.
+    is known; where none can be read, the newest. Raises UnreadableError.
 
     A gc that was stopped for long may have published one that lacks what came meanwhile.
     """
-    newest_first = sorted(found, reverse=True)
     whole: dict[int, Table] = {}
     for number in newest_first if len(newest_first) > 1 else []:
-        with suppress(DamagedError, MissingError):
+        try:
             whole[number] = store.opened.packs.open(pack_id, number).table
+        except UnreadableError:  # it may be the one that stays: none of them goes now
+            raise
+        except (DamagedError, MissingError):
+            continue
 
     def good(number: int) -> Numbers:
         there = of_table(whole[number], slots)

@@ -22,7 +22,6 @@ from vmckpt.store.bundles.bundled import BundledBackend
 from vmckpt.store.bundles.layout import BundleFiles
 from vmckpt.store.checkpoint_file import Files
 from vmckpt.store.config import (
-    MERGED,
     SECRET_BYTES,
     Config,
     new_config,
@@ -190,7 +189,7 @@ def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     bundles = BundleFiles(
         backend, sealer, Header(Kind.BUNDLE, encrypted=config.is_encrypted, store=store_id)
     )
-    backend = BundledBackend(backend, bundles, older_ok=config.format < MERGED)
+    backend = BundledBackend(backend, bundles)
     files = Files(backend, sealer, store_id)
     packs = Packs(backend, sealer, files.header(Kind.PACK))
     records = DamageRecords(backend, sealer, files.header(Kind.DAMAGE))

@@ -19,7 +19,7 @@ needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their n
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from vmckpt.store.backends.backend import Backend, Copy, Copying, MissingError, 
 from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import decoding
-from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.errors import DamagedError, UnreadableError, damaged
 from vmckpt.store.header import HEADER_BYTES, Header
 from vmckpt.store.manifest import MOST_CHUNK_BYTES
 from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
@@ -54,6 +54,8 @@ _TRAILER_BYTES = _TRAILER.size + TAG_BYTES
 _END_BYTES = 64 << 10
 # zstd of nothing: a frame of no chunks.
 _NOTHING = bytes.fromhex("28b52ffd2000010000")
+# So often a pack is looked for that gc moves.
+_TRIES = 4
 # Frames being compressed while others are written.
 _IN_FLIGHT = 8
 
@@ -356,10 +358,14 @@ class Packs:
                 return self._packs[pack_id]
             names = self._names
         # Not under the mutex: of object storage many are opened at once.
-        try:
-            found = self._open_newest(pack_id, names)
-        except MissingError:  # written anew since names were looked up
-            found = self._open_newest(pack_id, {})
+        for _ in range(_TRIES):
+            try:
+                found = self._open_newest(pack_id, names)
+                break
+            except MissingError:  # written anew, or moved, since names were looked up
+                names = {}
+        else:
+            raise self._missing(pack_id)
         with self._mutex:
             before = self._packs.setdefault(pack_id, found)
             if before.generation < found.generation:
@@ -367,14 +373,14 @@ class Packs:
             return self._packs[pack_id]
 
     def use(self, pack_id: bytes, read: Callable[[Pack], T]) -> T:
-        """What `read` has of the pack; once more with its next generation, if it was written anew.
+        """What `read` has of the pack; again with its next generation, if it was written anew.
 
-        Raises as `find` and `read` do.
+        Raises DamagedError when it is not there or cannot be read, and what else `read` raises.
         """
-        try:
-            return read(self.find(pack_id))
-        except MissingError:
-            return read(self.find(pack_id, again=True))
+        for attempt in range(_TRIES):
+            with suppress(MissingError):
+                return read(self.find(pack_id, again=attempt > 0))
+        raise self._missing(pack_id)
 
     def _open_newest(self, pack_id: bytes, names: dict[bytes, tuple[int, int]]) -> Pack:
         if pack_id not in names:
@@ -382,8 +388,16 @@ class Packs:
             with self._mutex:
                 self._names = names
         if pack_id not in names:
-            raise damaged(f"pack {pack_id.hex()} is missing", "a checkpoint needs it")
+            # Its folders are listed one after the other, and gc moves it from one to the other.
+            raise MissingError(pack_id.hex())
         return self.open(pack_id, names[pack_id][0])
+
+    def _missing(self, pack_id: bytes) -> DamagedError:
+        what, backend = f"pack {pack_id.hex()} is missing", self.backend
+        unread = backend.unread() if isinstance(backend, Copying) else None
+        if unread is not None:
+            return UnreadableError(what, why=f"{unread.what}: {unread.why}", remedy=unread.remedy)
+        return damaged(what, "a checkpoint needs it")
 
     def look_again(self) -> dict[bytes, tuple[int, int]]:
         """Every pack's newest generation, and its size, as of now."""
@@ -394,6 +408,23 @@ class Packs:
                 if found.get(pack_id, (-1, 0))[0] != pack.generation:
                     del self._packs[pack_id]
         return found
+
+    def older(self, pack: Pack) -> list[int]:
+        """The generations before it that are there, the newest first.
+
+        A gc that was stopped for long may have published this one although it lacks what came
+        meanwhile: until the next gc only those before it have that. Raises StorageError.
+        """
+        numbers = [number for one, number, _ in every(self.backend) if one == pack.id]
+        found = believed(numbers, self._is_merged(pack.id))
+        return [number for number in found if number < pack.generation]
+
+    def _is_merged(self, pack_id: bytes) -> Callable[[int], bool]:
+        def is_merged(number: int) -> bool:
+            name, backend = pack_name(pack_id, number), self.backend
+            return isinstance(backend, Copying) and backend.holders(name)[:1] not in ([name], [])
+
+        return is_merged
 
     def open(self, pack_id: bytes, generation: int) -> Pack:
         """That very pack. Raises DamagedError, MissingError."""
@@ -413,6 +444,17 @@ class Packs:
                     with suppress(DamagedError, MissingError):
                         return read(Copy(self.backend, holder))
             raise
+
+
+def believed(found: Iterable[int], is_merged: Callable[[int], bool]) -> list[int]:
+    """Generations of a pack, the newest first, without those that gc has not made.
+
+    What was merged had taken the place of those before: one that is older and not in a bundle came
+    later, from a client that may add packs of any name.
+    """
+    numbers = sorted(found, reverse=True)
+    last = next((at for at, number in enumerate(numbers) if is_merged(number)), len(numbers))
+    return [*numbers[:last], *filter(is_merged, numbers[last:])]
 
 
 def newest(backend: Backend) -> dict[bytes, tuple[int, int]]:

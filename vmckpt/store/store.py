@@ -167,7 +167,7 @@ class Store:
                 vm_id = origin.vm_id if origin else None
                 settled = settle(called, of_vm(there, vm, vm_id, parent))
             held += [
-                locks.enter_context(hold(_reading(old), shared=False)) for old in settled.replaces
+                locks.enter_context(hold(reading(old), shared=False)) for old in settled.replaces
             ]
             require_unpinned(self.opened, settled.replaces)
             start, index = self.maps(parent) if parent else Maps(), self._indexed(there)
@@ -188,7 +188,7 @@ class Store:
 
         Raises NotFoundError, DamagedError, BusyError (it is being removed).
         """
-        lock = _reading(checkpoint_id)
+        lock = reading(checkpoint_id)
         with self.opened.backend.hold(lock, shared=True, wait_s=1.0):
             manifest = self.manifest(checkpoint_id)
             maps = self.maps(checkpoint_id)
@@ -221,7 +221,7 @@ class Store:
         ids = list(checkpoint_ids)
         hold = self.opened.backend.hold
         with ExitStack() as locks:
-            held = [locks.enter_context(hold(_reading(one), shared=False)) for one in ids]
+            held = [locks.enter_context(hold(reading(one), shared=False)) for one in ids]
             present = self.ids()
             for checkpoint_id in ids:
                 if checkpoint_id not in present:
@@ -237,7 +237,7 @@ class Store:
         """Nothing removes the pin's checkpoint from now on. Raises NotFoundError, BusyError (it is
         being removed), StorageError; OperationFailedError: its lock was lost, there is no pin.
         """
-        lock = _reading(pin.checkpoint)
+        lock = reading(pin.checkpoint)
         with self.opened.backend.hold(lock, shared=True, wait_s=1.0) as held:
             if pin.checkpoint not in self.ids():
                 raise self._not_found(pin.checkpoint)
@@ -391,5 +391,6 @@ def _whole_name(vm: str, origin: Origin | None) -> str:
     return f"{vm} ({origin.vm_id})" if origin and origin.vm_id else vm
 
 
-def _reading(checkpoint_id: str) -> str:
+def reading(checkpoint_id: str) -> str:
+    """The lock of a checkpoint: its readers share it."""
     return f"checkpoint {checkpoint_id}"

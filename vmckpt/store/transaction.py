@@ -200,6 +200,8 @@ class Transaction:
             vm_id=self._origin.vm_id,
             sequence=self._origin.sequence,
         )
+        # What could not be read back is no checkpoint.
+        Manifest.decode(self.id, manifest.encode())
         self._require_locks()
         published.append(self._file.name)
         self._file.write(manifest, encoded)

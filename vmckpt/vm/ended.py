@@ -6,6 +6,9 @@ where a page of the guest's memory finds no room in its file system, which is th
 the guest had there stays until the VM is started or removed.
 """
 
+from contextlib import suppress
+
+from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Spec
@@ -29,6 +32,11 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
     """
     if not ran_to_the_end(await host.read_text(files.stderr) or ""):
         return ""
+    if lost := _lost(await host.read_text(files.missing)):
+        return (
+            f"it was ended, since a page could not be had from its checkpoint ({lost}): restore "
+            "another one; `vmckpt checkpoint verify` says which are whole"
+        )
     if not await host.exists(files.memory(spec.ram_dir)):
         return f"its QEMU is gone with its memory: {host.name} was restarted, or it was killed"
     if await host.free_bytes(spec.ram_dir) < _PAGE_BYTES:
@@ -40,3 +48,10 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
         f"its QEMU was ended by a signal while the guest ran ({words or 'it says nothing'}): "
         f"see the kernel's log of {host.name}, which tells of SIGKILL where memory ran out"
     )
+
+
+def _lost(told: str | None) -> str:
+    """Why a page that was still to come did not, if that is what its pager says."""
+    with suppress(MalformedError):
+        return Fields.parse(told or "{}").text("lost", "")
+    return ""

@@ -224,11 +224,15 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
 
 
 async def restore_is_cut_off(vm: Vm) -> bool:
-    """Whether a restore, a fork or a checkpoint has begun and nobody works on it any more."""
+    """Whether a restore, a fork or a checkpoint has begun and nobody works on it any more.
+
+    Memory that was to come yet to a QEMU that has ended is gone with it: that is no work any more.
+    """
     mine, files = vm.directory, vm.qemu.files
-    marks = [mine.restoring, files.missing, mine.saving, mine.away, files.old_blocks(0)]
+    marks = [mine.restoring, mine.saving, mine.away, files.old_blocks(0)]
     marks += [files.saved_file(in_memory=in_memory) for in_memory in (False, True)]
     begun = any(await all_of(vm.host.exists(mark) for mark in marks))
+    begun = begun or (await vm.host.exists(files.missing) and await vm.is_alive())
     return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
 
 

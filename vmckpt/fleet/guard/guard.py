@@ -42,6 +42,7 @@ from vmckpt.fleet.guard.record import (
     Request,
     Where,
     Worker,
+    ended,
     forget,
     guards_dir,
     load_all,
@@ -122,8 +123,7 @@ async def commit(record: Record) -> Record:
     async with _only_one(record.vm):
         if record.worker is not None:
             await release_worker(find_host(record.worker.host), record.worker)
-        keep_s = record.request.keep_s
-        return save(record, phase=Phase.KEPT, worker=None, expires_unix_s=time.time() + keep_s)
+        return save(record, **ended(record, Phase.KEPT, clock()), worker=None)
 
 
 async def undo(record: Record, tools: Tools) -> Record:
@@ -138,7 +138,7 @@ async def undo(record: Record, tools: Tools) -> Record:
 async def expire() -> None:
     """Remove the checkpoints of guards that ended long enough ago, and forget these."""
     for record in load_all():
-        if not record.phase.is_over or (record.expires_unix_s or 0) > time.time():
+        if not record.has_expired(clock()):
             continue
         # A store that does not answer, or a checkpoint that is being read, has its time again.
         with suppress(VmckptError):
@@ -253,8 +253,7 @@ class _Guarding:
 
     async def _keep(self) -> None:
         try:
-            expires = time.time() + self._request.keep_s
-            self._save(phase=Phase.KEPT, expires_unix_s=expires)
+            self._save(**ended(self._record, Phase.KEPT, clock()))
             if self._record.worker is not None:
                 await self._release(self._record.worker)
         except StorageError as exc:

@@ -106,8 +106,9 @@ class Worker:
 class Record:
     """A guard, as far as it has come. Times are Unix seconds; None: not yet.
 
-    The watch lasts by `watch_began`, whatever the wall clock is set to meanwhile;
-    `watch_until_unix_s` is for people, and for guards of an older vmckpt.
+    The watch lasts by `watch_began`, and the checkpoint stays by `over_since`, whatever the wall
+    clock is set to meanwhile; `watch_until_unix_s` and `expires_unix_s` are for people, and for
+    guards of an older vmckpt.
     """
 
     run: str
@@ -122,6 +123,7 @@ class Record:
     worker: Worker | None = None
     why: str = ""
     watch_began: Moment | None = None
+    over_since: Moment | None = None
 
     @property
     def vm(self) -> str:
@@ -132,6 +134,14 @@ class Record:
     def facts(self) -> dict[str, Any]:
         """For programs."""
         return {"vm": self.vm, **builtins(self)}
+
+    def has_expired(self, now: Moment) -> bool:
+        """Whether it ended so long ago that its checkpoint goes."""
+        if not self.phase.is_over:
+            return False
+        if self.over_since is None:  # an older vmckpt ended it
+            return (self.expires_unix_s or 0) <= now.wall_s
+        return now.since(self.over_since) >= self.request.keep_s
 
 
 _SCHEMA = Schema(
@@ -155,6 +165,15 @@ def forget(record: Record) -> None:
     """Remove its files."""
     _guards().remove(record.run)
     (guards_dir() / f"{record.run}.recovery.log").unlink(missing_ok=True)
+
+
+def ended(record: Record, phase: Phase, now: Moment) -> dict[str, Any]:
+    """What is to be written down of a guard that comes to one of its two ends."""
+    return {
+        "phase": phase,
+        "over_since": now,
+        "expires_unix_s": now.wall_s + record.request.keep_s,
+    }
 
 
 def load_all() -> list[Record]:

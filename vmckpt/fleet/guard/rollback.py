@@ -20,7 +20,8 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.guard.command import end_worker, environment
 from vmckpt.fleet.guard.health import ailments, parse_command
-from vmckpt.fleet.guard.record import Phase, Record, save
+from vmckpt.fleet.guard.record import Phase, Record, ended, save
+from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.vm.inventory import Vm
@@ -75,13 +76,7 @@ async def roll_back(
     except VmckptError as exc:
         _noted(record, tell, phase=Phase.OPEN, why=f"{why}; not rolled back: {exc}")
         raise left_open(record, f"{why}; it could not be rolled back: {exc}") from exc
-    record = _noted(
-        record,
-        tell,
-        phase=Phase.ROLLED_BACK,
-        worker=None,
-        expires_unix_s=time.time() + record.request.keep_s,
-    )
+    record = _noted(record, tell, **ended(record, Phase.ROLLED_BACK, clock()), worker=None)
     for words in record.request.after_rollback:
         await _hook(words, record, vm.host, tell)
     return record

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from vmckpt.epoch.guarding import guard_command, standing_still
-from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.other_user import become
@@ -163,13 +163,22 @@ async def fold(directory: Path) -> None:
 async def _have_term(request: Request) -> None:
     """Nobody else has the guest, or gets it: its old primary's writes are nobody's then.
 
-    What its standby might have had of the guest ended with its service. The layer over the epochs
+    An arbiter that is gone, or knows nothing, is not needed where it was told all before. What the
+    standby might have had of the guest ended with its service. The layer over the epochs
     that are on the disk is what a VM has whose QEMU has died: nothing that was flushed is missing.
     """
     store, us = open_arbiter(request.options), f"{request.primary.name}/"
     standby = f"{request.standby.name}/{request.run}"
-    found = await store.read(request.vm)
+    is_settled = await _is_settled(request)
+    try:
+        found = await store.read(request.vm)
+    except (HostDownError, StorageError):
+        if not is_settled:
+            raise
+        found = None
     record = None if found is None else found.record
+    if record is None and is_settled:
+        return
     is_ours = record is not None and record.holder.startswith(us)
     if record is not None and is_ours and record.in_sync is None:
         return
@@ -188,6 +197,13 @@ async def _have_term(request: Request) -> None:
         why=f"the arbiter says: {said}",
         remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
     )
+
+
+async def _is_settled(request: Request) -> bool:
+    """Whether the VM is at home without a claim: it needs no word of an arbiter's (`claim.py`)."""
+    home = vm_dir(request.primary.state_dir, request.vm)
+    is_claimed = await request.primary.exists(home.claim)
+    return not is_claimed and await read_vm(request.primary, request.vm) is not None
 
 
 async def _take_back(store: Store, request: Request, record: Record) -> None:

@@ -6,6 +6,8 @@ Object names are `FOLDER/NAME`, or a bare name at the top.
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
+from vmckpt.errors import StorageError
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -81,6 +83,9 @@ class Copying(Protocol):
 
     def holders(self, name: str) -> list[str]:
         """The objects that had it when they were listed last."""
+
+    def unread(self) -> StorageError | None:
+        """Why it was not known then which objects some of those have, and may be later."""
 
     def read_held(self, name: str, holder: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of it, as one of these has it. Raises MissingError."""

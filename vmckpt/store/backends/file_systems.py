@@ -92,6 +92,8 @@ def why_unkept(found: FileSystem) -> str | None:
             for option in found.options:
                 if wrong.fullmatch(option):
                     return f"it is mounted with {option}: locks stay within this host"
+                if option == "nocto":
+                    return "it is mounted with nocto: what another host has just added is not seen"
     return None
 
 

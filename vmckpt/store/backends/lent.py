@@ -43,6 +43,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Sent at once.
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.05
+# Without a byte for so long the other side is one that does not answer: its disk hangs, say.
+ANSWER_S = 300.0
 # More is no message of ours.
 _MOST_WORDS_BYTES, _MOST_DATA_BYTES = 1 << 20, 16 << 20
 _MOST_AT_ONCE = 1 << 17
@@ -50,7 +52,7 @@ _READ_AT_ONCE_BYTES = 1 << 20
 
 
 class LentBackend:
-    """The near side. `sock` blocks, and is this one's from now on."""
+    """The near side. `sock` is this one's from now on."""
 
     is_remote = False  # a question at a time
     locks_last = True  # what is asked goes by the stream that the locks go with
@@ -58,6 +60,7 @@ class LentBackend:
     def __init__(self, sock: socket.socket, place: str) -> None:
         self.place = place
         self._sock, self._mutex = sock, threading.Lock()
+        sock.settimeout(ANSWER_S)
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
@@ -121,7 +124,8 @@ class LentBackend:
             try:
                 _send(self._sock, [question, *words], data)
                 answer, came = _receive(self._sock)
-            except (OSError, EOFError, ValueError) as exc:
+            except (OSError, EOFError, ValueError, RecursionError) as exc:
+                self._sock.close()  # what it may still say is no answer to anything
                 raise StorageError(
                     f"the store {self.place} does not answer",
                     why=str(exc) or "the connection to its host has ended",
@@ -412,7 +416,7 @@ def _send(sock: Stream, words: Any, data: Buffer) -> None:
 
 
 def _receive(
-    sock: Stream, most_words: int = 1 << 31, most_data: int = 1 << 32
+    sock: Stream, most_words: int = 1 << 28, most_data: int = 1 << 32
 ) -> tuple[Any, bytes]:
     """Raises EOFError, OSError, ValueError."""
     text, data = _HEAD.unpack(_exactly(sock, _HEAD.size))

@@ -67,7 +67,8 @@ class LocalBackend:
                 for entry in entries:
                     # One that is removed meanwhile is not there; all others are.
                     with contextlib.suppress(FileNotFoundError):
-                        if entry.is_file():
+                        # What NFS keeps of a removed file that is open has a hidden name.
+                        if entry.is_file() and not entry.name.startswith("."):
                             is_ = entry.stat()
                             found[entry.name] = is_.st_size, f"{is_.st_ino} {is_.st_mtime_ns}"
         except OSError as exc:
@@ -244,6 +245,11 @@ class LocalBackend:
             raise MissingError(name) from exc
         except OSError as exc:
             error = self.error(exc, name)
+            if exc.errno == errno.ESTALE and fd is not None:
+                # On NFS: another host has removed it.
+                os.close(fd)
+                fd = None
+                raise MissingError(name) from exc
             if exc.errno not in _UNREADABLE:
                 raise error from exc
             raise UnreadableError(error.what, why=error.why, remedy=error.remedy) from exc

@@ -6,6 +6,7 @@ may only add makes no bundles, but it may add an object of any pack's name that 
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,8 @@ from vmckpt.errors import StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundledPack, BundleFiles, is_bundle
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.config import MERGED, read_config
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.header import HEADER_BYTES
 from vmckpt.store.pack import PACKS
 
@@ -27,6 +29,8 @@ _MOST_BYTES = 64 << 20
 # Read at once of object storage: small packs that were merged together are needed together.
 _BLOCK_BYTES = 1 << 20
 _REQUESTS = 16
+# So often bundles are listed, and after such a pause, while gc moves what they have.
+_TRIES, _PAUSE_S = 10, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,13 @@ class Holdings:
 
 
 class BundledBackend:
-    """A location, in which packs are read wherever they lie. Used by several threads.
+    """A location, in which packs are read wherever they lie. Used by several threads."""
 
-    `older_ok`: the store had no bundles when it was opened, so that the location may be another
-    version's that knows none.
-    """
-
-    def __init__(self, inner: Backend, files: BundleFiles, *, older_ok: bool) -> None:
+    def __init__(self, inner: Backend, files: BundleFiles) -> None:
         self.place, self.locks_last = inner.place, inner.locks_last
         self.is_remote = inner.is_remote
         self.files = files
-        self._inner, self._older_ok = inner, older_ok
+        self._inner = inner
         # Never changed, only replaced.
         self._known = Holdings()
         self._parts = _PartCache()
@@ -93,6 +93,11 @@ class BundledBackend:
     def holders(self, pack: str) -> list[str]:
         """The objects that had a pack when they were listed last."""
         return self._known.holders(pack)
+
+    def unread(self) -> StorageError | None:
+        """Why a disk could not read what a bundle has, when they were listed last."""
+        errors = self._known.unreadable.values()
+        return next((one for one in errors if isinstance(one, UnreadableError)), None)
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder; of packs also those in bundles."""
@@ -164,11 +169,12 @@ class BundledBackend:
             yield
 
     def _bundles(self) -> tuple[dict[str, Bundle], dict[str, DamagedError], dict[str, int]]:
-        while True:
+        for _ in range(_TRIES):
             try:
                 names = self._inner.names(BUNDLES)
             except UsageError:
-                if self._older_ok:
+                # Not when it was opened: gc may have raised the format since.
+                if read_config(self._inner).format < MERGED:
                     self.knows_bundles = False
                     return {}, {}, {}
                 raise
@@ -186,6 +192,12 @@ class BundledBackend:
                     found[name] = one
             if not gone:  # else what it had is in another one, which may not have been listed
                 return found, unreadable, sizes
+            time.sleep(_PAUSE_S)
+        raise StorageError(
+            f"the store {self.place} lists bundles that are not there",
+            why="its storage lists what was removed, or gc merges them faster than they are read",
+            remedy="run this again; object storage has to list what is there, as AWS S3 does",
+        )
 
     def _read_lists(
         self, names: list[str], sizes: dict[str, int]

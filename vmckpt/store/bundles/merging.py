@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.bundled import Holdings
@@ -28,7 +28,7 @@ from vmckpt.store.config import MERGED, allow_bundles
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Pack
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, reading
 
 # Packs that are smaller are merged, when there are so many: of few it does not pay.
 SMALL_BYTES, MANY = 4 << 20, 16
@@ -126,8 +126,9 @@ def copies(store: Store, held: Holdings, kept: Iterable[str]) -> frozenset[Copie
 def may_merge(store: Store) -> bool:
     """Whether this client may merge packs: it may remove objects, and no older version is there.
 
-    The gc that makes the store one of format 3 merges nothing yet: a command of an older version
-    may have opened the store just before. Raises BusyError, StorageError.
+    The gc that makes the store one of format 3 merges nothing yet, nor does one before the first
+    bundle while a checkpoint is read: a command of an older version may have opened the store
+    before, and would find no pack that was merged. Raises BusyError, StorageError.
     """
     backend = store.opened.backend
     if not backend.knows_bundles:
@@ -139,7 +140,20 @@ def may_merge(store: Store) -> bool:
             return False
     except RefusedError:
         return False  # it may add alone: the owner's gc does it
-    return True
+    return bool(backend.look().bundles) or not _are_read(store)
+
+
+def _are_read(store: Store) -> bool:
+    """Whether any checkpoint is being read."""
+
+    def is_read(checkpoint_id: str) -> bool:
+        try:
+            with store.opened.backend.hold(reading(checkpoint_id), shared=False):
+                return False
+        except BusyError:
+            return True
+
+    return any(store.opened.at_once(is_read, store.ids()))
 
 
 def merge(store: Store, held: Holdings, merges: Sequence[Merge]) -> int:

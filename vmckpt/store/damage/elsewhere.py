@@ -6,8 +6,8 @@ read from then on, and gc writes what it found so into the next generation of th
 """
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ _TRIES = 8
 Contents = NDArray[np.uint8]
 Found = NDArray[np.bool_]
 ReadFrame = Callable[[Pack, int], bytes]
+Unread = list[UnreadableError]
 
 
 class Elsewhere:
@@ -38,8 +39,50 @@ class Elsewhere:
     def read(self, pack: Pack, slots: Numbers, frame: ReadFrame) -> tuple[Contents, Found]:
         """What slots of a pack hold, by `frame` or from elsewhere; which of them were found.
 
-        Damage that is met is written down. Raises MissingError: the pack is gone.
+        Damage that is met is written down. Raises MissingError: the pack is gone; UnreadableError:
+        some are not found, which a disk may read another time.
         """
+        out, found, unread = self._read(pack, slots, frame)
+        if unread and not found.all():
+            raise unread[0]
+        return out, found
+
+    def finds_any(self, pack: Pack, slots: Numbers) -> bool:
+        """Whether some of the slots can be read now. Raises MissingError."""
+        return bool(self._read(pack, slots, Pack.frame)[1].any())
+
+    def older(self, pack: Pack, slots: Numbers, unread: Unread) -> tuple[Contents, Found]:
+        """What generations of a pack before this one have of slots: see `Packs.older`."""
+        out = np.zeros((len(slots), pack.table.chunk_bytes), dtype=np.uint8)
+        found = np.zeros(len(slots), dtype=bool)
+        for number in self._packs.older(pack):
+            left = np.flatnonzero(~found)
+            with suppress(MissingError), _noting(unread):
+                other = self._packs.open(pack.id, number)
+                if other.table.chunk_bytes == pack.table.chunk_bytes:
+                    places = self._by_place(other, slots[left], Pack.frame, unread)
+                    out[left], found[left] = places
+        return out, found
+
+    def _read(self, pack: Pack, slots: Numbers, frame: ReadFrame) -> tuple[Contents, Found, Unread]:
+        table, size, unread = pack.table, pack.table.chunk_bytes, list[UnreadableError]()
+        out, found = self._by_place(pack, slots, frame, unread)
+        if not found.all():
+            lost = np.flatnonzero(~found)
+            out[lost], found[lost] = self.older(pack, slots[lost], unread)
+        if not found.all():
+            lost = np.flatnonzero(~found)
+            names = self.names(pack, slots[lost])
+            out[lost], found[lost] = self._by_name(names, size, unread)
+            left = ~found[lost] & ~table.has(slots[lost]) & (slots[lost] < table.slot_count)
+            if left.any():  # gc has written that down, but its records may be damaged in their turn
+                self._records.note([named(pack, slots[lost[left]], names[left])])
+        return out, found, unread
+
+    def _by_place(
+        self, pack: Pack, slots: Numbers, frame: ReadFrame, unread: Unread
+    ) -> tuple[Contents, Found]:
+        """What that pack has of slots where they should be. Raises MissingError."""
         table, size = pack.table, pack.table.chunk_bytes
         out = np.zeros((len(slots), size), dtype=np.uint8)
         found = table.has(slots)
@@ -48,21 +91,16 @@ class Elsewhere:
         frames = table.frames(positions)
         for number in np.unique(frames).tolist():
             chosen = frames == number
-            try:
-                data = np.frombuffer(frame(pack, number), dtype=np.uint8)
-            except DamagedError:
+            found[here[chosen]] = False
+            data = b""
+            with _noting(unread):
+                data = frame(pack, number)
+            if not data:
                 self._records.note_frame(pack, number)
-                found[here[chosen]] = False
                 continue
             offsets = positions[chosen] - table.firsts[number]
-            out[here[chosen]] = data.reshape(-1, size)[offsets]
-        if not found.all():
-            lost = np.flatnonzero(~found)
-            names = self.names(pack, slots[lost])
-            out[lost], found[lost] = self._by_name(names, size)
-            left = ~found[lost] & ~table.has(slots[lost]) & (slots[lost] < table.slot_count)
-            if left.any():  # gc has written that down, but its records may be damaged in their turn
-                self._records.note([named(pack, slots[lost[left]], names[left])])
+            chunks = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
+            out[here[chosen]], found[here[chosen]] = chunks[offsets], True
         return out, found
 
     def names(self, pack: Pack, slots: Numbers) -> Hashes:
@@ -84,7 +122,7 @@ class Elsewhere:
             found[unknown] = self._records.names(pack.id, slots[unknown])
         return found
 
-    def _by_name(self, names: Hashes, size: int) -> tuple[Contents, Found]:
+    def _by_name(self, names: Hashes, size: int, unread: Unread) -> tuple[Contents, Found]:
         out = np.zeros((len(names), size), dtype=np.uint8)
         found = np.zeros(len(names), dtype=bool)
         for attempt in range(_TRIES):
@@ -98,7 +136,7 @@ class Elsewhere:
             for number in np.unique(packs[packs >= 0]).tolist():
                 chosen = packs == number
                 places = left[chosen]
-                contents = self._read_other(index.packs[number], slots[chosen], size)
+                contents = self._read_other(index.packs[number], slots[chosen], size, unread)
                 hashes = self._sealer.hashes(memoryview(contents.reshape(-1).data), size)
                 same = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2) == names[places]
                 right = same.all(axis=1)
@@ -106,26 +144,13 @@ class Elsewhere:
                 found[places[right]] = True
         return out, found
 
-    def _read_other(self, pack_id: bytes, slots: Numbers, size: int) -> Contents:
+    def _read_other(self, pack_id: bytes, slots: Numbers, size: int, unread: Unread) -> Contents:
         """Chunks of another pack; zeroes, which have no such name, where they cannot be read."""
-        out = np.zeros((len(slots), size), dtype=np.uint8)
-        try:
+        with suppress(MissingError), _noting(unread):  # it is looked for anew
             pack = self._packs.find(pack_id)
-            if pack.table.chunk_bytes != size:
-                return out
-            positions = pack.table.positions(slots)
-            frames = pack.table.frames(positions)
-            for number in np.unique(frames).tolist():
-                chosen = frames == number
-                try:
-                    data = np.frombuffer(pack.frame(number), dtype=np.uint8).reshape(-1, size)
-                except DamagedError:
-                    self._records.note_frame(pack, number)
-                    continue
-                out[chosen] = data[positions[chosen] - pack.table.firsts[number]]
-        except (DamagedError, MissingError):
-            pass  # it is looked for anew
-        return out
+            if pack.table.chunk_bytes == size:
+                return self._by_place(pack, slots, Pack.frame, unread)[0]
+        return np.zeros((len(slots), size), dtype=np.uint8)
 
     def _indexed(self, *, anew: bool) -> Index:
         """Every chunk of every pack, but for those that are known to be damaged."""
@@ -150,20 +175,15 @@ class Elsewhere:
             return self._index
 
 
-def require_readable(pack: Pack, slots: Numbers) -> None:
-    """Raises UnreadableError: a disk cannot read some of these now, and may do so later.
-
-    MissingError: the pack is gone.
-    """
-    table = pack.table
-    frames = table.frames(table.positions(slots[table.has(slots)]))
-    for number in np.unique(frames).tolist():
-        try:
-            pack.frame(number)
-        except UnreadableError:
-            raise
-        except DamagedError:
-            continue
+@contextmanager
+def _noting(unread: Unread) -> Iterator[None]:
+    """What is damaged in the block is not found; what a disk could not read is `unread` too."""
+    try:
+        yield
+    except UnreadableError as exc:
+        unread.append(exc)
+    except DamagedError:
+        pass
 
 
 def lost_chunks(pack: Pack, lost: int) -> DamagedError:

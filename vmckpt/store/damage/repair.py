@@ -17,6 +17,10 @@ from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.store import Store
 
+_UNREAD = (
+    "a disk cannot read some of the store now, perhaps just what this lacks: see `store check`"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
@@ -76,6 +80,9 @@ def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
         try:
             if _can_be_restored(store, checkpoint_id):
                 done.restorable.append(checkpoint_id)
+                continue
+            if plan.report.unread:
+                done.kept[checkpoint_id] = _UNREAD
                 continue
             store.remove([checkpoint_id])
             done.removed.append(checkpoint_id)

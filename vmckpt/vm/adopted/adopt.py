@@ -37,12 +37,14 @@ class Adoption(NamedTuple):
     notes: tuple[str, ...]
 
 
-async def adopt(name: str, host: Host, monitors: Sequence[Path], pid: int | None) -> Adoption:
+async def adopt(
+    name: str, host: Host, monitors: Sequence[Path], pid: int | None, *, trust: bool = False
+) -> Adoption:
     """Make the QEMU behind `monitors`, one to three QMP sockets of it, the VM `name`.
 
-    Raises BusyError (a monitor is held by another client, or somebody else is adopting it),
-    NotFoundError (no such socket), RefusedError naming everything that could not be moved. On an
-    error nothing of it is left.
+    With `trust` it may be another user's. Raises BusyError (a monitor is held by another client, or
+    somebody else is adopting it), NotFoundError (no such socket), RefusedError naming everything
+    that could not be moved. On an error nothing of it is left.
     """
     check_name(name, "VM")
     if len(set(monitors)) != len(monitors) or not 1 <= len(monitors) <= len(ROLES):
@@ -66,6 +68,8 @@ async def adopt(name: str, host: Host, monitors: Sequence[Path], pid: int | None
         process_lock = adoption_lock_path(host.state_dir, process.pid)
         async with host.lock(process_lock, owner("vm adopt")):
             await _require_nobodys(host, facts, process)
+            if not trust:
+                await require_own_user(host, process)
             return await _become(directory, host, monitors, facts, process)
 
 
@@ -175,6 +179,25 @@ async def _require_nobodys(host: Host, facts: Facts, process: ProcessId) -> None
             f"this QEMU belongs to {keeper}",
             why="its command line says so, and two owners would work against each other",
             remedy=f"move it by {keeper}",
+        )
+
+
+async def require_own_user(host: Host, process: ProcessId) -> None:
+    """Raises RefusedError when whoever started the QEMU could not open what the VM's next one will.
+
+    Its command line and its words on itself are that user's: by them files would be opened, and
+    copied disks removed, with the rights of vmckpt.
+    """
+    status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
+    line = next((line for line in status.splitlines() if line.startswith("Uid:")), "")
+    theirs, ours = sorted({*line.split()[1:]} - {"0"}), str(await host.user_id())
+    if theirs not in ([], [ours]):
+        raise RefusedError(
+            f"this QEMU runs as another user (uid {theirs[0]})",
+            why=f"what its command line names would be opened as uid {ours} when it is started "
+            "again: files, devices, networks",
+            remedy=f"look at what it names (/proc/{process.pid}/cmdline), and if all of it is to "
+            "be opened for it: --trust",
         )
 
 

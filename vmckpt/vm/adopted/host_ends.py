@@ -1,6 +1,7 @@
 """What connects a guest with its host: character devices and networks, replaced by vmckpt's own."""
 
 import re
+from collections.abc import Sequence
 
 from vmckpt.vm.adopted import holes
 from vmckpt.vm.adopted.draft import Draft
@@ -111,6 +112,17 @@ def network(draft: Draft, option: Option) -> None:
     else:
         why = f"a network of type '{kind}' is tied to programs on its host"
         draft.refuse_option(option, why)
+
+
+def default_network(draft: Draft, options: Sequence[Option]) -> None:
+    """The NIC and its user-mode network that QEMU makes where nobody asks for any (system/vl.c).
+
+    Written out: what is on the command line can be cut off.
+    """
+    asked = {option.name for option in options} & {"netdev", "nic", "net", "nodefaults"}
+    if not asked and any(words.startswith("user") for words in draft.facts.networks.values()):
+        network(draft, Option("net", "nic"))
+        network(draft, Option("net", "user"))
 
 
 def _user(draft: Draft, option: Option, settings: Settings) -> None:

@@ -47,6 +47,7 @@ def rewrite(name: str, facts: Facts) -> Rewritten:
     for option in options:
         _carry(draft, option)
     host_ends.default_console(draft)
+    host_ends.default_network(draft, options)
     _write_out(draft, options)
     _require_used(draft, options)
     disks = images.settle_images(draft)

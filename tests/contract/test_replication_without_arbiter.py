@@ -1,0 +1,295 @@
+"""The arbiter is gone for good, or was put back to what it had before: what an operator can do."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.contract.test_replication_dead_ends import SilentHost, elsewhere, promoted_on, protected
+from tests.contract.test_replication_leftovers import WithoutArbiter, home, record
+from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import identify
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.store import ArbiterDownError, Versioned
+from vmckpt.replicate import recovery
+from vmckpt.replicate import stop as stopping
+from vmckpt.replicate.control import GO_ALONE
+from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.operate import failover, require_decided
+from vmckpt.replicate.protection import Ending, Protection
+from vmckpt.replicate.recovery import abandon, recover
+from vmckpt.replicate.request import Files
+from vmckpt.replicate.stop import stop
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.start import Replaced
+
+Hosts = tuple[LocalHost, LocalHost]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return LocalHost("a", tmp_path / "a", "127.0.0.1"), LocalHost("b", tmp_path / "b", "127.0.0.1")
+
+
+def broken(tmp_path: Path) -> None:
+    (tmp_path / "leases").write_text("no directory")
+
+
+@contextmanager
+def running(vm: Vm) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process in its QEMU's place."""
+    with subprocess.Popen(["sleep", "60"]) as qemu:
+        itself = identify(qemu.pid)
+        assert itself is not None
+        vm.directory.current.write_text(vm.qemu._replace(process=itself).to_json())
+        yield qemu
+        qemu.kill()
+
+
+def test_an_operators_release_comes_before_a_recovery_that_waits_for_the_arbiter(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery of a guest that is alive had the VM's lock, for good: nothing let it run."""
+    vm, files = protected(hosts, tmp_path)
+    broken(tmp_path)
+    freed = list[str]()
+
+    async def free(vm: Vm, _files: Files) -> None:
+        freed.append(vm.name)
+
+    monkeypatch.setattr(recovery, "_free", free)
+    monkeypatch.setattr(recovery, "ARBITER_S", 0.2)
+    words = ["replica", "release", str(files.path), "-"]
+    script = "import time; time.sleep(60)"
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(recover(files.path))
+        await asyncio.wait({waiting}, timeout=0.5)
+        assert not waiting.done()
+        mark = await asyncio.create_subprocess_exec(sys.executable, "-c", script, *words)
+        try:
+            async with asyncio.timeout(20):
+                await recover(files.path, at_any_rate=True, standby_is_dead=True)
+            await waiting
+        finally:
+            mark.kill()
+            await mark.wait()
+
+    with running(vm):
+        asyncio.run(main())
+    assert freed == ["web"]
+    assert not vm.directory.claim.exists()
+    assert vm.directory.gone_replica.read_text() == "b/1"
+
+
+def test_a_recovery_ends_with_the_replication(hosts: Hosts, tmp_path: Path) -> None:
+    vm, files = protected(hosts, tmp_path)
+    broken(tmp_path)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(recover(files.path))
+        await asyncio.wait({waiting}, timeout=0.5)
+        assert not waiting.done()
+        files.request.unlink()
+        async with asyncio.timeout(20):
+            await waiting
+
+    with running(vm) as qemu:
+        asyncio.run(main())
+        assert qemu.poll() is None
+    assert vm.directory.claim.exists()
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_guest_that_its_standby_passed_on_is_not_run_where_the_arbiter_is_not_heard(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_dead: bool
+) -> None:
+    """A primary that was out of reach came back; its standby's host had nothing of the VM."""
+    protected(hosts, tmp_path)
+    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    home(third, "newer")
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    with pytest.raises(RefusedError, match="'web' is on c"):
+        asyncio.run(waits.stop((*hosts, third), standby_is_dead=is_dead))
+    assert GO_ALONE not in waits.told
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_where_a_guest_went_that_a_standby_had_is_the_operators_to_say(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
+) -> None:
+    """On a host that gives no answer, or on none that is known."""
+    protected(hosts, tmp_path)[0].directory.claim.unlink()  # as a primary does at its end
+    third = (SilentHost if is_silent else LocalHost)("c", tmp_path / "c", "127.0.0.1")
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+
+    async def answer(word: str) -> dict[str, Any]:
+        return await WithoutArbiter._answer(waits, word) | {"run": "1"}
+
+    monkeypatch.setattr(waits, "_answer", answer)
+    if not is_silent:
+        told = promoted_on(hosts[1], "new")
+        Files.of(hosts[1], "web").status.write_text(json.dumps(told))
+    with pytest.raises(RefusedError, match="not certain") as refused:
+        asyncio.run(waits.stop((*hosts, third)))
+    assert "--standby-is-dead" in refused.value.remedy
+    assert GO_ALONE not in waits.told
+    asyncio.run(waits.stop((*hosts, third), standby_is_dead=True))
+    assert GO_ALONE in waits.told
+
+
+def test_a_standby_that_has_the_guest_is_not_dead_whatever_is_said(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host answers: the guest ran twice."""
+    vm, _ = protected(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    home(hosts[1], "new", Replaced("a", "old"))
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    with pytest.raises(RefusedError, match="'web' is on b"):
+        asyncio.run(waits.stop(hosts, standby_is_dead=True))
+    assert GO_ALONE not in waits.told
+    # Nor when the primary's service was killed.
+    asyncio.run(stop("web", hosts, standby_is_dead=True))
+    assert not vm.directory.path.exists()
+    assert asyncio.run(read_vm(hosts[1], "web")) is not None
+
+
+def test_a_primary_that_was_killed_does_not_have_what_its_standby_has(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arbiter's directory is not mounted there any more: its guest was let run beside it."""
+    vm, _ = protected(hosts, tmp_path)
+    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    home(hosts[1], "new", Replaced("a", "old"))
+    freed = list[str]()
+
+    async def released(_host: Host, name: str, *, standby_is_dead: bool) -> dict[str, Any]:
+        freed.append(f"{name} {standby_is_dead}")
+        return {}
+
+    monkeypatch.setattr(stopping, "_released", released)
+    with running(vm) as qemu:
+        asyncio.run(stop("web", hosts))
+        assert qemu.wait(5) == -9
+    assert freed == []
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+
+
+def test_what_an_earlier_replication_left_elsewhere_ends_no_stop(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Its host was lost in it, and is back: the VM is protected from b by now."""
+    _, files = protected(hosts, tmp_path)
+    elsewhere(files)
+    asyncio.run(hosts[0].remove(files.path.parents[1] / "vms/web"))
+    home(hosts[1], "new", Replaced("a", "old"))
+    record(tmp_path, "b/2", None)
+    theirs = Files.of(hosts[1], "web")
+    asked = json.loads(theirs.request.read_text())
+    now = {"run": "2", "primary": asked["standby"], "standby": asked["primary"] | {"name": "c"}}
+    theirs.request.write_text(json.dumps(asked | now))
+    ended = {"role": "primary", "state": "ended", "ending": "stopped", "run": "2", "why": "-"}
+    theirs.status.write_text(json.dumps(ended))
+    asyncio.run(stop("web", hosts))
+    assert not files.path.exists()
+    assert asyncio.run(read_vm(hosts[1], "web")) is not None
+
+
+async def _no_answer(directory: Path) -> None:
+    async with asyncio.timeout(1.0):
+        await abandon(directory)
+
+
+@pytest.mark.parametrize("command", ["stop", "failover"])
+def test_a_guest_whose_taking_over_was_cut_off_goes_on_by_the_operators_word(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """It is at home with the standby, paused, and its arbiter gone: each command named another."""
+    vm, _ = protected(hosts, tmp_path)
+    elsewhere(Files.of(hosts[1], "web"))
+    there = home(hosts[1], "new", Replaced("a", "old"))
+    broken(tmp_path)
+    monkeypatch.setattr(stopping, "ABANDON_S", 0.5)
+    if command == "failover":
+        with pytest.raises(OutcomeUnknownError) as paused:
+            asyncio.run(failover("web", hosts))
+        assert paused.value.remedy == "vmckpt vm start web"
+        assert not vm.directory.path.exists()
+        with pytest.raises(VmckptError, match="cannot tell whether") as unsure:
+            asyncio.run(require_decided(there))
+        assert "vmckpt replicate stop web" in unsure.value.remedy
+    asyncio.run(stop("web", hosts))
+    assert not vm.directory.path.exists()
+    asyncio.run(require_decided(there))
+
+
+def test_an_arbiter_that_was_put_back_is_said_to_fail(tmp_path: Path) -> None:
+    """The guest was paused for good, without a word, and `stop` did not end it."""
+    keeper = Keeper(Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(1.0)), lambda _: None)
+    versions = tmp_path / "web.leases"
+
+    async def main() -> None:
+        await keeper.take(None)
+        assert await keeper.in_sync("b/1")
+        await keeper._lease.renew()
+        max(versions.iterdir()).unlink()
+        keeping = asyncio.ensure_future(keeper.keep())
+        await asyncio.wait({keeping}, timeout=0.8)
+        assert "has forgotten" in keeper.arbiter_fails
+        keeper.go_alone()
+        async with asyncio.timeout(5):
+            assert await keeper.solo()
+        keeping.cancel()
+
+    asyncio.run(main())
+
+
+class Away(FileStore):
+    """Gives no answer."""
+
+    async def read(self, vm: str) -> Versioned | None:
+        raise ArbiterDownError("the arbiter is away", why="a test's", remedy="-")
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        raise ArbiterDownError("the arbiter is away", why="a test's", remedy="-")
+
+
+def protection(store: FileStore, lives: Callable[[], bool]) -> Any:
+    """One whose standby is in sync, and lost."""
+    one: Any = Protection.__new__(Protection)
+    one._keeper = Keeper(Lease(store, "web", Claimant("a/1"), Span(1.0)), lambda _: None)
+    one._epochs, one._is_handing_over, one._why = SimpleNamespace(is_safe=True), False, ""
+
+    async def said(*_: Any) -> None:
+        """Nobody hears it."""
+
+    one._stream, one._qemu_lives, one._end_qemu = SimpleNamespace(end=said), lives, said
+    return one
+
+
+def test_a_primary_that_waits_for_the_arbiter_ends_with_its_qemu(tmp_path: Path) -> None:
+    """It kept the VM's lock, with nothing left to protect."""
+    lives = [True, True, False]
+    one = protection(Away(tmp_path), lambda: bool(lives and lives.pop(0)))
+
+    async def main() -> Ending:
+        async with asyncio.timeout(5):
+            ending: Ending = await one._go_on_alone()
+            return ending
+
+    assert asyncio.run(main()) is Ending.YOURS
