@@ -45,16 +45,15 @@ from vmckpt.errors import (
     RefusedError,
     StorageError,
 )
-from vmckpt.foreign import NUMBER, MalformedError, Shape, require
+from vmckpt.foreign import NUMBER, MalformedError, Shape, parse, require
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
 from vmckpt.hosts.inventory import all_hosts, state_dir
 from vmckpt.hosts.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import load_from
-from vmckpt.state.durable import parse_record
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.naming import IfTaken, dated
 from vmckpt.store.open import Access
@@ -276,7 +275,7 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
     try:
         while True:
             alive = await host.is_alive(service)
-            status = said(await host.read_text(files.status), files.status)
+            status = said(await host.read_text(files.status))
             done = status.get("state") in (SETTLED, DONE)
             if done or (status.get("state") == RUNNING and not alive):
                 return _result(work, status)
@@ -334,12 +333,14 @@ _SAID: Shape = {"state?": str, "result?": {}, "error?": [str], "steps?": [str]}
 _REQUEST: Shape = {"verb": str, "vm": str, "wish": {"tags?": {}}}
 
 
-def said(text: str | None, path: Path, shape: Shape = _SAID) -> dict[str, Any]:
+def said(text: str | None, shape: Shape = _SAID) -> dict[str, Any]:
     """What a service's file says; of one that a power cut emptied nothing, as it ended then too."""
     try:
-        return parse_record(text or "", path, remedy="-", shape=shape)
-    except StorageError:
+        found: dict[str, Any] = parse(text or "", most_bytes=MOST_TEXT_BYTES, any_text=True)
+        require(shape, found)
+    except MalformedError:
         return {}
+    return found
 
 
 async def interrupted(host: Host, service: ProcessId, what: str) -> None:
@@ -373,12 +374,12 @@ async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> N
     directory = host.state_dir / DIRECTORY
     for run in await host.list_dir(directory):
         files = Files(directory / run)
-        request = said(await host.read_text(files.request), files.request, _REQUEST)
+        request = said(await host.read_text(files.request), _REQUEST)
         if not request or not unwanted(request):
             continue
         # In this order: whoever has not said yet who it is sees this, and does nothing.
         await host.write_text(files.revoked, "")
-        status = said(await host.read_text(files.status), files.status)
+        status = said(await host.read_text(files.status))
         process = None
         with suppress(StorageError):
             process = await load_from(host, files.process, PROCESS)

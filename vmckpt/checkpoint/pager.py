@@ -23,6 +23,7 @@ Each page is given once: one that the guest has given back since (it reports fre
 balloon) is zeroes when it is wanted again.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -149,7 +150,7 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
         where = json.loads(lines.readline())
-        key = Path(where["key"]) if "key" in where else None
+        key = Path(where["key"]) if where["key"] else None
         secret = bytes.fromhex(key.read_text()) if key else None
         try:
             with open_store(where["store"], Access(secret)).read(where["checkpoint"]) as point:
@@ -179,7 +180,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> 
     marker = _until_go(told, pager)
     if marker is not None:
         _serve(pager, vm["pid"], marker)
-        if "key" in where:
+        if where["key"]:
             Path(where["key"]).unlink(missing_ok=True)
         if noted:
             with suppress(ProcessLookupError):  # nobody knows what it would have used
@@ -213,8 +214,10 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
         marker.unlink(missing_ok=True)
     except VmckptError as exc:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        told = json.loads(marker.read_text()) | {"lost": str(exc)}
-        replace(marker, json.dumps(told))
+        from vmckpt.checkpoint.paging import MISSING  # asyncio and hosts, which pages need not
+
+        missing = MISSING.decode(marker.read_bytes(), marker)
+        replace(marker, MISSING.encode(dataclasses.replace(missing, lost=str(exc))))
         sys.exit(1)
     except ProcessLookupError:
         marker.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,12 +18,36 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
-from vmckpt.state.durable import parse_record
+from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import Qemu
 
 T = TypeVar("T")
 ANSWER_S, POLL_S = 30.0, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """missing.json, while memory of a QEMU is still to come: from where, by whom, and into what.
+
+    `key` is a file with what opens the store, `descriptor` the userfaultfd's number in the QEMU,
+    `lost` why a page could not be had.
+    """
+
+    store: str
+    checkpoint: str
+    ram_file: Path
+    key: Path | None = None
+    descriptor: int | None = None
+    pager: ProcessId | None = None
+    lost: str | None = None
+
+
+MISSING = Schema(
+    Missing,
+    "vmckpt vm stop {directory.parent.name} --force, and restore its checkpoint again",
+    omits_none=True,
+)
 
 
 class Pager:
@@ -34,9 +58,10 @@ class Pager:
         process: "subprocess.Popen[bytes]",
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         log: Path,
+        missing: Missing,
     ) -> None:
         self._process, (self._reader, self._writer), self._log = process, streams, log
-        self._told: dict[str, Any] = {}
+        self._missing = missing
 
     @classmethod
     async def start(
@@ -65,11 +90,17 @@ class Pager:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         ours.setblocking(False)
-        pager = cls(process, await asyncio.open_connection(sock=ours), log)
-        pager._told = {"store": place, "checkpoint": checkpoint_id, "ram_file": str(ram_file)}
-        if key is not None:
-            pager._told["key"] = str(key)
-        pager._tell(pager._told | {"noted": str(noted) if noted else None})
+        missing = Missing(place, checkpoint_id, ram_file, key)
+        pager = cls(process, await asyncio.open_connection(sock=ours), log, missing)
+        pager._tell(
+            {
+                "store": place,
+                "checkpoint": checkpoint_id,
+                "ram_file": str(ram_file),
+                "noted": str(noted) if noted else None,
+                "key": str(key) if key else None,
+            }
+        )
         return pager
 
     async def opened(self) -> None:
@@ -83,15 +114,13 @@ class Pager:
         """
         self._tell({"pid": qemu.process.pid, "again": again})
         answer = await self._answer()
-        itself = identify(self._process.pid)
-        self._told |= {
-            "descriptor": answer["missing"],
-            "pager": asdict(itself) if itself else None,
-        }
+        self._missing = replace(
+            self._missing, descriptor=answer["missing"], pager=identify(self._process.pid)
+        )
 
     async def go(self, host: Host, files: QemuDir) -> None:
         """Fetch all other pages too, whatever becomes of us. Raises StorageError."""
-        await host.write_text(files.missing, json.dumps(self._told))
+        await save_to(host, files.missing, MISSING, self._missing)
         self._tell({"go": str(files.missing)})
 
     async def ended(self) -> int:
@@ -160,31 +189,21 @@ def _signals_blocked() -> Iterator[None]:
 
 async def is_whole(host: Host, qemu: Qemu) -> bool:
     """Whether all of a QEMU's memory is there. Raises VmLostError: a page could not be had."""
-    text = await host.read_text(qemu.files.missing)
-    if text is None:
-        return True
     try:
-        told = _parse(text, host, qemu)
+        missing = await load_from(host, qemu.files.missing, MISSING)
     except StorageError:
         if not await host.is_alive(qemu.process):
             return True  # the memory that was to come is gone with the QEMU
         raise
-    if "lost" in told:
+    if missing is None:
+        return True
+    if missing.lost is not None:
         raise VmLostError(
             f"'{qemu.files.vm_name}' was ended: a page of its memory could not be had",
-            why=told["lost"],
+            why=missing.lost,
             remedy="restore another checkpoint; `vmckpt checkpoint verify` says which are whole",
         )
     return False
-
-
-def _parse(text: str, host: Host, qemu: Qemu) -> dict[str, Any]:
-    name = qemu.files.vm_name
-    return parse_record(
-        text,
-        f"{qemu.files.missing} on {host.name}",
-        remedy=f"vmckpt vm stop {name} --force, and restore its checkpoint again",
-    )
 
 
 async def see_to_pages(host: Host, qemu: Qemu) -> None:
@@ -193,16 +212,14 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
     Raises VmLostError, OperationFailedError.
     """
     while not await is_whole(host, qemu) and await host.is_alive(qemu.process):
-        text = await host.read_text(qemu.files.missing)
-        told = _parse(text, host, qemu) if text is not None else {}
-        if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
+        missing = await load_from(host, qemu.files.missing, MISSING)
+        if missing and not (missing.pager and await host.is_alive(missing.pager)):
             log = qemu.files.path / "pager.log"
-            key = Path(told["key"]) if "key" in told else None
-            where = told["store"], told["checkpoint"], log, Path(told["ram_file"])
-            successor = await Pager.start(*where, key=key)
+            where = missing.store, missing.checkpoint, log, missing.ram_file
+            successor = await Pager.start(*where, key=missing.key)
             try:
                 await successor.opened()
-                await successor.attach(qemu, told["descriptor"])
+                await successor.attach(qemu, missing.descriptor)
                 await successor.go(host, qemu.files)
             except BaseException:
                 await finish(successor.end())

@@ -64,15 +64,14 @@ def migrate(
 async def _calm(
     name: str, target: "Host", options: Options, wanted: "Intent", *, began_s: float, given: str
 ) -> None:
-    """Wait for a calm moment, but no longer than leaves the time that the migration takes."""
     from vmckpt.cli.found import find
-    from vmckpt.forecast.calm import wait_for_calm
+    from vmckpt.drivers.driver import wait_for_calm_in_time
     from vmckpt.units import parse_duration_s
 
-    for_s, vm = parse_duration_s(given), await find(name)
-    if wanted.finish_within_s is not None:
-        for_s = min(for_s, (await vm.plan(target, options, wanted, began_s=began_s)).spare_s)
-    await wait_for_calm(vm.name, vm.measure, for_s, warn)
+    vm, for_s = await find(name), parse_duration_s(given)
+    await wait_for_calm_in_time(
+        vm, target, options, wanted, began_s=began_s, for_s=for_s, tell=warn
+    )
 
 
 async def _planned(

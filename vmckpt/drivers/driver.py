@@ -1,6 +1,6 @@
 """A VM as commands, jobs on many VMs and programs work on it, whoever runs it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -193,3 +193,18 @@ async def examined(vm: Driver, target: Host, options: "Options") -> "Examined":
     except VmckptError as exc:
         code = "reachable" if isinstance(exc, HostDownError) else exc.kind
         return Examined((Check(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
+
+
+async def wait_for_calm_in_time(
+    vm: Driver, target: Host, options: "Options", intent: "Intent", *,
+    began_s: float, for_s: float, tell: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Wait until the guest dirties little, at most `for_s`, and no longer than leaves the migration
+    the time that it takes. `tell` hears how it was.
+    """
+    from vmckpt.forecast import calm
+
+    if intent.finish_within_s is not None:
+        made = await vm.plan(target, options, intent, began_s=began_s)
+        for_s = min(for_s, made.spare_s)
+    await calm.wait_for_calm(vm.name, vm.measure, for_s, tell)

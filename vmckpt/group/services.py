@@ -71,7 +71,7 @@ async def _line(service: Service) -> Line:
     while not await host.await_path(files.ear, 1.0):
         is_late = asyncio.get_running_loop().time() > given_up_s
         if is_late or not await host.is_alive(service.process):
-            status = said(await host.read_text(files.status), files.status)
+            status = said(await host.read_text(files.status))
             if status.get("state") == FAILED:
                 raise unpack_error(status.get("error"))
             raise await died(host, files, service.work.asked.verb)

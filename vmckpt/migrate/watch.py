@@ -17,9 +17,9 @@ from vmckpt.errors import (
 from vmckpt.events.lines import Lines, from_record
 from vmckpt.events.record import FORMAT, RunRecord
 from vmckpt.events.types import Emit, Note, heard_or_not
-from vmckpt.foreign import NUMBER, MalformedError, Shape
+from vmckpt.foreign import NUMBER, MalformedError, Shape, parse, require
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
 from vmckpt.hosts.inventory import all_hosts, runs_dir
 from vmckpt.hosts.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.values import unpack_error
@@ -27,8 +27,8 @@ from vmckpt.migrate.job import RESULT, JobDir, Result
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end
-from vmckpt.state.documents import load_from
-from vmckpt.state.durable import damaged_record, parse_record, write_durably
+from vmckpt.state.documents import damaged, load_from
+from vmckpt.state.durable import write_durably
 
 POLL_S, LOOK_S = 0.1, 1.0
 RECONNECT_S = 1.0
@@ -272,9 +272,9 @@ async def _fetch(source: Host, path: Path) -> None:
         text = await source.read_text(theirs)
     if not text:
         return
-    where, remedy = f"{theirs} on {source.name}", "see what that host runs"
-    data = parse_record(text, where, remedy=remedy, shape=_RECORD)
     try:
+        data = parse(text, most_bytes=MOST_TEXT_BYTES)
+        require(_RECORD, data)
         for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
             from_record(told)
         if data["format"] != FORMAT:
@@ -282,7 +282,7 @@ async def _fetch(source: Host, path: Path) -> None:
         if not 0 <= data["began_unix_s"] <= LATEST_UNIX_S:
             raise MalformedError(f"it began at {data['began_unix_s']}")
     except MalformedError as exc:
-        raise damaged_record(text, where, exc, remedy=remedy) from exc
+        raise damaged(theirs, str(exc), "see what that host runs", source.name) from exc
     data["forecast"] = None
     with suppress(NotFoundError):  # what was asked for is known here, unless that was elsewhere
         own = RunRecord.load(path)

@@ -4,23 +4,36 @@ import asyncio
 import operator
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from vmckpt.codec import convert
 from vmckpt.deadlines import poll
-from vmckpt.errors import HostDownError, NotFoundError, StorageError, TimedOutError, VmckptError
-from vmckpt.foreign import Shape
+from vmckpt.errors import HostDownError, NotFoundError, TimedOutError, VmckptError
+from vmckpt.foreign import MalformedError, parse, require
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.replicate.control import STATUS, STATUS_TIMEOUT_S, ask
-from vmckpt.replicate.request import DIRECTORY, Files
-from vmckpt.state.durable import parse_record
+from vmckpt.replicate.request import DIRECTORY, REQUEST, Files
 
 POLL_S, BEGIN_S = 0.05, 60.0
-# Of a request, what is read of one whose service has died.
-_REQUEST: Shape = {"vm?": str, "run?": str, "primary?": {"name?": str}}
 # The state of a service that was killed.
 DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of a request, by whichever vmckpt, what is read of one whose service has died."""
+
+    vm: str | None = None
+    run: str | None = None
+    primary: _Named = _Named()
 
 
 class Side(NamedTuple):
@@ -70,11 +83,12 @@ async def side_of(host: Host, name: str) -> Side | None:
 async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> dict[str, Any]:
     """The status of a service that was killed, or stands still."""
     text = await host.read_text(files.request) or "{}"
-    remedy = f"end the replication: vmckpt replicate stop {files.path.name}"
-    where = f"{files.request} on {host.name}"
-    asked = parse_record(text, where, remedy=remedy, shape=_REQUEST)
-    role = "primary" if asked.get("primary", {}).get("name") == host.name else "standby"
-    about = {name: asked.get(name) for name in ("vm", "run")}
+    try:
+        asked = convert(_Asked, parse(text))
+    except MalformedError as exc:
+        raise REQUEST.damaged(files.request, str(exc), host.name) from exc
+    role = "primary" if asked.primary.name == host.name else "standby"
+    about = {"vm": asked.vm, "run": asked.run}
     if await services(host, files.path.name):
         return {"role": role, **about, "state": "silent", "why": silence.why}
     why = "its service has died without a word"
@@ -86,11 +100,12 @@ async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
 
     A last word that a power cut emptied is none.
     """
-    text = await host.read_text(files.status)
     try:
-        return parse_record(text or "", files.status, remedy="-", shape=STATUS)
-    except StorageError:
+        said: dict[str, Any] = parse(await host.read_text(files.status) or "")
+        require(STATUS, said)
+    except MalformedError:
         return None
+    return said
 
 
 async def services(host: Host, name: str) -> list[ProcessId]:

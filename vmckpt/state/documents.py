@@ -17,7 +17,7 @@ from vmckpt.state.durable import remove_durably, write_durably
 
 # Records are written by vmckpt alone: bounded all the same, what fills a file may be damage.
 MOST_BYTES = 64 << 20
-_EMPTY = "it is empty, as a power cut leaves a file that was not yet on the disk"
+EMPTY = "it is empty, as a power cut leaves a file that was not yet on the disk"
 T = TypeVar("T")
 
 
@@ -56,16 +56,22 @@ class Schema(Generic[T]):
             return convert(self.kind, fields)
         except MalformedError as exc:
             text = data if isinstance(data, str) else data.decode(errors="replace")
-            is_empty = not text.strip("\0 \n")
-            raise self.damaged(path, _EMPTY if is_empty else str(exc), host) from exc
+            raise self.damaged(path, EMPTY if is_empty(text) else str(exc), host) from exc
 
     def damaged(self, path: Path, why: str, host: str = "") -> StorageError:
         """What is said of a record that cannot be what it is, for callers who know more of it."""
-        return StorageError(
-            f"{path} on {host} is damaged" if host else f"{path} is damaged",
-            why=why,
-            remedy=self.remedy.format(name=path.stem, directory=path.parent),
-        )
+        return damaged(path, why, self.remedy.format(name=path.stem, directory=path.parent), host)
+
+
+def is_empty(text: str) -> bool:
+    """Whether a file has nothing, or zeroes where a power cut left no content: EMPTY says so."""
+    return not text.strip("\0 \n")
+
+
+def damaged(path: Path, why: str, remedy: str, host: str = "") -> StorageError:
+    """What is said of a file of vmckpt's that cannot be understood."""
+    where = f"{path} on {host}" if host else path
+    return StorageError(f"{where} is damaged", why=why, remedy=remedy)
 
 
 class FilesOfHost(Protocol):

@@ -4,14 +4,11 @@ A rename alone is not enough: on XFS, and on ext4 without `auto_da_alloc`, a pow
 leaves an empty file. So a record's content is synced before the rename, and its directory after.
 """
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from vmckpt.errors import StorageError
-from vmckpt.foreign import Shape, require
 
 # Never follows a link that stands there, and never opens a file that another user made.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -173,29 +170,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def parse_record(text: str, where: object, *, remedy: str, shape: Shape = None) -> dict[str, Any]:
-    """The JSON object that a record at `where` holds. Raises StorageError, which says `remedy`.
-
-    One that another host's service writes is of a `shape`, or damaged (`foreign.require`).
-
-    Every record written since vmckpt syncs them is whole or the one before; older ones may have
-    been emptied by a power cut.
-    """
-    try:
-        found = json.loads(text)
-        if not isinstance(found, dict):
-            raise TypeError(f"it holds a {type(found).__name__}, not an object")
-        require(shape, found)
-    except (ValueError, TypeError, RecursionError) as exc:
-        raise damaged_record(text, where, exc, remedy=remedy) from exc
-    return found
-
-
-def damaged_record(text: str, where: object, exc: Exception, *, remedy: str) -> StorageError:
-    """What is said of a record that cannot be understood."""
-    why = f"{type(exc).__name__}: {exc}"
-    if not text.strip("\0 \n"):
-        why = "it is empty, as a power cut leaves a file that was not yet on the disk"
-    return StorageError(f"{where} is damaged", why=why, remedy=remedy)

@@ -20,7 +20,7 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import both
-from vmckpt.state.durable import damaged_record
+from vmckpt.state.documents import EMPTY, damaged, is_empty
 from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
@@ -87,9 +87,9 @@ async def read_vm(host: Host, name: str) -> Vm | None:
     current, text = await both(host.read_text(directory.current), host.read_text(directory.spec))
     if current is None or text is None:
         return None
-    if not text.strip("\0 \n"):
+    if is_empty(text):
         remedy = "write the VM's spec into it again (docs/spec.md)"
-        raise damaged_record(text, f"{directory.spec} on {host.name}", ValueError(), remedy=remedy)
+        raise damaged(directory.spec, EMPTY, remedy, host.name)
     spec = parse_spec(text, str(directory.spec), directory.path)
     if spec.name != name:  # what is meant for one VM would be done to another
         raise StorageError(

@@ -317,7 +317,7 @@ class _Work:
         said = set[str]()
         while coming := await self._coming():
             for name in sorted(coming - said):
-                self._show(Said(f"{name} is on its way to {self._host.name}: waiting for it"))
+                self._say(f"{name} is on its way to {self._host.name}: waiting for it")
             said |= coming
             await asyncio.sleep(WORKED_ON_POLL_S)
 
