@@ -24,13 +24,14 @@ from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
+from vmckpt.options.replication import SHARED, Options
 from vmckpt.preflight.finding import Check
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
-from vmckpt.replicate.request import REQUEST, SHARED, Files, Options, Request
+from vmckpt.replicate.request import REQUEST, Files, Request
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm

@@ -22,6 +22,7 @@ from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.options.replication import Options
 from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.replicate import epochs as epochs_module
 from vmckpt.replicate.disks.intake import Intake
@@ -31,10 +32,9 @@ from vmckpt.replicate.memory import (
     epoch_limit_bytes,
     epoch_room_bytes,
     primary_bytes,
-    promised,
     standby_bytes,
 )
-from vmckpt.replicate.request import Options
+from vmckpt.replicate.promised import promised
 from vmckpt.replicate.stream import StandbyLostError
 from vmckpt.replicate.wire.epoch import Assembler, Composer
 from vmckpt.replicate.wire.errors import WireError

@@ -33,6 +33,7 @@ from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.job import read_job
 from vmckpt.migrate.journal import Journal
 from vmckpt.options import policy as steps
+from vmckpt.options import replication as wishes
 from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.options.policy import Act, Policy
 from vmckpt.replicate import request as replication
@@ -154,7 +155,7 @@ def test_what_a_host_is_asked_for(state: Path) -> None:
     assert (job.run, job.vm, job.source, job.options, job.link) == ("r7", "web", a, options, link)
     assert entry_fields(job.target) == entry_fields(b)
     assert job.forecast == {"way": "precopy", "total_s": [1.0, 2.0, None]}
-    wished = replication.Options("host:c", ("fence", "--now"), None, 0.01, True, 3.0, "/root/cred")
+    wished = wishes.Options("host:c", ("fence", "--now"), None, 0.01, True, 3.0, "/root/cred")
     request = replication.Request(
         "r8", "web", 'name = "web"\n', PLATFORM, a, b, wished, one_machine=False,
         qemu_id="0a0b0c0d", disks=(copies.CopiedDisk(0, 1 << 30),), place=link, identity="id-1",

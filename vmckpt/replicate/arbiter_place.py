@@ -14,9 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from vmckpt.hosts.host import Host
+from vmckpt.options.replication import ETCD, Options
 from vmckpt.preflight.finding import OK, WARN, Check
-from vmckpt.replicate.arbiter import ETCD
-from vmckpt.replicate.request import Options
 from vmckpt.store.backends.file_systems import mounted_at
 
 # File systems of one host's own disk, or memory.

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Entry, Host
+from vmckpt.options.replication import SHARED, Options
 from vmckpt.preflight import capture, target_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.qemu.block import query_disk_images
@@ -10,8 +11,6 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate import memory
 from vmckpt.replicate.arbiter_place import arbiter_check
 from vmckpt.replicate.disks.checks import disk_checks
-from vmckpt.replicate.paths import lacks_second
-from vmckpt.replicate.request import SHARED, Options
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
@@ -82,3 +81,11 @@ def _output(vm: Vm, *, holds_output: bool) -> Check:
         return Check("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
     reason = "what the guest sends is not held: after a failover it may contradict itself"
     return Check("output", WARN, reason, "leave out --unsafe-no-output-commit")
+
+
+def lacks_second(*hosts: Entry | Host) -> str:
+    """Why there is no second path between these hosts; empty: each has another address."""
+    lacking = [host.name for host in hosts if not host.second_address]
+    if not lacking:
+        return ""
+    return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} one address only"

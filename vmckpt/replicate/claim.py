@@ -15,15 +15,9 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
+from vmckpt.options.replication import Options
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.request import (
-    REQUEST,
-    Files,
-    Options,
-    Request,
-    is_settled,
-    read_request,
-)
+from vmckpt.replicate.request import REQUEST, Files, Request, is_settled, read_request
 from vmckpt.state.documents import Schema, load_from
 from vmckpt.state.durable import parse_record, write_durably
 from vmckpt.vm.inventory import Vm

@@ -35,9 +35,10 @@ from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.memory import primary_bytes, promised
+from vmckpt.replicate.memory import primary_bytes
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
+from vmckpt.replicate.promised import promised
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files, Request, read_request, stop_command
 from vmckpt.replicate.wire.beats import Sender

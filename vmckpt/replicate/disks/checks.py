@@ -4,29 +4,16 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
+from vmckpt.options.replication import COPY, SHARED
 from vmckpt.preflight.finding import OK, REFUSE, Check
-from vmckpt.qemu.block import DiskImage, query_disk_images
-from vmckpt.qemu.monitor import session
+from vmckpt.qemu.block import DiskImage
 from vmckpt.qemu.qcow2 import tables_bytes
-from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.request import COPY, SHARED
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec import Disk
 
 OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in the spec'
-
-
-async def copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
-    """The disks that are copied to a standby: all that can be written. Raises HostDownError."""
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        images = await query_disk_images(monitor)
-    return tuple(
-        CopiedDisk(number, images[node].virtual_size_bytes)
-        for number, (disk, node) in enumerate(zip(vm.spec.disks, vm.nodes, strict=True))
-        if not disk.read_only
-    )
 
 
 async def disk_checks(
