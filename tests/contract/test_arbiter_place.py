@@ -9,7 +9,7 @@ import pytest
 from vmckpt.hosts.local import LocalHost
 from vmckpt.options.replication import Options
 from vmckpt.preflight.finding import OK, WARN, Check
-from vmckpt.replicate.arbiter_place import arbiter_check, local_ipv4, local_ipv6
+from vmckpt.preflight.replication.arbiter import arbiter_check, local_ipv4, local_ipv6
 
 ROOT = "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 NFS = "40 20 0:40 / /shared rw,relatime - nfs4 server:/x rw\n"

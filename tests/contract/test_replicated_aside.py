@@ -26,9 +26,9 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
 from vmckpt.options.replication import SHARED, Options
 from vmckpt.preflight.finding import Check
+from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate.disks.aside import fold
-from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.request import REQUEST, Files, Request

@@ -8,8 +8,8 @@ import pytest
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.preflight.finding import Check
+from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir

@@ -12,11 +12,11 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.options.replication import Options
 from vmckpt.preflight.finding import REFUSE, WARN, refusal
+from vmckpt.preflight.replication.checks import check
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import require_place
-from vmckpt.replicate.checks import check
 from vmckpt.replicate.claim import is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk

@@ -13,8 +13,8 @@ from typing import Any
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.lease.clock import boottime_s
+from vmckpt.preflight.replication.checks import lacks_second
 from vmckpt.replicate.channel import HEARTBEAT_S, PATIENCE_S
-from vmckpt.replicate.checks import lacks_second
 from vmckpt.replicate.request import Request
 from vmckpt.replicate.wire.beats import Hearing, Sender, beat_key
 from vmckpt.replicate.wire.errors import WireError

@@ -24,6 +24,7 @@ from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.memory.soft_dirty import is_sound
+from vmckpt.preflight.replication.memory import primary_bytes
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
@@ -35,7 +36,6 @@ from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.memory import primary_bytes
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.promised import promised

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host, Promise
-from vmckpt.replicate.memory import figures, remedy
+from vmckpt.preflight.replication.memory import figures, remedy
 from vmckpt.vm.paths import IN_MEMORY, QemuDir
 from vmckpt.vm.spec import Spec
 

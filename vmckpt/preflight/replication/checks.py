@@ -6,11 +6,11 @@ from vmckpt.hosts.host import Entry, Host
 from vmckpt.options.replication import SHARED, Options
 from vmckpt.preflight import capture, target_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.replication import memory
+from vmckpt.preflight.replication.arbiter import arbiter_check
+from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
-from vmckpt.replicate import memory
-from vmckpt.replicate.arbiter_place import arbiter_check
-from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
