@@ -29,13 +29,18 @@ class Examined(NamedTuple):
         return all(check.verdict != REFUSE for check in self.checks)
 
 
-def refusal(
-    checks: Iterable[Check], vm_name: str, target: str, verb: str = "migrate"
-) -> RefusedError:
+def require(checks: Iterable[Check], what: str) -> None:
+    """Raises RefusedError, with `what` cannot be done, when one of them refuses."""
+    found = tuple(checks)
+    if any(check.verdict == REFUSE for check in found):
+        raise refusal(found, what)
+
+
+def refusal(checks: Iterable[Check], what: str) -> RefusedError:
     """The error that names every refusal."""
     refused = [check for check in checks if check.verdict == REFUSE]
     return RefusedError(
-        f"'{vm_name}' cannot {verb} to {target}",
+        what,
         why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
         remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
     )

@@ -11,7 +11,7 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.options.replication import Options
-from vmckpt.preflight.finding import REFUSE, WARN, refusal
+from vmckpt.preflight.finding import WARN, require
 from vmckpt.preflight.replication.checks import check
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.compare import Machine, describe, differences
@@ -62,8 +62,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         await _require_new(vm, standby)
         await fold_there(vm.name, all_hosts())
     checks = await check(vm, standby, options)
-    if any(found.verdict == REFUSE for found in checks):
-        raise refusal(checks, vm.name, standby.name, "be replicated")
+    require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
     await _require_new(vm, standby)
     request = Request(
         run=run,

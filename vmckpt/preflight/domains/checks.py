@@ -17,7 +17,7 @@ from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_els
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
 from vmckpt.preflight.domains.options import client_checks, option_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -91,15 +91,12 @@ class DomainPreflight(NamedTuple):
     known_to_target: bool = False
     held_mib_per_s: int = 0
 
-    @property
-    def possible(self) -> bool:
-        """Whether nothing is against it."""
-        return self.way is not None and all(c.verdict != REFUSE for c in self.checks)
-
     def require(self, name: str, target: str) -> tuple[Route, Cargo]:
         """How it moves. Raises RefusedError naming every refusal."""
-        if self.way is None or not self.possible:
-            raise refusal(self.checks, name, target)
+        what = f"'{name}' cannot migrate to {target}"
+        require(self.checks, what)
+        if self.way is None:
+            raise refusal(self.checks, what)
         return self.way
 
 

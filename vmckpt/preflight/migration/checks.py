@@ -10,7 +10,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Options
 from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -64,8 +64,10 @@ class Preflight(NamedTuple):
 
     def require(self, vm_name: str, target: str) -> Agreement:
         """The agreed settings. Raises RefusedError naming every refusal."""
-        if self.agreement is None or not self.possible:
-            raise refusal(self.checks, vm_name, target)
+        what = f"'{vm_name}' cannot migrate to {target}"
+        require(self.checks, what)
+        if self.agreement is None:
+            raise refusal(self.checks, what)
         return self.agreement
 
 
