@@ -97,7 +97,7 @@ def test_memory_that_was_still_to_come_is_nothing_to_be_waited_for_once_its_qemu
     qemu.files.missing.write_text(told)
 
     async def stopped() -> None:
-        found = await find("web")
+        found = await find("web", lambda _: None)
         await found.stop(force=True, timeout_s=0)
         await found.remove()
 
@@ -107,7 +107,7 @@ def test_memory_that_was_still_to_come_is_nothing_to_be_waited_for_once_its_qemu
         try:
             vm = await read_vm(host, "web")
             assert vm is not None
-            assert await _restored(vm) == vm
+            assert await _restored(vm, lambda _: None) == vm
         finally:
             await host.close()
             serves.end()
