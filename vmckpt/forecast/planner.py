@@ -407,8 +407,15 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = Fals
         disk_bytes=disk_bytes,
         busy=measured.busy,
         layout=_stretches(measured),
-        course=Course.seen(*measured.course, measured.curve) if measured.course.ends_s else None,
+        course=_course(measured),
         moves_now=moves_now,
+    )
+
+
+def _course(measured: DirtyRate) -> Course | None:
+    seen = measured.course
+    return (
+        Course.seen(seen.ends_s, seen.pages, seen.counts, measured.curve) if seen.ends_s else None
     )
 
 
