@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.options.replication import Options
-from vmckpt.preflight.finding import OK, WARN, Check
+from vmckpt.preflight.finding import OK, WARN, Finding
 from vmckpt.preflight.replication.arbiter import arbiter_check, local_ipv4, local_ipv6
 
 ROOT = "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
@@ -51,7 +51,7 @@ def machine(name: str, number: int, shared: str = "") -> Machine:
     return Named(name, Path("/s"), f"198.51.100.{number}", second_address=f"203.0.113.{number}")
 
 
-def found(primary: LocalHost, standby: LocalHost, place: str) -> Check:
+def found(primary: LocalHost, standby: LocalHost, place: str) -> Finding:
     return asyncio.run(arbiter_check(primary, standby, Options(place)))
 
 

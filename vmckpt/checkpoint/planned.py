@@ -16,7 +16,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.process import ProcessId
 from vmckpt.preflight.checkpoint import NewFile, Wanted, restore_checks
-from vmckpt.preflight.finding import Check
+from vmckpt.preflight.finding import Finding
 from vmckpt.state.durable import make_dir_durably, sync_file
 from vmckpt.store.manifest import Manifest
 from vmckpt.vm.argv import Platform
@@ -224,7 +224,7 @@ def aside_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 
-async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool) -> list[Check]:
+async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool) -> list[Finding]:
     """All that is for and against making it; changes nothing. Raises HostDownError."""
     disks = tuple(
         NewFile(

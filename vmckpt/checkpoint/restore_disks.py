@@ -30,7 +30,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
-from vmckpt.preflight.finding import REFUSE, WARN, Check, require
+from vmckpt.preflight.finding import REFUSE, WARN, Finding, require
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
@@ -219,7 +219,7 @@ def _write_one(
     write_image(path, image.format, image.disk.size_bytes, chunks())
 
 
-def _eased(check: Check, planned: Planned) -> Check:
+def _eased(check: Finding, planned: Planned) -> Finding:
     """What only keeps the machine from running here now is a warning."""
     eases = check.code in _OF_THE_MACHINE
     if check.code == "files" and planned.variables is not None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vmckpt.preflight import capture, target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, saved_whole_checks
 from vmckpt.qemu import commands
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     firmware_sha256: str | None
 
 
-async def capture_checks(vm: Vm) -> list[Check]:
+async def capture_checks(vm: Vm) -> list[Finding]:
     """Of a running VM: whether its state can be captured while it runs. Raises HostDownError."""
     checks = list(capture.memory(vm))
     away = await away_names(vm)
@@ -47,7 +47,7 @@ async def capture_checks(vm: Vm) -> list[Check]:
     return [*checks, await capture.tracking(vm)]
 
 
-async def save_checks(vm: Vm) -> list[Check]:
+async def save_checks(vm: Vm) -> list[Finding]:
     """Of a running VM: whether QEMU can save it as a whole. Raises HostDownError."""
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         blockers = (await commands.query_migrate(monitor)).blockers
@@ -56,11 +56,11 @@ async def save_checks(vm: Vm) -> list[Check]:
     checks = [*device_checks(blockers, pci_ids), *saved_whole_checks(vm)]
     if not state.running:
         remedy = "let it run: see `vmckpt vm show`"
-        checks.append(Check("running", REFUSE, f"its state is '{state.status}'", remedy))
+        checks.append(Finding("running", REFUSE, f"its state is '{state.status}'", remedy))
     return checks
 
 
-async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: bool) -> list[Check]:
+async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: bool) -> list[Finding]:
     """All that is for and against making it; changes nothing. Raises HostDownError."""
     vm, host = to.vm, to.vm.host
     theirs = await abilities(host)
@@ -84,35 +84,37 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
     return found
 
 
-async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[Check]:
+async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[Finding]:
     spec, host = restored.vm.spec, restored.vm.host
     first = [restored.variables] if restored.variables else []
     wanted = [*read_only, *first, *(path for path in spec.files if not _is_vars(spec, path))]
     if missing := [str(path) for path in wanted if not await host.readable(path)]:
         reason = f"{host.name} cannot read {', '.join(missing)}"
-        yield Check("files", REFUSE, reason, "put there what the VM was started with")
+        yield Finding("files", REFUSE, reason, "put there what the VM was started with")
         return
-    yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {host.name}")
+    yield Finding("files", OK, f"{len(wanted)} files of the VM are readable on {host.name}")
     if spec.firmware and restored.firmware_sha256:
         code = await host.fingerprint(spec.firmware.code)
         if code is None or code.sha256 != restored.firmware_sha256:
             reason = f"{spec.firmware.code} is another build than when the checkpoint was taken"
-            yield Check("firmware", WARN, reason, "the guest meets it when it next boots")
+            yield Finding("firmware", WARN, reason, "the guest meets it when it next boots")
 
 
 def _is_vars(spec: Spec, path: Path) -> bool:
     return spec.firmware is not None and path == spec.firmware.vars
 
 
-async def _disks(restored: Wanted) -> AsyncIterator[Check]:
+async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
     host = restored.vm.host
     for disk in restored.disks:
         if disk.is_new and await host.exists(disk.path):
             reason = f"{disk.path} is there already"
-            yield Check("disk-target", REFUSE, reason, "remove it, or choose another name")
+            yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")
             continue
         if not await host.may_write_below(disk.path.parent):
             reason = f"nothing can be written to {disk.path.parent}"
-            yield Check("disk-target", REFUSE, reason, "mend its rights, or take another host")
+            yield Finding("disk-target", REFUSE, reason, "mend its rights, or take another host")
             continue
-        yield Check("disk-target", OK, f"{disk.path} can be made ({disk.size_bytes} bytes at most)")
+        yield Finding(
+            "disk-target", OK, f"{disk.path} can be made ({disk.size_bytes} bytes at most)"
+        )

@@ -1,18 +1,28 @@
-"""One thing looked at before a migration, and what was found."""
+"""What a check finds, before anything is changed."""
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 
-OK, WARN, REFUSE = "ok", "warn", "refuse"
+
+class Verdict(StrEnum):
+    """What a finding means for the operation."""
+
+    OK = "ok"
+    WARN = "warn"
+    REFUSE = "refuse"
 
 
-class Check(NamedTuple):
-    """`verdict` is ok, warn or refuse; `remedy` is empty when all is well."""
+OK, WARN, REFUSE = Verdict
+
+
+class Finding(NamedTuple):
+    """What one check found: its name, and why. `remedy` is empty when all is well."""
 
     code: str
-    verdict: str
+    verdict: Verdict
     reason: str
     remedy: str = ""
 
@@ -20,7 +30,7 @@ class Check(NamedTuple):
 class Examined(NamedTuple):
     """All that is for and against a move, and what of its disks would be copied."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     copied_bytes: int
 
     @property
@@ -29,14 +39,14 @@ class Examined(NamedTuple):
         return all(check.verdict != REFUSE for check in self.checks)
 
 
-def require(checks: Iterable[Check], what: str) -> None:
+def require(checks: Iterable[Finding], what: str) -> None:
     """Raises RefusedError, with `what` cannot be done, when one of them refuses."""
     found = tuple(checks)
     if any(check.verdict == REFUSE for check in found):
         raise refusal(found, what)
 
 
-def refusal(checks: Iterable[Check], what: str) -> RefusedError:
+def refusal(checks: Iterable[Finding], what: str) -> RefusedError:
     """The error that names every refusal."""
     refused = [check for check in checks if check.verdict == REFUSE]
     return RefusedError(

@@ -10,7 +10,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Options
 from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal, require
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -51,7 +51,7 @@ class Preflight(NamedTuple):
     Besides: the settings for both QEMUs when they agree, the disks to copy, encryption.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     options: Options
     agreement: Agreement | None = None
     copies: tuple[DiskCopy, ...] = ()
@@ -76,7 +76,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     both_here = vm.host.is_this_machine and target.is_this_machine
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
-        return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
+        return Preflight((Finding("same-host", REFUSE, reason, "name another host"),), options)
     found, network = await both(_checked(vm, target, options), target_host.network(vm, target))
     return found._replace(checks=(*found.checks, *network))
 
@@ -126,44 +126,44 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     ]
     agreed = agree(ours, theirs, wish)
     if isinstance(agreed, Agreement):
-        checks.append(Check("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
+        checks.append(Finding("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
         return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
     checks += [_option(refusal) for refusal in agreed]
     return Preflight(tuple(checks), options)
 
 
-async def _variables(vm: Vm, target: Host) -> list[Check]:
+async def _variables(vm: Vm, target: Host) -> list[Finding]:
     if vm.spec.firmware is None:
         return []
     path = vm.spec.firmware.vars
     return [await target_host.variables(vm.host, target, path, path)]
 
 
-async def busy(vm: Vm) -> Check | None:
+async def busy(vm: Vm) -> Finding | None:
     """Refuses while another operation holds the VM; None when it is free."""
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if owner is None:
         return None
     reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
-    return Check(
+    return Finding(
         "busy", REFUSE, reason, "wait for its end; what else is said here may be its doing"
     )
 
 
-def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterator[Check]:
+def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterator[Finding]:
     """Whether the VM can return as it goes; never a reason not to go."""
     back = agree(theirs, ours, wish)
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
-        yield Check("way-back", WARN, f"it cannot come back in the same way: {reason}")
+        yield Finding("way-back", WARN, f"it cannot come back in the same way: {reason}")
     elif loss := dirty_log.loss(vm, theirs.version):
         remedy = "let it come back with --method stop"
-        yield Check("way-back", WARN, f"it cannot come back while it runs: {loss.reason}", remedy)
+        yield Finding("way-back", WARN, f"it cannot come back while it runs: {loss.reason}", remedy)
     else:
-        yield Check("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
+        yield Finding("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
 
 
-async def _locking(vm: Vm) -> Iterator[Check]:
+async def _locking(vm: Vm) -> Iterator[Finding]:
     process = Path(f"/proc/{vm.qemu.process.pid}")
     limits, status = await both(
         vm.host.read_text(process / "limits"), vm.host.read_text(process / "status")
@@ -171,7 +171,7 @@ async def _locking(vm: Vm) -> Iterator[Check]:
     return locking(limits or "", status or "", vm.spec.memory_bytes)
 
 
-def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Check]:
+def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:
     """Whether QEMU, by its /proc/PID, may keep pages in place that are sent uncopied. Pure."""
     allowed = re.search(r"^Max locked memory +(\d+|unlimited)", limits, re.MULTILINE)
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
@@ -183,31 +183,31 @@ def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Check]:
         "its way at once the move fails, and is undone"
     )
     remedy = "start it by a user that may lock as much as its memory (ulimit -l)"
-    yield Check("zerocopy", WARN, reason, remedy)
+    yield Finding("zerocopy", WARN, reason, remedy)
 
 
-def _option(refusal: Refusal) -> Check:
-    return Check(
+def _option(refusal: Refusal) -> Finding:
+    return Finding(
         "qemu-option", REFUSE, f"{refusal.option}: {refusal.reason}", f"leave out {refusal.option}"
     )
 
 
-async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
+async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Finding]:
     own_users = bool(vm.host.vm_uids or target.vm_uids or await user_of(vm.host, vm.qemu.files))
     try:
         name = options.tls_name
         found = await choose(options.tls, vm.host, target, name=name, own_users=own_users)
     except RefusedError as exc:
-        return IN_CLEAR, Check("tls", REFUSE, exc.why, exc.remedy)
+        return IN_CLEAR, Finding("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and target.is_this_machine
     if found.scheme is Scheme.CLEAR and not one_machine:
         remedy = "leave out --tls off: whoever sees the network sees the guest's memory"
-        return found, Check("tls", WARN, found.reason, remedy)
-    return found, Check("tls", OK, found.reason)
+        return found, Finding("tls", WARN, found.reason, remedy)
+    return found, Finding("tls", OK, found.reason)
 
 
 class _Source(NamedTuple):
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     abilities: Abilities
     images: Mapping[str, DiskImage] = {}
     is_running: bool = False
@@ -219,7 +219,7 @@ async def _look_at_source(vm: Vm, options: Options) -> _Source:
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {vm.name}"
-        checks = (Check("running", REFUSE, reason, remedy),)
+        checks = (Finding("running", REFUSE, reason, remedy),)
         return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         # The VM may run under a QEMU that has been replaced on disk since it was started.
@@ -239,13 +239,13 @@ async def _look_at_source(vm: Vm, options: Options) -> _Source:
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
-        return _Source((Check("running", REFUSE, reason, remedy),), ours)
+        return _Source((Finding("running", REFUSE, reason, remedy),), ours)
     state = "off" if options.offline else run.status
-    running = Check("running", OK, f"the VM is {state}")
+    running = Finding("running", OK, f"the VM is {state}")
     if changed:
         reason = f"since it was adopted the VM has changed: {changed}"
         remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"
-        return _Source((Check("adopted", REFUSE, reason, remedy),), ours, images)
+        return _Source((Finding("adopted", REFUSE, reason, remedy),), ours, images)
     found = (running, *device_checks(blockers, pci_ids))
     return _Source(found, ours, images, run.status == "running")
 
@@ -257,10 +257,10 @@ async def _changed(vm: Vm, monitor: Monitor) -> str | None:
     return await changes(vm, monitor)
 
 
-def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
+def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
     if any(not copy.read_only for copy in copies) and "block-job-change" not in ours.commands:
         reason = (
             f"QEMU {ours.version} cannot hold a guest to the pace of the copy: one that writes as "
             "fast as its disk is copied is not moved"
         )
-        yield Check("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")
+        yield Finding("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.options.replication import SHARED, Options
 from vmckpt.preflight import capture, target_host, vm_users
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.replication import memory
 from vmckpt.preflight.replication.arbiter import arbiter_check
 from vmckpt.preflight.replication.disks import disk_checks
@@ -15,15 +15,15 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
 
-async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
+async def check(vm: Vm, standby: Host, options: Options) -> list[Finding]:
     """All that is for and against it; changes nothing. Raises HostDownError."""
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
-        return [Check("same-host", REFUSE, reason, "name another host as its standby")]
+        return [Finding("same-host", REFUSE, reason, "name another host as its standby")]
     checks = list(capture.memory(vm))
     if not await vm.is_alive():
         remedy = f"start it: vmckpt vm start {vm.name}"
-        return [*checks, Check("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
+        return [*checks, Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         checks += [found async for found in capture.devices(monitor)]
         images = await query_disk_images(monitor)
@@ -47,40 +47,40 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     return [*checks, _second_path(vm.host, standby)]
 
 
-def _passthrough(vm: Vm) -> Iterator[Check]:
+def _passthrough(vm: Vm) -> Iterator[Finding]:
     for device in vm.spec.passthrough:
         reason = (
             f"'{device.id}' is passed through ({device.strategy}): what it holds and writes is in "
             "no epoch, and it cannot be unplugged for each, many times a second"
         )
         remedy = "migrate it or take checkpoints of it instead, or run its spec without the device"
-        yield Check(f"device-{device.id}", REFUSE, reason, remedy)
+        yield Finding(f"device-{device.id}", REFUSE, reason, remedy)
 
 
-def _firmware(vm: Vm) -> Iterator[Check]:
+def _firmware(vm: Vm) -> Iterator[Finding]:
     if vm.spec.firmware:
         reason = (
             f"its firmware keeps variables in {vm.spec.firmware.vars}, which the guest can write "
             "to: they do not reach the standby"
         )
         remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
-        yield Check("firmware-variables", REFUSE, reason, remedy)
+        yield Finding("firmware-variables", REFUSE, reason, remedy)
 
 
-def _second_path(primary: Host, standby: Host) -> Check:
+def _second_path(primary: Host, standby: Host) -> Finding:
     if lacks := lacks_second(primary, standby):
         reason = f"{lacks}: where the connection is lost neither hears whether the other lives"
         remedy = "name an address on another network: vmckpt host set HOST --second-addr ADDRESS"
-        return Check("second-path", WARN, reason, remedy)
+        return Finding("second-path", WARN, reason, remedy)
     both = f"{primary.second_address} and {standby.second_address}"
-    return Check("second-path", OK, f"heartbeats go between {both}, too")
+    return Finding("second-path", OK, f"heartbeats go between {both}, too")
 
 
-def _output(vm: Vm, *, holds_output: bool) -> Check:
+def _output(vm: Vm, *, holds_output: bool) -> Finding:
     if holds_output:
-        return Check("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
+        return Finding("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
     reason = "what the guest sends is not held: after a failover it may contradict itself"
-    return Check("output", WARN, reason, "leave out --unsafe-no-output-commit")
+    return Finding("output", WARN, reason, "leave out --unsafe-no-output-commit")
 
 
 def lacks_second(*hosts: Entry | Host) -> str:

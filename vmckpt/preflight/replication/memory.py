@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.kernel import PageTracking
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY
@@ -56,7 +56,7 @@ def standby_bytes(ram_bytes: int, *, has_disks: bool) -> int:
     return room_bytes + SERVICE_BYTES + (DISK_BYTES if has_disks else 0)
 
 
-async def checks(vm: Vm, standby: Host) -> AsyncIterator[Check]:
+async def checks(vm: Vm, standby: Host) -> AsyncIterator[Finding]:
     """Whether both hosts have the memory, beside all that they promised to others."""
     spec, has_disks = vm.spec, any(not disk.read_only for disk in vm.spec.disks)
     ram_bytes = spec.memory_bytes
@@ -72,15 +72,17 @@ async def checks(vm: Vm, standby: Host) -> AsyncIterator[Check]:
     yield await _check("memory-standby", standby, spec, there_bytes, what)
 
 
-async def _check(code: str, host: Host, spec: Spec, need_bytes: int, what: str) -> Check:
+async def _check(code: str, host: Host, spec: Spec, need_bytes: int, what: str) -> Finding:
     others_bytes = (await host.memory_room(IN_MEMORY)).promised_bytes
     free_bytes = max(0, await host.available_memory_bytes() - others_bytes)
     text = figures(host, need_bytes, what, free_bytes, others_bytes)
     if free_bytes >= need_bytes:
-        return Check(code, OK, text)
+        return Finding(code, OK, text)
     if spec.overcommit:
-        return Check(code, WARN, text, "services and guests die when memory runs out (overcommit)")
-    return Check(code, REFUSE, text, remedy(host))
+        return Finding(
+            code, WARN, text, "services and guests die when memory runs out (overcommit)"
+        )
+    return Finding(code, REFUSE, text, remedy(host))
 
 
 def figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_bytes: int) -> str:
