@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.options.replication import Options
-from vmckpt.preflight.finding import OK, WARN, Finding
+from vmckpt.preflight.finding import OK, WARN, Finding, ask
 from vmckpt.preflight.replication.arbiter import arbiter_check, local_ipv4, local_ipv6
 
 ROOT = "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
@@ -52,7 +52,8 @@ def machine(name: str, number: int, shared: str = "") -> Machine:
 
 
 def found(primary: LocalHost, standby: LocalHost, place: str) -> Finding:
-    return asyncio.run(arbiter_check(primary, standby, Options(place)))
+    [found] = asyncio.run(ask(arbiter_check(primary, standby, Options(place))))
+    return found
 
 
 def test_a_directory_on_one_hosts_own_disk_is_named_with_what_follows() -> None:

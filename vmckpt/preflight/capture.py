@@ -61,17 +61,19 @@ async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator
                     yield Finding("bypass", REFUSE, reason, remedy)
 
 
-async def tracking(vm: Vm) -> Finding:
+async def tracking(vm: Vm) -> AsyncIterator[Finding]:
     """Its host's kernel finds what was written; else all is compared."""
     match await vm.host.page_tracking():
         case PageTracking.PROTECTION:
-            return Finding("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+            yield Finding("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+            return
         case PageTracking.SOFT_DIRTY:
-            return Finding("page-tracking", OK, "the host's kernel marks pages (soft-dirty)")
+            yield Finding("page-tracking", OK, "the host's kernel marks pages (soft-dirty)")
+            return
     reason = (
         f"the kernel of {vm.host.name} has no PAGEMAP_SCAN, and no soft-dirty bits that nothing "
         f"swaps out: all {format_size(vm.spec.memory_bytes)} of memory are compared in each pause, "
         "with a copy as large"
     )
     remedy = "for short pauses boot Linux 6.7 or newer there, or turn swap off"
-    return Finding("page-tracking", WARN, reason, remedy)
+    yield Finding("page-tracking", WARN, reason, remedy)

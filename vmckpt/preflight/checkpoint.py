@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vmckpt.preflight import capture, target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, saved_whole_checks
 from vmckpt.qemu import commands
@@ -39,12 +39,10 @@ class Wanted(NamedTuple):
 
 async def capture_checks(vm: Vm) -> list[Finding]:
     """Of a running VM: whether its state can be captured while it runs. Raises HostDownError."""
-    checks = list(capture.memory(vm))
     away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture.devices(monitor, away)]
-    checks += await hook_checks(vm)
-    return [*checks, await capture.tracking(vm)]
+        found = await ask(capture.memory(vm), capture.devices(monitor, away))
+    return [*found, *await ask(hook_checks(vm), capture.tracking(vm))]
 
 
 async def save_checks(vm: Vm) -> list[Finding]:
@@ -64,24 +62,25 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
     """All that is for and against making it; changes nothing. Raises HostDownError."""
     vm, host = to.vm, to.vm.host
     theirs = await abilities(host)
-    found = [] if in_place else [check async for check in target_host.name(vm, host)]
-    found += target_host.machine(vm, host, theirs)
-    found += await target_host.accel(vm, host)
-    found.append(await target_host.permissions(vm, host))
-    found += await vm_users.checks(host, vm.spec)
-    found += [check async for check in target_host.room(vm, host)]
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
-    found += [check async for check in _files(to, read_only)]
-    found += [check async for check in _disks(to)]
-    if not in_place:  # else it gets those of the one whose place it takes
-        found += await free_checks(vm.spec.passthrough, host)
+    found = await ask(
+        target_host.name(vm, host) if not in_place else (),
+        target_host.machine(vm, host, theirs),
+        target_host.accel(vm, host),
+        target_host.permissions(vm, host),
+        vm_users.checks(host, vm.spec),
+        target_host.room(vm, host),
+        _files(to, read_only),
+        _disks(to),
+        # In place it gets those of the one whose place it takes.
+        free_checks(vm.spec.passthrough, host) if not in_place else (),
+    )
     if plugged and not vm.spec.is_isolated:
-        found += [c for c in await target_host.network(vm, host) if c.code == "bridge"]
-    if not plugged:
-        found += await isolation_checks(vm.spec, host)
-    if lazy:
-        found.append(await target_host.userfaults(host, by_qemu=False))
-    return found
+        found += [one for one in await ask(target_host.network(vm, host)) if one.code == "bridge"]
+    return found + await ask(
+        isolation_checks(vm.spec, host) if not plugged else (),
+        target_host.userfaults(host, by_qemu=False) if lazy else (),
+    )
 
 
 async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[Finding]:

@@ -1,8 +1,8 @@
 """What a check finds, before anything is changed."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from vmckpt.errors import RefusedError
 
@@ -25,6 +25,21 @@ class Finding(NamedTuple):
     verdict: Verdict
     reason: str
     remedy: str = ""
+
+
+# A check asks as it is iterated over. One that is only judged from what is known is an iterable.
+Check: TypeAlias = AsyncIterator[Finding] | Iterable[Finding]
+
+
+async def ask(*checks: Check) -> list[Finding]:
+    """All that these find, one after the other. Raises what they raise."""
+    found = list[Finding]()
+    for check in checks:
+        if isinstance(check, AsyncIterator):
+            found += [one async for one in check]
+        else:
+            found += check
+    return found
 
 
 class Examined(NamedTuple):

@@ -1,6 +1,6 @@
 """What a VM's passthrough devices say to a move, device by device: how each goes, and whether."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from vmckpt.devices.contract import Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
@@ -23,21 +23,19 @@ HOW = {
 
 async def passthrough_checks(
     vm: Vm, target: Host, *, may_postcopy: bool, is_running: bool
-) -> list[Finding]:
+) -> AsyncIterator[Finding]:
     """A check for each device and what it takes; none of a VM without any."""
     devices = vm.spec.passthrough
     if not devices:
-        return []
-    checks = []
+        return
     if may_postcopy:
         reason = "a device needs all of the guest's memory where it is plugged in"
-        checks.append(Finding("postcopy", REFUSE, reason, "use --method precopy or stop"))
+        yield Finding("postcopy", REFUSE, reason, "use --method precopy or stop")
     taken, ours = await taken_on(target), await cards_of_vm(vm.host, vm.qemu.files)
     for device in devices:
-        checks.append(await _target(device, target, taken, ours.get(device.id)))
+        yield await _target(device, target, taken, ours.get(device.id))
         if device.strategy.detaches:
-            checks.append(await _hook(vm, device, is_running=is_running))
-    return checks
+            yield await _hook(vm, device, is_running=is_running)
 
 
 async def _target(
@@ -91,16 +89,18 @@ async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Finding:
     return Finding(code, OK, f"{device.hook} is ready{held}{notes}")
 
 
-async def free_checks(devices: Sequence[Passthrough], host: Host) -> list[Finding]:
+async def free_checks(devices: Sequence[Passthrough], host: Host) -> AsyncIterator[Finding]:
     """Whether the host has a free equal of each."""
     taken = await taken_on(host)
-    return [await _target(device, host, taken) for device in devices]
+    for device in devices:
+        yield await _target(device, host, taken)
 
 
-async def hook_checks(vm: Vm) -> list[Finding]:
+async def hook_checks(vm: Vm) -> AsyncIterator[Finding]:
     """Whether the hooks of a running VM's devices are ready; what others say is not asked."""
-    devices = [device for device in vm.spec.passthrough if device.strategy.detaches]
-    return [await _hook(vm, device, is_running=True) for device in devices]
+    for device in vm.spec.passthrough:
+        if device.strategy.detaches:
+            yield await _hook(vm, device, is_running=True)
 
 
 async def held_bytes(vm: Vm) -> int | None:

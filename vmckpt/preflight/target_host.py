@@ -52,46 +52,48 @@ def _newest(theirs: Abilities) -> str:
     return theirs.machines.get("q35", "q35")
 
 
-async def accel(vm: Vm, target: Host) -> list[Finding]:
+async def accel(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """The same accelerator."""
     needed = vm.qemu.platform.accel
     try:
         await choose_accel(target, needed)
     except RefusedError as exc:
         reason = f"the VM runs on {needed}, and {exc.what}: {exc.why}"
-        return [Finding("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")]
-    return [Finding("accel", OK, f"{needed} on both sides")]
+        yield Finding("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")
+        return
+    yield Finding("accel", OK, f"{needed} on both sides")
 
 
-async def permissions(vm: Vm, target: Host) -> Finding:
+async def permissions(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """The right to put its memory and its files there."""
     places = (vm.spec.ram_dir, target.state_dir)
     if closed := [str(place) for place in places if not await target.may_write_below(place)]:
         reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
-        return Finding("permissions", REFUSE, reason, "give it the right to, or choose others")
-    return Finding("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
+        yield Finding("permissions", REFUSE, reason, "give it the right to, or choose others")
+        return
+    yield Finding("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
 
 
-async def userfaults(target: Host, *, by_qemu: bool = True) -> Finding:
+async def userfaults(target: Host, *, by_qemu: bool = True) -> AsyncIterator[Finding]:
     """Post-copy needs userfaultfd, which root may use, a group with its device, or every user.
 
     A lazy restore needs it too, and opens the device for any QEMU (not `by_qemu`).
     """
     is_root = await target.user_id() == 0 and target.vm_uids is None
     if (await target.read_text(USERFAULTFD) or "").strip() == "1" or is_root:
-        return Finding("userfaultfd", OK, f"this user may use it on {target.name}")
+        yield Finding("userfaultfd", OK, f"this user may use it on {target.name}")
+        return
     knows_device = not by_qemu or (await abilities(target)).version >= BY_DEVICE
     if knows_device and await target.usable(USERFAULTFD_DEVICE):
-        return Finding(
-            "userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}"
-        )
+        yield Finding("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}")
+        return
     what = "post-copy" if by_qemu else "a lazy restore"
     reason = f"{what} needs userfaultfd, which this user may not use on {target.name}"
     remedy = f"as root: chgrp kvm {USERFAULTFD_DEVICE} && chmod 660 {USERFAULTFD_DEVICE}"
     if not knows_device:
         reason += f", and QEMU before {BY_DEVICE[0]}.{BY_DEVICE[1]} does not know its device"
         remedy = "install a newer QEMU, or as root: sysctl -w vm.unprivileged_userfaultfd=1"
-    return Finding("userfaultfd", REFUSE, reason, remedy)
+    yield Finding("userfaultfd", REFUSE, reason, remedy)
 
 
 async def room(vm: Vm, target: Host) -> AsyncIterator[Finding]:
@@ -144,80 +146,84 @@ async def _firmware(code: Path, source: Host, target: Host) -> Finding:
     return Finding("firmware", WARN, reason, remedy)
 
 
-async def variables(source: Host, target: Host, here: Path, there: Path) -> Finding:
+async def variables(source: Host, target: Host, here: Path, there: Path) -> AsyncIterator[Finding]:
     """Where a VM is off: what its firmware wrote, which only a guest that runs takes along."""
     ours, theirs = await both(source.fingerprint(here), target.fingerprint(there))
     if ours is not None and ours == theirs:
-        return Finding("firmware-variables", OK, f"{here} is the same on both sides")
+        yield Finding("firmware-variables", OK, f"{here} is the same on both sides")
+        return
     reason = f"its firmware's variables, {here}, are not seen to be the same on {target.name}"
     remedy = f"copy that file to {there} there, or start the VM, and move it while it runs"
-    return Finding("firmware-variables", REFUSE, reason, remedy)
+    yield Finding("firmware-variables", REFUSE, reason, remedy)
 
 
-async def network(vm: Vm, target: Host) -> list[Finding]:
+async def network(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """A bridge for its NICs, which is really there. Raises HostDownError when the host is down."""
     networks = {nic.network for nic in vm.spec.nics}
-    checks = []
     if "bridge" in networks and target.bridge is not None:
-        checks.append(await bridge(target, target.bridge))
+        async for found in bridge(target, target.bridge):
+            yield found
     else:
         await target.require_up()
     if "bridge" in networks and target.bridge is None:
         reason = f"{target.name} has no bridge for the VM's NICs"
-        checks.append(Finding("bridge", REFUSE, reason, _name_a_bridge(target)))
+        yield Finding("bridge", REFUSE, reason, _name_a_bridge(target))
     if "user" in networks:
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
         remedy = 'use network = "bridge" for what must stay open'
-        checks.append(Finding("user-network", WARN, reason, remedy))
-    return checks
+        yield Finding("user-network", WARN, reason, remedy)
 
 
-async def bridge(target: Host, name: str) -> Finding:
+async def bridge(target: Host, name: str) -> AsyncIterator[Finding]:
     """The host's bridge is really there."""
     done = await target.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
     if done.returncode == 0 and done.stdout.strip():
-        return Finding("bridge", OK, f"{name} on {target.name}")
+        yield Finding("bridge", OK, f"{name} on {target.name}")
+        return
     await target.require_up()
     why = done.stderr.strip() or "it is no bridge"
     remedy = f"create it, or {_name_a_bridge(target)}"
-    return Finding("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
+    yield Finding("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
 
 
 def _name_a_bridge(target: Host) -> str:
     return f"name another: vmckpt host set {target.name} --bridge BRIDGE"
 
 
-async def ports(target: Host, *, needed: int) -> list[Finding]:
+async def ports(target: Host, *, needed: int) -> AsyncIterator[Finding]:
     """Free ports for it to come in by, where the host has a range of them."""
     if target.migration_ports is None:
-        return []
+        return
     first, last = target.migration_ports
     taken = await target.listening_ports(target.migration_address)
     free = last - first + 1 - sum(first <= port <= last for port in taken)
     text = f"{free} of the ports {first} to {last} of {target.name} are free, {needed} needed"
     if free < needed:
         remedy = f"let others end, or: vmckpt host set {target.name} --migration-ports FIRST-LAST"
-        return [Finding("ports", REFUSE, text, remedy)]
-    return [Finding("ports", OK, text)]
+        yield Finding("ports", REFUSE, text, remedy)
+        return
+    yield Finding("ports", OK, text)
 
 
-async def forwards(vm: Vm, target: Host) -> list[Finding]:
+async def forwards(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """The host ports that an adopted VM's user-mode networks listen on."""
     if vm.spec.adopted is None or not vm.spec.adopted.forwards:
-        return []
+        return
     taken = await target.listening_ports(target.migration_address)
     wanted = vm.spec.adopted.forwards
     if clash := [str(port) for port in wanted if port in taken]:
         reason = f"the VM forwards {', '.join(clash)} of its host, taken on {target.name}"
-        return [Finding("forwarded-ports", REFUSE, reason, "free them there")]
-    return [Finding("forwarded-ports", OK, f"{len(wanted)} are free on {target.name}")]
+        yield Finding("forwarded-ports", REFUSE, reason, "free them there")
+        return
+    yield Finding("forwarded-ports", OK, f"{len(wanted)} are free on {target.name}")
 
 
-async def clock(source: Host, target: Host) -> Finding:
+async def clock(source: Host, target: Host) -> AsyncIterator[Finding]:
     """Both hosts' clocks say the same, more or less."""
     skew_s = abs(await source.unix_time_s() - await target.unix_time_s())
     text = f"the clocks of {source.name} and {target.name} are {skew_s:.1f} s apart"
     if skew_s > CLOCK_SKEW_S:
         remedy = "run a time service (chrony) on both: certificates and the guest's clock need it"
-        return Finding("clock", WARN, text, remedy)
-    return Finding("clock", OK, text)
+        yield Finding("clock", WARN, text, remedy)
+        return
+    yield Finding("clock", OK, text)

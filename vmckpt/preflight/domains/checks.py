@@ -17,7 +17,7 @@ from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_els
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
 from vmckpt.preflight.domains.options import client_checks, option_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, refusal, require
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -213,18 +213,14 @@ async def _look_at_disks(
         all_of(
             [
                 target_libvirt.files(arrives, target, disks.plan.shared),
-                target_host.ports(target, needed=needed),
-                _clock(domain.host, target),
+                ask(target_host.ports(target, needed=needed)),
+                ask(target_host.clock(domain.host, target)),
             ]
         ),
         _ports(target, needed=needed),
     )
     found = [*disk_checks(disks.plan), *(check for some in checks for check in some)]
     return _Moving(disks, found, ports)
-
-
-async def _clock(source: Host, target: Host) -> list[Finding]:
-    return [await target_host.clock(source, target)]
 
 
 def is_there_already(domain: Domain, there: Host) -> Finding | None:

@@ -9,7 +9,7 @@ from shlex import quote
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.preflight import target_host
-from vmckpt.preflight.finding import REFUSE, Finding
+from vmckpt.preflight.finding import REFUSE, Finding, ask
 from vmckpt.sequence.steps import both
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -41,7 +41,7 @@ async def _variables(domain: Domain, arrives: Domain, target: Host) -> list[Find
     # Before its first start there is no file yet.
     if here is None or there is None or not await _may_exist(domain.host, here):
         return []
-    return [await target_host.variables(domain.host, target, here, there)]
+    return await ask(target_host.variables(domain.host, target, here, there))
 
 
 async def _may_exist(host: Host, path: Path) -> bool:

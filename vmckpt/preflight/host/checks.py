@@ -16,7 +16,7 @@ from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight import target_host, vm_users
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.host import libvirtd as domain_checks
 from vmckpt.preflight.host import remedies
 from vmckpt.units import format_size
@@ -80,30 +80,34 @@ async def _all(
         yield check
     yield await _kvm(host, paste, facts)
     yield await _page_tracking(host, paste, facts)
-    yield await _userfaults(host, paste)
-    for check in await vm_users.host_checks(host):
+    async for check in _userfaults(host, paste):
+        yield check
+    async for check in vm_users.host_checks(host):
         yield _mended_by(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
-    for check in await target_host.ports(host, needed=1):
+    async for check in target_host.ports(host, needed=1):
         yield _mended_by(remedies.ports(host, paste), check)
-    for check in await _network(host, paste):
+    async for check in _network(host, paste):
         yield check
     for check in await domain_checks.checks(host, paste, facts):
         yield check
-    yield _mended_by(remedies.clock(paste), await target_host.clock(operator, host))
+    async for check in target_host.clock(operator, host):
+        yield _mended_by(remedies.clock(paste), check)
 
 
-async def _userfaults(host: Host, paste: Paste) -> Finding:
+async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
     try:
-        found = await target_host.userfaults(host)
+        found = await ask(target_host.userfaults(host))
     except (RefusedError, HostDownError, OperationFailedError) as exc:
-        return Finding("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
-    # Only post-copy needs it.
-    faults = _mended_by(await remedies.userfaultfd(host, paste), found)
-    return faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
+        yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
+        return
+    for one in found:
+        faults = _mended_by(await remedies.userfaultfd(host, paste), one)
+        # Only post-copy needs it.
+        yield faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
 
 
 def _mended_by(line: str, check: Finding) -> Finding:
@@ -214,13 +218,14 @@ async def _address(host: Host, paste: Paste) -> Finding:
     return Finding("address", OK, f"migrations come in at {address}")
 
 
-async def _network(host: Host, paste: Paste) -> list[Finding]:
-    if host.bridge is not None:
-        there = await target_host.bridge(host, host.bridge)
-        mended = _mended_by(remedies.make_bridge(host.bridge, paste), there)
-        return [mended, await _taps(host, paste)]
-    reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
-    return [Finding("bridge", WARN, reason, await remedies.name_bridge(host, paste))]
+async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
+    if host.bridge is None:
+        reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
+        yield Finding("bridge", WARN, reason, await remedies.name_bridge(host, paste))
+        return
+    async for found in target_host.bridge(host, host.bridge):
+        yield _mended_by(remedies.make_bridge(host.bridge, paste), found)
+    yield await _taps(host, paste)
 
 
 async def _taps(host: Host, paste: Paste) -> Finding:

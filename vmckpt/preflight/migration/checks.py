@@ -1,7 +1,7 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Options
 from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, refusal, require
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -77,16 +77,16 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
         return Preflight((Finding("same-host", REFUSE, reason, "name another host"),), options)
-    found, network = await both(_checked(vm, target, options), target_host.network(vm, target))
+    found, network = await both(_checked(vm, target, options), ask(target_host.network(vm, target)))
     return found._replace(checks=(*found.checks, *network))
 
 
 async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     """All but the target's network, which takes as long as the rest."""
     source = await _look_at_source(vm, options)
-    rights = await target_host.permissions(vm, target)
-    if rights.verdict == REFUSE:
-        return Preflight((rights, *source.checks), options)
+    rights = await ask(target_host.permissions(vm, target))
+    if any(one.verdict == REFUSE for one in rights):
+        return Preflight((*rights, *source.checks), options)
     ours, theirs = source.abilities, await abilities(target)
     loss = dirty_log.loss(vm, ours.version)
     several = splits_well(ours, theirs)
@@ -96,34 +96,34 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     )
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
-    checks = [
-        *[check async for check in target_host.name(vm, target)],
-        *target_host.machine(vm, target, theirs),
-        *await target_host.accel(vm, target),
+    checks = await ask(
+        target_host.name(vm, target),
+        target_host.machine(vm, target, theirs),
+        target_host.accel(vm, target),
         rights,
-        *await vm_users.checks(target, vm.spec, vm.host if disks.shared else None),
-        *[check async for check in target_host.room(vm, target)],
-        *disk_checks(disks),
-        *_pace(ours, disks.copies),
-        *[check async for check in target_host.files(vm, target, disks.shared)],
-        *(await _variables(vm, target) if options.offline else ()),
-        *await target_host.forwards(vm, target),
-        *await target_host.ports(target, needed=2 if disks.copies else 1),
-        await target_host.clock(vm.host, target),
-        encrypted,
-        *source.checks,
-        *await passthrough_checks(
+        vm_users.checks(target, vm.spec, vm.host if disks.shared else None),
+        target_host.room(vm, target),
+        disk_checks(disks),
+        _pace(ours, disks.copies),
+        target_host.files(vm, target, disks.shared),
+        _variables(vm, target) if options.offline else (),
+        target_host.forwards(vm, target),
+        target_host.ports(target, needed=2 if disks.copies else 1),
+        target_host.clock(vm.host, target),
+        [encrypted],
+        source.checks,
+        passthrough_checks(
             vm, target, may_postcopy=options.may_postcopy, is_running=source.is_running
         ),
-        *postcopy_risk(options),
-        *encryption_checks(options, encryption),
-        *copy_checks(options, copies_disks=bool(disks.copies)),
-        *(await _locking(vm) if options.zero_copy else ()),
-        *domain_checks(options),
-        *([await target_host.userfaults(target)] if options.may_postcopy else ()),
-        *(dirty_log.checks(loss, options) if loss else ()),
-        *_way_back(vm, ours, theirs, wish),
-    ]
+        postcopy_risk(options),
+        encryption_checks(options, encryption),
+        copy_checks(options, copies_disks=bool(disks.copies)),
+        _locking(vm) if options.zero_copy else (),
+        domain_checks(options),
+        target_host.userfaults(target) if options.may_postcopy else (),
+        dirty_log.checks(loss, options) if loss else (),
+        _way_back(vm, ours, theirs, wish),
+    )
     agreed = agree(ours, theirs, wish)
     if isinstance(agreed, Agreement):
         checks.append(Finding("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
@@ -132,11 +132,11 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     return Preflight(tuple(checks), options)
 
 
-async def _variables(vm: Vm, target: Host) -> list[Finding]:
-    if vm.spec.firmware is None:
-        return []
-    path = vm.spec.firmware.vars
-    return [await target_host.variables(vm.host, target, path, path)]
+async def _variables(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+    if vm.spec.firmware is not None:
+        path = vm.spec.firmware.vars
+        async for found in target_host.variables(vm.host, target, path, path):
+            yield found
 
 
 async def busy(vm: Vm) -> Finding | None:
@@ -163,12 +163,13 @@ def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterato
         yield Finding("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
 
 
-async def _locking(vm: Vm) -> Iterator[Finding]:
+async def _locking(vm: Vm) -> AsyncIterator[Finding]:
     process = Path(f"/proc/{vm.qemu.process.pid}")
     limits, status = await both(
         vm.host.read_text(process / "limits"), vm.host.read_text(process / "status")
     )
-    return locking(limits or "", status or "", vm.spec.memory_bytes)
+    for found in locking(limits or "", status or "", vm.spec.memory_bytes):
+        yield found
 
 
 def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:

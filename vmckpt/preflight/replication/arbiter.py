@@ -7,7 +7,7 @@ standby's host does, the guest is paused as its lease ends. Neither shows before
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -30,16 +30,17 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _IPV4, _IPV6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 
 
-async def arbiter_check(primary: Host, standby: Host, options: Options) -> Finding:
+async def arbiter_check(primary: Host, standby: Host, options: Options) -> AsyncIterator[Finding]:
     """A warning when it goes with one of the hosts. On one machine all does."""
     place = options.arbiter
     if primary.is_this_machine and standby.is_this_machine:
-        return Finding("arbiter", OK, f"leases are at {place}, on this machine as all else")
+        yield Finding("arbiter", OK, f"leases are at {place}, on this machine as all else")
+        return
     here, there = await asyncio.gather(_lost_with(primary, place), _lost_with(standby, place))
     if not (here or there):
-        return Finding(
-            "arbiter", OK, f"the arbiter at {place} is on neither host, as far as is seen"
-        )
+        reason = f"the arbiter at {place} is on neither host, as far as is seen"
+        yield Finding("arbiter", OK, reason)
+        return
     reason = "; ".join(how for how in (here, there) if how)
     if here:
         reason += f"; if {primary.name} fails, {standby.name} may not take over"
@@ -49,7 +50,7 @@ async def arbiter_check(primary: Host, standby: Host, options: Options) -> Findi
         "keep leases where the loss of one host leaves a majority: an etcd cluster with members on "
         "three machines, or a directory of a third one"
     )
-    return Finding("arbiter", WARN, reason, remedy)
+    yield Finding("arbiter", WARN, reason, remedy)
 
 
 async def _lost_with(host: Host, place: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.options.replication import SHARED, Options
 from vmckpt.preflight import capture, target_host, vm_users
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.replication import memory
 from vmckpt.preflight.replication.arbiter import arbiter_check
 from vmckpt.preflight.replication.disks import disk_checks
@@ -20,31 +20,34 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Finding]:
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
         return [Finding("same-host", REFUSE, reason, "name another host as its standby")]
-    checks = list(capture.memory(vm))
     if not await vm.is_alive():
         remedy = f"start it: vmckpt vm start {vm.name}"
-        return [*checks, Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
+        stopped = Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)
+        return await ask(capture.memory(vm), [stopped])
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture.devices(monitor)]
+        found = await ask(capture.memory(vm), capture.devices(monitor))
         images = await query_disk_images(monitor)
-    theirs = await abilities(standby)
-    checks += [found async for found in disk_checks(vm, standby, images, options.disks)]
-    checks += [*_firmware(vm), *_passthrough(vm)]
-    checks += [found async for found in target_host.name(vm, standby)]
-    checks += target_host.machine(vm, standby, theirs)
-    checks += await target_host.accel(vm, standby)
-    checks.append(await target_host.permissions(vm, standby))
-    shares = options.disks == SHARED
-    checks += await vm_users.checks(standby, vm.spec, vm.host if shares else None)
-    checks += [found async for found in target_host.room(vm, standby)]
-    checks += [found async for found in memory.checks(vm, standby)]
-    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
-    checks += [found async for found in target_host.files(vm, standby, shared)]
-    checks += await target_host.network(vm, standby)
-    checks += await target_host.ports(standby, needed=1)
-    checks += [await capture.tracking(vm), _output(vm, holds_output=options.holds_output)]
-    checks.append(await arbiter_check(vm.host, standby, options))
-    return [*checks, _second_path(vm.host, standby)]
+    theirs, shares = await abilities(standby), options.disks == SHARED
+    read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
+    return found + await ask(
+        disk_checks(vm, standby, images, options.disks),
+        _firmware(vm),
+        _passthrough(vm),
+        target_host.name(vm, standby),
+        target_host.machine(vm, standby, theirs),
+        target_host.accel(vm, standby),
+        target_host.permissions(vm, standby),
+        vm_users.checks(standby, vm.spec, vm.host if shares else None),
+        target_host.room(vm, standby),
+        memory.checks(vm, standby),
+        target_host.files(vm, standby, read_only),
+        target_host.network(vm, standby),
+        target_host.ports(standby, needed=1),
+        capture.tracking(vm),
+        _output(vm, holds_output=options.holds_output),
+        arbiter_check(vm.host, standby, options),
+        _second_path(vm.host, standby),
+    )
 
 
 def _passthrough(vm: Vm) -> Iterator[Finding]:
@@ -67,20 +70,22 @@ def _firmware(vm: Vm) -> Iterator[Finding]:
         yield Finding("firmware-variables", REFUSE, reason, remedy)
 
 
-def _second_path(primary: Host, standby: Host) -> Finding:
+def _second_path(primary: Host, standby: Host) -> Iterator[Finding]:
     if lacks := lacks_second(primary, standby):
         reason = f"{lacks}: where the connection is lost neither hears whether the other lives"
         remedy = "name an address on another network: vmckpt host set HOST --second-addr ADDRESS"
-        return Finding("second-path", WARN, reason, remedy)
+        yield Finding("second-path", WARN, reason, remedy)
+        return
     both = f"{primary.second_address} and {standby.second_address}"
-    return Finding("second-path", OK, f"heartbeats go between {both}, too")
+    yield Finding("second-path", OK, f"heartbeats go between {both}, too")
 
 
-def _output(vm: Vm, *, holds_output: bool) -> Finding:
+def _output(vm: Vm, *, holds_output: bool) -> Iterator[Finding]:
     if holds_output:
-        return Finding("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
+        yield Finding("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
+        return
     reason = "what the guest sends is not held: after a failover it may contradict itself"
-    return Finding("output", WARN, reason, "leave out --unsafe-no-output-commit")
+    yield Finding("output", WARN, reason, "leave out --unsafe-no-output-commit")
 
 
 def lacks_second(*hosts: Entry | Host) -> str:
