@@ -7,9 +7,9 @@ from typing import ClassVar
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.preflight.finding import OK, WARN, Check
-from vmckpt.replicate.arbiter_place import arbiter_check, local_ipv4, local_ipv6
-from vmckpt.replicate.request import Options
+from vmckpt.options.replication import Options
+from vmckpt.preflight.finding import OK, WARN, Finding, ask
+from vmckpt.preflight.replication.arbiter import arbiter_check, local_ipv4, local_ipv6
 
 ROOT = "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 NFS = "40 20 0:40 / /shared rw,relatime - nfs4 server:/x rw\n"
@@ -51,8 +51,9 @@ def machine(name: str, number: int, shared: str = "") -> Machine:
     return Named(name, Path("/s"), f"198.51.100.{number}", second_address=f"203.0.113.{number}")
 
 
-def found(primary: LocalHost, standby: LocalHost, place: str) -> Check:
-    return asyncio.run(arbiter_check(primary, standby, Options(place)))
+def found(primary: LocalHost, standby: LocalHost, place: str) -> Finding:
+    [found] = asyncio.run(ask(arbiter_check(primary, standby, Options(place))))
+    return found
 
 
 def test_a_directory_on_one_hosts_own_disk_is_named_with_what_follows() -> None:

@@ -10,8 +10,8 @@ from tests.contract.test_replication_memory import GIB, Guest, epochs_of
 from tests.scripted_qmp import Server, play
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.preflight.replication.memory import epoch_limit_bytes
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.replicate.memory import epoch_limit_bytes
 
 
 def test_an_epoch_that_is_safe_while_the_guest_is_let_run_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
-from vmckpt.preflight.finding import Check
+from vmckpt.preflight.finding import Finding, ask
 from vmckpt.preflight.passthrough import passthrough_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.cards import SYSFS, VFIO_DEVICES, Card, cards_of, choose
@@ -127,15 +127,15 @@ def chosen(host: StandIn, wanted: Passthrough, taken: set[str] | None = None) ->
     return (card.addresses[0] if card else "", why)
 
 
-def check(ours: StandIn, theirs: StandIn, text: str) -> Check:
+def check(ours: StandIn, theirs: StandIn, text: str) -> Finding:
     """What the preflight of a move says of the one device of a VM that has been given its card."""
     vm = a_vm(ours, f'[[passthrough]]\nid = "dev0"\n{text}\n')
     files = vm.qemu.files
 
-    async def act() -> list[Check]:
+    async def act() -> list[Finding]:
         await ours.make_dir(files.path)
         await reserve(ours, files, vm.spec.passthrough)
-        return await passthrough_checks(vm, theirs, may_postcopy=False, is_running=True)
+        return await ask(passthrough_checks(vm, theirs, may_postcopy=False, is_running=True))
 
     return next(one for one in asyncio.run(act()) if one.code == "device-dev0")
 

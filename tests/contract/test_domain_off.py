@@ -16,7 +16,7 @@ from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.options.migration import AtTarget, Options
 from vmckpt.preflight.domains.checks import Cargo, DomainPreflight, Route
 from vmckpt.preflight.domains.left_behind import left_behind
-from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
@@ -121,7 +121,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     async def passed(*_: object) -> DomainPreflight:
         way = Route("qemu://b", "b"), Cargo(True, (), False, encrypted=False)
-        return DomainPreflight((Check("running", OK, "off"),), renamed, way)
+        return DomainPreflight((Finding("running", OK, "off"),), renamed, way)
 
     for module in (settle, tidy):
         monkeypatch.setattr(module, "libvirtd", one)

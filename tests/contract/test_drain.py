@@ -38,7 +38,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import WatchedNoLongerError
 from vmckpt.options.migration import Options
-from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
+from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.state import documents
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
@@ -89,7 +89,7 @@ class World:
     state: Path
     where: dict[str, str]
     faults: dict[tuple[str, str], list[Fault]] = field(default_factory=dict)
-    refused: dict[tuple[str, str], Check] = field(default_factory=dict)
+    refused: dict[tuple[str, str], Finding] = field(default_factory=dict)
     words: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     down: set[str] = field(default_factory=lambda: DOWN)
@@ -263,7 +263,7 @@ def test_no_more_at_once_than_asked_for(world: World) -> None:
 
 
 def test_one_that_cannot_move_is_named_and_the_others_go_on(world: World) -> None:
-    no_cpu = Check("cpu-model", REFUSE, "no such CPU", "another CPU")
+    no_cpu = Finding("cpu-model", REFUSE, "no such CPU", "another CPU")
     world.refused = {("vm1", host): no_cpu for host in "bc"}
     world.stopped = {"vm2"}
     result = world.drain()
@@ -276,12 +276,12 @@ def test_one_that_cannot_move_is_named_and_the_others_go_on(world: World) -> Non
 
 
 def test_a_host_that_could_not_send_it_back_gets_none(world: World) -> None:
-    world.refused = {(f"vm{n}", "b"): Check("way-back", WARN, "older QEMU") for n in range(5)}
+    world.refused = {(f"vm{n}", "b"): Finding("way-back", WARN, "older QEMU") for n in range(5)}
     assert world.drain().exit_code == 0
     assert len(at(world, "c")) == 5
     world.undrain()
     world.refused = {
-        (f"vm{n}", h): Check("way-back", WARN, "older") for n in range(5) for h in "bc"
+        (f"vm{n}", h): Finding("way-back", WARN, "older") for n in range(5) for h in "bc"
     }
     refused = world.drain()
     assert (refused.exit_code, len(refused.stay), refused.closed) == (4, 5, False)
@@ -294,7 +294,7 @@ def test_a_host_that_could_not_send_it_back_gets_none(world: World) -> None:
 def test_a_host_that_another_operator_drains_meanwhile_is_not_opened(
     world: World, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    world.refused = {(f"vm{n}", h): Check("way-back", WARN, "-") for n in range(5) for h in "bc"}
+    world.refused = {(f"vm{n}", h): Finding("way-back", WARN, "-") for n in range(5) for h in "bc"}
     look = world.look
 
     async def and_another() -> Any:
@@ -315,7 +315,7 @@ def test_a_host_that_another_operator_drains_meanwhile_is_not_opened(
 def test_a_drained_host_stays_so_when_none_of_the_rest_could_move(world: World) -> None:
     world.drain()
     world.where["late"] = "a"
-    world.refused = {("late", host): Check("cpu-model", REFUSE, "no CPU", "-") for host in "bc"}
+    world.refused = {("late", host): Finding("cpu-model", REFUSE, "no CPU", "-") for host in "bc"}
     again = world.drain()
     assert (again.exit_code, again.closed) == (4, True)
     assert world.closed("a")

@@ -24,13 +24,14 @@ from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
-from vmckpt.preflight.finding import Check
+from vmckpt.options.replication import SHARED, Options
+from vmckpt.preflight.finding import Finding
+from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate.disks.aside import fold
-from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
-from vmckpt.replicate.request import REQUEST, SHARED, Files, Options, Request
+from vmckpt.replicate.request import REQUEST, Files, Request
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -355,7 +356,7 @@ def test_for_whom_it_stands_aside_is_not_guessed(
     assert home(tmp_path).aside.exists()
 
 
-def checked(tmp_path: Path, disk: str) -> list[Check]:
+def checked(tmp_path: Path, disk: str) -> list[Finding]:
     hosts = [LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b")]
     for host in hosts:
         (host.state_dir / "images").mkdir(parents=True, exist_ok=True)
@@ -364,7 +365,7 @@ def checked(tmp_path: Path, disk: str) -> list[Check]:
     vm = Vm(spec, hosts[0], directory, Qemu(directory.qemu("0"), ProcessId(1, 1), PLATFORM))
     images = {"disk0": DiskImage("disk0", 1 << 20, 4096, ())}
 
-    async def run() -> list[Check]:
+    async def run() -> list[Finding]:
         return [found async for found in disk_checks(vm, hosts[1], images, SHARED)]
 
     return asyncio.run(run())

@@ -7,9 +7,9 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
-from vmckpt.preflight.finding import Check
+from vmckpt.preflight.finding import Finding
+from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -19,7 +19,7 @@ from vmckpt.vm.start import Qemu
 
 def checked(
     tmp_path: Path, disk: str, *, allocated_bytes: int = 4096, snapshots: tuple[str, ...] = ()
-) -> list[Check]:
+) -> list[Finding]:
     primary, standby = (LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b"))
     for host in (primary, standby):
         (host.state_dir / "images").mkdir(parents=True)
@@ -29,7 +29,7 @@ def checked(
     qemu = Qemu(directory.qemu("01234567"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
     images = {"disk0": DiskImage("disk0", 1 << 20, allocated_bytes, snapshots)}
 
-    async def run() -> list[Check]:
+    async def run() -> list[Finding]:
         vm = Vm(spec, primary, directory, qemu)
         return [found async for found in disk_checks(vm, standby, images)]
 

@@ -23,12 +23,13 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.options.replication import Options
 from vmckpt.replicate.begin import start
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
 from vmckpt.replicate.keep import keep
 from vmckpt.replicate.operate import failover
-from vmckpt.replicate.request import REQUEST, Files, Options, Request
+from vmckpt.replicate.request import REQUEST, Files, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir

@@ -25,11 +25,11 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Versioned
 from vmckpt.memory.ram_file import open_fd
+from vmckpt.options import replication
 from vmckpt.options.migration import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import epochs, primary, recovery
-from vmckpt.replicate import request as replicated
 from vmckpt.replicate import stop as stopping
 from vmckpt.replicate.begin import start
 from vmckpt.replicate.claim import Claim
@@ -381,7 +381,7 @@ def test_a_home_that_took_over_is_not_started_once_its_term_was_taken_from_it(
     for begun in (
         lambda: DirectVm(vm).start(),
         lambda: DirectVm(vm).migrate(elsewhere_, offline, lambda _: None),
-        lambda: start(vm, elsewhere_, replicated.Options("/leases"), "2"),
+        lambda: start(vm, elsewhere_, replication.Options("/leases"), "2"),
     ):
         with pytest.raises(RefusedError, match="may run on a"):
             asyncio.run(begun())

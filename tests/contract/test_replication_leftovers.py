@@ -31,6 +31,7 @@ from vmckpt.lease.store import NONE_YET, Versioned
 from vmckpt.migrate.disk_files import CopiedDisk as CopiedFile
 from vmckpt.migrate.disk_files import create_files, remove_files
 from vmckpt.options.migration import Disks
+from vmckpt.options.replication import COPY, SHARED, Options
 from vmckpt.preflight.migration.disks import DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate import begin, primary, recovery, sides
@@ -42,7 +43,7 @@ from vmckpt.replicate.leftover_copies import Fate, settle_here
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.operate import require_decided, settle
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import COPY, REQUEST, SHARED, Files, Options, Request, read_request
+from vmckpt.replicate.request import REQUEST, Files, Request, read_request
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm

@@ -22,19 +22,19 @@ from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.options.replication import Options
 from vmckpt.preflight.finding import OK, REFUSE, WARN
-from vmckpt.replicate import epochs as epochs_module
-from vmckpt.replicate.disks.intake import Intake
-from vmckpt.replicate.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
-from vmckpt.replicate.memory import (
+from vmckpt.preflight.replication.memory import (
     checks,
     epoch_limit_bytes,
     epoch_room_bytes,
     primary_bytes,
-    promised,
     standby_bytes,
 )
-from vmckpt.replicate.request import Options
+from vmckpt.replicate import epochs as epochs_module
+from vmckpt.replicate.disks.intake import Intake
+from vmckpt.replicate.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
+from vmckpt.replicate.promised import promised
 from vmckpt.replicate.stream import StandbyLostError
 from vmckpt.replicate.wire.epoch import Assembler, Composer
 from vmckpt.replicate.wire.errors import WireError

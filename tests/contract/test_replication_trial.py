@@ -10,8 +10,8 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Usa
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
+from vmckpt.options.replication import Options
 from vmckpt.replicate.fencing.agent import this_machine
-from vmckpt.replicate.request import Options
 from vmckpt.replicate.trial import try_means
 from vmckpt.replicate.wire.messages import Hello, Process
 

@@ -21,7 +21,7 @@ from vmckpt.checkpoint.restore_disks import DisksRestored, restore_disks
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
-from vmckpt.preflight.finding import OK, Check
+from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.open import open_store
 from vmckpt.store.pack import PACKS
@@ -253,8 +253,8 @@ def test_a_cancelled_one_is_undone(host: LocalHost, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def _fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def checks(*_: object, **__: object) -> list[Check]:
-        return [Check("machine-type", "refuse", "no such machine", "-"), Check("disk", OK, "-")]
+    async def checks(*_: object, **__: object) -> list[Finding]:
+        return [Finding("machine-type", REFUSE, "no such machine", "-"), Finding("disk", OK, "-")]
 
     async def no_such(*_: object) -> Platform:
         raise RefusedError("no such machine", why="-", remedy="-")

@@ -81,7 +81,7 @@ def test_a_full_disk_leaves_no_guest_standing(tmp_path: Path, room: int) -> None
     "told",
     [
         '{"store": "/x", "checkpoint": "ab", "ram_file": "/x", "pager": null, "descriptor": 1}',
-        '{"lost": "pack 07 is damaged"}',
+        '{"store": "/x", "checkpoint": "ab", "ram_file": "/x", "lost": "pack 07 is damaged"}',
     ],
 )
 def test_memory_that_was_still_to_come_is_nothing_to_be_waited_for_once_its_qemu_has_ended(

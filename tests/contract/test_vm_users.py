@@ -23,6 +23,7 @@ from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
 from vmckpt.migrate.ends import End
 from vmckpt.migrate.handover import find_qemu
+from vmckpt.preflight.finding import ask
 from vmckpt.preflight.vm_users import host_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import new_identity
@@ -319,7 +320,7 @@ def test_a_tap_that_was_made_for_a_process_goes_with_it() -> None:
 
 def test_what_hosts_lack_of_users_for_vms_is_said(host: LocalHost, place: Path) -> None:
     def verdict(of: LocalHost) -> tuple[str, str]:
-        [check] = run(host_checks(of))
+        [check] = run(ask(host_checks(of)))
         return check.verdict, check.reason
 
     run(host.make_dir(host.state_dir))

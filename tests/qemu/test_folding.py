@@ -14,12 +14,13 @@ from vmckpt.hosts.process import identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
+from vmckpt.options.replication import SHARED, Options
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks.aside import fold, put_aside
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.disks.mirrors import Source
-from vmckpt.replicate.request import SHARED, Options, Request
+from vmckpt.replicate.request import Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir

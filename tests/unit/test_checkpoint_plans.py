@@ -10,6 +10,7 @@ from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts
 from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
+from vmckpt.preflight.finding import ask
 from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.vm.spec import Adopted, parse_spec
 
@@ -77,7 +78,7 @@ def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
 )
 def test_a_device_that_reaches_the_host_is_in_no_isolated_copy(driver: str) -> None:
     spec = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False).spec
-    found = asyncio.run(isolation_checks(spec._replace(devices=({"driver": driver},)), HOST))
+    found = asyncio.run(ask(isolation_checks(spec._replace(devices=({"driver": driver},)), HOST)))
     assert [check.verdict for check in found] == ["ok" if driver.startswith("virtio") else "refuse"]
 
 
@@ -85,7 +86,7 @@ def test_a_device_that_reaches_the_host_is_in_no_isolated_copy(driver: str) -> N
 def test_an_adopted_vms_devices_are_looked_at_too(device: str) -> None:
     spec = plan_itself(taken(), HOST, OURS, plugged=False).spec
     adopted = Adopted(("-m", "64M", "--device", device), (), ())
-    found = asyncio.run(isolation_checks(spec._replace(adopted=adopted), HOST))
+    found = asyncio.run(ask(isolation_checks(spec._replace(adopted=adopted), HOST)))
     assert [check.verdict for check in found] == ["refuse"]
 
 

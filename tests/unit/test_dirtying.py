@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.codec import builtins, convert
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.windows import Dirtied, Windows
@@ -70,7 +71,7 @@ def test_more_time_never_dirties_less_and_never_more_than_there_is(
 @given(GROUPS, st.integers(1, 1 << 20))
 def test_a_curve_survives_its_record(groups: list[list[tuple[float, float]]], total: int) -> None:
     curve = DirtyCurve.measured(groups, total)
-    assert DirtyCurve.from_json(curve.to_json()) == curve
+    assert convert(DirtyCurve, builtins(curve)) == curve
 
 
 def test_between_points_it_is_a_line() -> None:

@@ -1,7 +1,9 @@
 """Which commands do without typer, and that they do."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,20 @@ def test_any_other_option_is_the_parsers() -> None:
 @pytest.mark.parametrize("words", [(), ("web", "b", "c"), ("web", "b", "--to")])
 def test_what_is_missing_or_too_much_is_told_by_the_parser(words: tuple[str, ...]) -> None:
     assert said("migrate", *words) == ["2", "True"]
+
+
+@pytest.mark.parametrize("words", [("--help",), ("vm", "list")])
+def test_no_codec_is_loaded_where_there_is_no_record(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from vmckpt.cli.main import main; code = main();"
+        "assert 'msgspec' not in sys.modules; raise SystemExit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env={**os.environ, "VMCKPT_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()

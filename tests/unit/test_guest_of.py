@@ -7,6 +7,7 @@ import pytest
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.planner import guest_of
+from vmckpt.foreign import MalformedError
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.windows import Course, Dirtied
 
@@ -29,6 +30,27 @@ def test_each_piece_of_memory_keeps_what_it_shrinks_to() -> None:
     noise, text = guest_of(read).stretches
     assert tuple(noise) == (64, 64, 0, 1.0)
     assert tuple(text) == (96, 32, 32, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("took_s", None),
+        ("ram_bytes", "1"),
+        ("curve", []),
+        ("windows", [[1.0]]),
+        ("ram", {"zero": 1.0}),
+        ("layout", [[0.0]]),
+        ("course", {"ends_s": 1}),
+    ],
+)
+def test_what_is_no_measurement_is_malformed(field: str, value: object) -> None:
+    """Another host told it: KeyError and TypeError ended the command."""
+    told = json.loads(json.dumps(SEEN.to_json()))
+    with pytest.raises(MalformedError):
+        DirtyRate.from_json(told | {field: value})
+    with pytest.raises(MalformedError):
+        DirtyRate.from_json([])
 
 
 def test_what_parts_of_a_span_came_to_says_when_the_guest_was_busy() -> None:

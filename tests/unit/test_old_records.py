@@ -21,18 +21,26 @@ from vmckpt.fleet.schedule.request import CatchUp, Request, When
 from vmckpt.forecast.drain import fleet
 from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.forecast.drain.timetable import Span
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.measure.last_measured import all_kept
+from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.group import journal as groups
 from vmckpt.hosts.host import entry_fields
 from vmckpt.hosts.inventory import local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.uids import Uids
+from vmckpt.memory.content import Content, Piece
+from vmckpt.memory.observe import Window
+from vmckpt.memory.windows import Course, Dirtied
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.job import read_job
+from vmckpt.migrate.job import RESULT, JobDir, Result, read_job
 from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.report import Report
 from vmckpt.options import policy as steps
+from vmckpt.options import replication as wishes
 from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.options.policy import Act, Policy
 from vmckpt.replicate import request as replication
@@ -154,7 +162,7 @@ def test_what_a_host_is_asked_for(state: Path) -> None:
     assert (job.run, job.vm, job.source, job.options, job.link) == ("r7", "web", a, options, link)
     assert entry_fields(job.target) == entry_fields(b)
     assert job.forecast == {"way": "precopy", "total_s": [1.0, 2.0, None]}
-    wished = replication.Options("host:c", ("fence", "--now"), None, 0.01, True, 3.0, "/root/cred")
+    wished = wishes.Options("host:c", ("fence", "--now"), None, 0.01, True, 3.0, "/root/cred")
     request = replication.Request(
         "r8", "web", 'name = "web"\n', PLATFORM, a, b, wished, one_machine=False,
         qemu_id="0a0b0c0d", disks=(copies.CopiedDisk(0, 1 << 30),), place=link, identity="id-1",
@@ -177,3 +185,23 @@ def test_what_is_under_way_at_a_store(state: Path) -> None:
     making = Documents(state / "vms/web", Schema(Making, "-")).load("restore")
     assert making == Making("q9", 'name = "web"\n', ("/i/a",), (("/i/n", "/i/o"),))
     assert known("lab-a:/srv") == Known("lab-a:/srv", "ab" * 16, True, 3, accepted=True)
+
+
+def test_how_a_job_ended_and_what_was_measured(state: Path) -> None:
+    files = JobDir.of(state, "r7")
+    found = RESULT.decode(files.result.read_text(), files.result)
+    assert found == Result(
+        Report(
+            "r7", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
+            None, None, None, 7, 3, ("slow",), "/var/lib/vmckpt/runs/r7.json",
+        )
+    )  # fmt: skip
+    assert PROCESS.decode(files.process.read_text(), files.process) == ProcessId(4711, 99)
+    content = Content(0.25, 0.5, 0.25, 0.5)
+    counts = ((Dirtied(0.5, 0), Dirtied(1.0, 100)),)
+    measured = DirtyRate(
+        "page-tracking", "", 2.0, 1 << 20,
+        DirtyCurve((DirtyPoint(1.0, 40.0, 50.0, 60.0),), 256), (Window(0.0, 0.5, 7),), 100,
+        content, None, 0.5, (Piece(0.25, content),), Course((2.0,), ((100,),), counts), NOW.wall_s,
+    )  # fmt: skip
+    assert list(all_kept()) == [("web", 1795305601.0, measured)]

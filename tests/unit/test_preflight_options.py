@@ -18,7 +18,7 @@ from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
-from vmckpt.preflight.finding import Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.migration.checks import Preflight, locking, preflight
 from vmckpt.preflight.migration.dirty_log import loss
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
@@ -77,7 +77,7 @@ def stopped_vm(
     return Vm(parse_spec(text, "web.toml", where.state_dir), where, directory, qemu)
 
 
-def checked(vm: Vm, target: LocalHost, options: Options | None = None) -> dict[str, Check]:
+def checked(vm: Vm, target: LocalHost, options: Options | None = None) -> dict[str, Finding]:
     found = asyncio.run(preflight(vm, target, options or Options(method=Method.PRECOPY)))
     return {check.code: check for check in found.checks}
 
@@ -481,10 +481,10 @@ def test_a_host_without_qemu_is_refused(tmp_path: Path) -> None:
 
 def test_every_refusal_is_named_at_once_with_its_code() -> None:
     checks = (
-        Check("running", "ok", "it runs"),
-        Check("memory", "refuse", "no room", "free some"),
-        Check("tcg-dirty-log", "warn", "beware"),
-        Check("bridge", "refuse", "no bridge", "name it"),
+        Finding("running", OK, "it runs"),
+        Finding("memory", REFUSE, "no room", "free some"),
+        Finding("tcg-dirty-log", WARN, "beware"),
+        Finding("bridge", REFUSE, "no bridge", "name it"),
     )
     with pytest.raises(RefusedError) as caught:
         Preflight(checks, Options(), AGREEMENT).require("web", "b")
@@ -494,7 +494,7 @@ def test_every_refusal_is_named_at_once_with_its_code() -> None:
 
 
 def test_warnings_do_not_refuse() -> None:
-    checks = (Check("tcg-dirty-log", "warn", "beware"),)
+    checks = (Finding("tcg-dirty-log", WARN, "beware"),)
     assert Preflight(checks, Options(), AGREEMENT).require("web", "b") is AGREEMENT
     with pytest.raises(RefusedError):
         Preflight(checks, Options()).require("web", "b")

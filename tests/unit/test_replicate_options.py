@@ -8,7 +8,7 @@ import pytest
 from vmckpt.cli.replicate_options import DisksWish, Wishes
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.replicate.request import Options
+from vmckpt.options.replication import Options
 
 NOTHING = Wishes()
 

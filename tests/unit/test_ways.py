@@ -7,7 +7,7 @@ from vmckpt.forecast.model.forecast import POSTCOPIES, Way
 from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.options.migration import Method, Options
 from vmckpt.options.policy import Act, Policy, Rule
-from vmckpt.preflight.finding import Check
+from vmckpt.preflight.finding import OK, WARN, Finding
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.method import postcopy_risk
 from vmckpt.qemu.replies import QemuVersion
@@ -51,7 +51,7 @@ def test_what_is_asked_for_narrows_the_ways_and_goes_on_each(
         assert meant.policy == asked.policy
 
 
-def dirty_log_of(way: Way, asked: Options) -> list[Check]:
+def dirty_log_of(way: Way, asked: Options) -> list[Finding]:
     """What preflight says of a QEMU 7.2 under TCG on that way."""
     found = dirty_log.loss_of("tcg", OLD, 0)
     assert found is not None
@@ -84,9 +84,9 @@ def test_post_copy_that_shall_not_be_risked_is_judged_not_closed() -> None:
 
 
 def test_what_open_ways_warn_of_is_told_once() -> None:
-    clear = Check("tls", "warn", "in clear")
-    risk = Check("postcopy-risk", "warn", "a source that dies takes the guest with it")
-    fine = Check("ports", "ok", "free")
+    clear = Finding("tls", WARN, "in clear")
+    risk = Finding("postcopy-risk", WARN, "a source that dies takes the guest with it")
+    fine = Finding("ports", OK, "free")
     found = warnings({Way.PRECOPY: [clear, fine], Way.HYBRID: [clear, risk], Way.STOP: [clear]})
     assert found == (
         "[tls] in clear",

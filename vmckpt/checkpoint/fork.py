@@ -23,11 +23,11 @@ from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
     Planned,
+    cannot_become,
     checks,
     copy_variables,
     overcommitted,
     plan_copy,
-    require,
     standing_of,
 )
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
@@ -37,6 +37,7 @@ from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import check_name, local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
+from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
@@ -157,7 +158,7 @@ class _Forking:
         # Room is asked for below, for all of them.
         first = overcommitted(planned[0])
         found = await checks(first, in_place=False, lazy=False, plugged=plugged)
-        require(found, names[0], self._host.name)
+        require(found, cannot_become(names[0], self._host))
         if wish.overcommit:
             planned = [overcommitted(one) for one in planned]
         else:

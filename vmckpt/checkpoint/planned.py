@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +15,13 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.process import ProcessId
-from vmckpt.preflight import target_host, vm_users
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
-from vmckpt.preflight.isolation import isolation_checks
-from vmckpt.preflight.passthrough import free_checks
+from vmckpt.preflight.checkpoint import NewFile, Wanted, restore_checks
+from vmckpt.preflight.finding import Finding
 from vmckpt.state.durable import make_dir_durably, sync_file
 from vmckpt.store.manifest import Manifest
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import IMAGES, vm_dir
-from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec import Disk, Firmware, Spec, parse_spec
 from vmckpt.vm.spec_text import written
 from vmckpt.vm.start import Qemu, new_qemu_id
@@ -227,71 +224,20 @@ def aside_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 
-async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool) -> list[Check]:
+async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool) -> list[Finding]:
     """All that is for and against making it; changes nothing. Raises HostDownError."""
-    vm, host = planned.vm, planned.vm.host
-    theirs = await abilities(host)
-    found = [] if in_place else [check async for check in target_host.name(vm, host)]
-    found += target_host.machine(vm, host, theirs)
-    found += await target_host.accel(vm, host)
-    found.append(await target_host.permissions(vm, host))
-    found += await vm_users.checks(host, vm.spec)
-    found += [check async for check in target_host.room(vm, host)]
-    read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
-    found += [check async for check in _files(planned, read_only)]
-    found += [check async for check in _disks(planned, in_place=in_place)]
-    if not in_place:  # else it gets those of the one whose place it takes
-        found += await free_checks(vm.spec.passthrough, host)
-    if plugged and not vm.spec.is_isolated:
-        found += [c for c in await target_host.network(vm, host) if c.code == "bridge"]
-    if not plugged:
-        found += await isolation_checks(vm.spec, host)
-    if lazy:
-        found.append(await target_host.userfaults(host, by_qemu=False))
-    return found
-
-
-def require(found: Sequence[Check], name: str, host: str) -> None:
-    """Raises RefusedError with every reason."""
-    if refused := [check for check in found if check.verdict == REFUSE]:
-        raise RefusedError(
-            f"the checkpoint cannot become '{name}' on {host}",
-            why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
-            remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
+    disks = tuple(
+        NewFile(
+            disk.path,
+            planned.facts.disks[disk.number].size_bytes,
+            not in_place or disk.path in planned.made_new,
         )
+        for disk in planned.disks
+    )
+    wanted = Wanted(planned.vm, disks, planned.variables, planned.facts.firmware)
+    return await restore_checks(wanted, in_place=in_place, lazy=lazy, plugged=plugged)
 
 
-async def _files(planned: Planned, read_only: Sequence[Path]) -> AsyncIterator[Check]:
-    spec, host, facts = planned.spec, planned.vm.host, planned.facts
-    first = [planned.variables] if planned.variables else []
-    wanted = [*read_only, *first, *(path for path in spec.files if not _is_vars(spec, path))]
-    if missing := [str(path) for path in wanted if not await host.readable(path)]:
-        reason = f"{host.name} cannot read {', '.join(missing)}"
-        yield Check("files", REFUSE, reason, "put there what the VM was started with")
-        return
-    yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {host.name}")
-    if spec.firmware and facts.firmware:
-        code = await host.fingerprint(spec.firmware.code)
-        if code is None or code.sha256 != facts.firmware:
-            reason = f"{spec.firmware.code} is another build than when the checkpoint was taken"
-            yield Check("firmware", WARN, reason, "the guest meets it when it next boots")
-
-
-def _is_vars(spec: Spec, path: Path) -> bool:
-    return spec.firmware is not None and path == spec.firmware.vars
-
-
-async def _disks(planned: Planned, *, in_place: bool) -> AsyncIterator[Check]:
-    host = planned.vm.host
-    for disk in planned.disks:
-        size = planned.facts.disks[disk.number].size_bytes
-        is_new = not in_place or disk.path in planned.made_new
-        if is_new and await host.exists(disk.path):
-            reason = f"{disk.path} is there already"
-            yield Check("disk-target", REFUSE, reason, "remove it, or choose another name")
-            continue
-        if not await host.may_write_below(disk.path.parent):
-            reason = f"nothing can be written to {disk.path.parent}"
-            yield Check("disk-target", REFUSE, reason, "mend its rights, or take another host")
-            continue
-        yield Check("disk-target", OK, f"{disk.path} can be made ({size} bytes at most)")
+def cannot_become(name: str, host: Host) -> str:
+    """What an error says of a checkpoint that checks are against."""
+    return f"the checkpoint cannot become '{name}' on {host.name}"

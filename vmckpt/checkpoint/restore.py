@@ -35,11 +35,11 @@ from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
     Planned,
     aside_path,
+    cannot_become,
     checks,
     copy_variables,
     plan_copy,
     plan_itself,
-    require,
     standing_of,
 )
 from vmckpt.checkpoint.qcow2 import write_image
@@ -58,6 +58,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor, session
@@ -296,7 +297,7 @@ class _Restoring:
         wish = self._wish
         lazy = not wish.eager and not self._is_whole
         found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
-        require(found, self._planned.vm.name, self._host.name)
+        require(found, cannot_become(self._planned.vm.name, self._host))
         return tuple(check.reason for check in found if check.verdict == "warn")
 
     async def _same_machine(self) -> tuple[Qemu, Monitor]:

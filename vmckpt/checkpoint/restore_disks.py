@@ -19,9 +19,9 @@ from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
     Planned,
     aside_path,
+    cannot_become,
     checks,
     copy_variables,
-    require,
 )
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.restore import Source, Wish, entitled, plan_of
@@ -30,7 +30,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
-from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Finding, require
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
@@ -116,7 +116,7 @@ async def _anew(planned: Planned, wish: Wish, point: Checkpoint, source: Source)
     host, vm = planned.vm.host, planned.vm
     found = [_eased(one, planned) for one in await checks(planned, in_place=False, lazy=False,
              plugged=wish.plugged)]  # fmt: skip
-    require(found, vm.name, host.name)
+    require(found, cannot_become(vm.name, host))
     warnings = [one.reason for one in found if one.verdict == WARN]
     stored = {disk.path: disk for disk in stored_disks(point.manifest)}
     facts = planned.facts.disks
@@ -219,7 +219,7 @@ def _write_one(
     write_image(path, image.format, image.disk.size_bytes, chunks())
 
 
-def _eased(check: Check, planned: Planned) -> Check:
+def _eased(check: Finding, planned: Planned) -> Finding:
     """What only keeps the machine from running here now is a warning."""
     eases = check.code in _OF_THE_MACHINE
     if check.code == "files" and planned.variables is not None:

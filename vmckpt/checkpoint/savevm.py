@@ -10,6 +10,7 @@ from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
 from vmckpt.hosts.inventory import check_name
+from vmckpt.preflight.finding import require
 from vmckpt.preflight.passthrough import saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
@@ -32,12 +33,7 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
     """
     check_name(name, "snapshot")
     nodes = _snapshot_nodes(vm)
-    if refused := saved_whole_checks(vm):
-        raise RefusedError(
-            f"'{vm.name}' cannot have snapshots",
-            why="; ".join(check.reason for check in refused),
-            remedy=refused[0].remedy,
-        )
+    require(saved_whole_checks(vm), f"'{vm.name}' cannot have snapshots")
     async with held(vm, "snapshot save") as now:
         monitor = await _open(now)
         try:

@@ -33,9 +33,8 @@ from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.scheduling import session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.preflight import capture
-from vmckpt.preflight.finding import REFUSE, Check
-from vmckpt.preflight.passthrough import away_names, hook_checks
+from vmckpt.preflight.checkpoint import capture_checks
+from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
@@ -112,19 +111,8 @@ class Taken:
 
 async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
-    checks: list[Check] = list(capture.memory(vm))
     await require_alive(vm)
-    away = await away_names(vm)
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture.devices(monitor, away)]
-    checks += await hook_checks(vm)
-    checks.append(await capture.tracking(vm))
-    if refused := [check for check in checks if check.verdict == REFUSE]:
-        raise RefusedError(
-            f"'{vm.name}' cannot have checkpoints while it runs",
-            why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
-            remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
-        )
+    require(await capture_checks(vm), f"'{vm.name}' cannot have checkpoints while it runs")
 
 
 async def take(

@@ -25,9 +25,8 @@ from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.ram_file import Span, extents, open_fd
-from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import REFUSE
-from vmckpt.preflight.passthrough import saved_whole_checks
+from vmckpt.preflight.checkpoint import save_checks
+from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
@@ -54,23 +53,7 @@ _FD_NAME = "vmckpt-saved"
 async def require_savable(vm: Vm) -> None:
     """Raises RefusedError with every reason why QEMU cannot save a VM."""
     await require_alive(vm)
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        blockers = (await commands.query_migrate(monitor)).blockers
-        pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
-        state = await commands.query_status(monitor)
-    checks = [*device_checks(blockers, pci_ids), *saved_whole_checks(vm)]
-    if refused := [check for check in checks if check.verdict == REFUSE]:
-        raise RefusedError(
-            f"'{vm.name}' cannot be saved",
-            why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
-            remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
-        )
-    if not state.running:
-        raise RefusedError(
-            f"'{vm.name}' does not run",
-            why=f"its state is '{state.status}'",
-            remedy="let it run: see `vmckpt vm show`",
-        )
+    require(await save_checks(vm), f"'{vm.name}' cannot be saved")
 
 
 async def take_whole(

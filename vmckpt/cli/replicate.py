@@ -11,7 +11,7 @@ from vmckpt.cli.together import together
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.replicate.request import Options
+    from vmckpt.options.replication import Options
     from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(

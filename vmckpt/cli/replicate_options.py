@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.replicate.request import Options
+    from vmckpt.options.replication import Options
 
 AUTO = "auto"
 
@@ -93,8 +93,8 @@ class Wishes(NamedTuple):
 
         Raises UsageError, RefusedError: nothing says where leases are.
         """
+        from vmckpt.options.replication import Options
         from vmckpt.replicate.arbiter import usual_place
-        from vmckpt.replicate.request import Options
         from vmckpt.units import parse_duration_s
 
         one_machine = primary.is_this_machine and standby.is_this_machine

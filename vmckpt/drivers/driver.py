@@ -186,13 +186,13 @@ async def remove_with_disks(vm: Driver) -> Removed:
 async def examined(vm: Driver, target: Host, options: "Options") -> "Examined":
     """As `vm.examine`; an error is a refusal, so that other targets are asked all the same."""
     from vmckpt.errors import HostDownError, VmckptError
-    from vmckpt.preflight.finding import REFUSE, Check, Examined
+    from vmckpt.preflight.finding import REFUSE, Examined, Finding
 
     try:
         return await vm.examine(target, options)
     except VmckptError as exc:
         code = "reachable" if isinstance(exc, HostDownError) else exc.kind
-        return Examined((Check(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
+        return Examined((Finding(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
 
 
 async def wait_for_calm_in_time(

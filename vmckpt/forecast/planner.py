@@ -46,7 +46,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.options.policy import Act, Policy, Rule
-from vmckpt.preflight.finding import Check
+from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.preflight.migration.encryption import Scheme
 from vmckpt.preflight.passthrough import held_bytes
@@ -151,7 +151,7 @@ class Road(NamedTuple):
     link: Link | None = None
     disk_bytes: int = 0
     downtimes_ms: tuple[int, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[Finding, ...] = ()
     closed: str = ""
     unknown: str = ""
 
@@ -407,8 +407,15 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = Fals
         disk_bytes=disk_bytes,
         busy=measured.busy,
         layout=_stretches(measured),
-        course=Course.seen(*measured.course, measured.curve) if measured.course.ends_s else None,
+        course=_course(measured),
         moves_now=moves_now,
+    )
+
+
+def _course(measured: DirtyRate) -> Course | None:
+    seen = measured.course
+    return (
+        Course.seen(seen.ends_s, seen.pages, seen.counts, measured.curve) if seen.ends_s else None
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.forecast.model.forecast import POSTCOPIES, Way
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
-from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.preflight.migration import dirty_log
 
 _METHODS = {Way.HYBRID: Method.HYBRID, Way.POSTCOPY: Method.POSTCOPY, Way.STOP: Method.STOP}
@@ -50,7 +50,7 @@ def options_of(way: Way, options: Options, intent: Intent) -> Options:
     )
 
 
-def against(options: Options, checks: Sequence[Check]) -> str:
+def against(options: Options, checks: Sequence[Finding]) -> str:
     """Why a way is closed by what was found of it; empty: it is open.
 
     Where `auto` comes to stopping the guest, because its dirty pages get lost, no other way is open
@@ -66,7 +66,7 @@ def against(options: Options, checks: Sequence[Check]) -> str:
     return "; ".join(f"[{check.code}] {check.reason}" for check in found)
 
 
-def warnings(checks: Mapping[Way, Sequence[Check]]) -> tuple[str, ...]:
+def warnings(checks: Mapping[Way, Sequence[Finding]]) -> tuple[str, ...]:
     """What the checks of open ways warn of, each once; of which ways, where it is not all."""
     found: dict[str, list[Way]] = {}
     for way, these in checks.items():

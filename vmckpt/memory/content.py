@@ -7,6 +7,7 @@ import os
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +29,8 @@ COMPRESSIBLE_RATIO = 0.75
 _ZERO_PAGE = bytes(PAGE_BYTES)
 
 
-class Content(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Content:
     """Parts of all pages, adding up to 1; `ratio` is what zstd leaves of the non-zero ones."""
 
     zero: float

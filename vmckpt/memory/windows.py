@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vmckpt.memory.dirty_pages import PageSet
@@ -17,7 +18,8 @@ class Dirtied(NamedTuple):
     pages: int
 
 
-class Course(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Course:
     """Spans of time, one after the other, by when they end; how many pages were dirtied in each.
 
     `pages[i][n]`: how many distinct ones from the beginning of span i to the end of span i + n.

@@ -23,7 +23,7 @@ from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON, watch
 from vmckpt.options.migration import Options
-from vmckpt.preflight.finding import refusal
+from vmckpt.preflight.finding import require
 from vmckpt.preflight.migration.method import domain_checks
 from vmckpt.sequence.steps import both, finish
 from vmckpt.state.documents import save_to
@@ -42,8 +42,7 @@ async def migrate_there(
     Raises and returns what `watch` does; RefusedError for what only domains can have: XML, which
     may hold passwords, goes to no host for nothing.
     """
-    if found := tuple(domain_checks(options)):
-        raise refusal(found, vm.name, target.name)
+    require(domain_checks(options), f"'{vm.name}' cannot migrate to {target.name}")
     run, source = new_run(), vm.host
     files, there = JobDir.of(source.state_dir, run), JobDir.of(target.state_dir, run).path
     try:

@@ -17,7 +17,7 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.options.migration import Options
-from vmckpt.preflight.finding import WARN, Check
+from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.units import format_duration
 
 if TYPE_CHECKING:
@@ -56,20 +56,20 @@ class Run:
         """Tell something that the operator should know."""
         self.tell(Note(self.elapsed_s(), code, text))
 
-    def begin(self, settled: Options, checks: Sequence[Check]) -> None:
+    def begin(self, settled: Options, checks: Sequence[Finding]) -> None:
         """The checks are passed: from here on the record is there, whatever happens."""
         self._record.save(runs_dir())
         for code, text in self._findings(settled, checks):
             self.note(code, text)
 
-    def _findings(self, settled: Options, checks: Sequence[Check]) -> Iterator[tuple[str, str]]:
+    def _findings(self, settled: Options, checks: Sequence[Finding]) -> Iterator[tuple[str, str]]:
         """What the operator should know beforehand, each with its code."""
         if self._asked.method is not settled.method and not settled.offline:
             over = f", over {settled.channels} channels" if settled.channels else ""
             yield "method", f"auto comes to {settled.method} here{over}"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
-    def end(self, report: "Report", checks: Sequence[Check]) -> "Report":
+    def end(self, report: "Report", checks: Sequence[Finding]) -> "Report":
         """It ended well: the report, with what was asked for and what was warned of."""
         report = replace(
             report,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.preflight.finding import OK, REFUSE, Finding
 
 # "non-migratable device: 0000:00:03.0/1/usb-mtp": the way to it, which begins at a PCI function
 # where there is one, and its kind (QEMU, migration/savevm.c).
@@ -15,10 +15,10 @@ VFIO_REMEDY = (
 )
 
 
-def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterator[Check]:
+def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterator[Finding]:
     """A check per blocker, by QEMU's words and the ids of its PCI functions. Pure."""
     if not blockers:
-        yield Check("migratable", OK, "no device blocks migration")
+        yield Finding("migratable", OK, "no device blocks migration")
     for blocker in blockers:
         found = _DEVICE.fullmatch(blocker)
         if found is None:
@@ -28,7 +28,7 @@ def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterat
             where = _place(found["pci"], found["below"], pci_ids)
             reason = f"the {found['kind']} {where} cannot be migrated"
             remedy = "unplug it, or take it out of the spec and start the VM anew"
-        yield Check("migratable", REFUSE, reason, remedy)
+        yield Finding("migratable", REFUSE, reason, remedy)
 
 
 def _place(pci: str | None, below: str | None, pci_ids: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 
 from vmckpt.hosts.kernel import PageTracking
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import format_size
@@ -19,16 +19,16 @@ BYPASSES = {
 }
 
 
-def memory(vm: Vm) -> Iterator[Check]:
+def memory(vm: Vm) -> Iterator[Finding]:
     """Its memory is a named file of vmckpt's."""
     if vm.spec.adopted is not None:
         reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
-        yield Check("spec", REFUSE, reason, _from_a_spec(vm))
+        yield Finding("spec", REFUSE, reason, _from_a_spec(vm))
     elif vm.ram_is_shared:
-        yield Check("memory-file", OK, "its memory is a named file")
+        yield Finding("memory-file", OK, "its memory is a named file")
     else:
         reason = "its memory is no named file of its own"
-        yield Check("memory-file", REFUSE, reason, _from_a_spec(vm))
+        yield Finding("memory-file", REFUSE, reason, _from_a_spec(vm))
 
 
 def _from_a_spec(vm: Vm) -> str:
@@ -38,7 +38,7 @@ def _from_a_spec(vm: Vm) -> str:
     )
 
 
-async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator[Check]:
+async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator[Finding]:
     """Whether QEMU can save all devices, and none writes or sends past it.
 
     Devices and addresses in `away` are unplugged first.
@@ -58,20 +58,22 @@ async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator
                 if kind.startswith(prefix) and name not in away:
                     reason = f"'{name}' ({kind}) is {what}: what it writes is not seen"
                     remedy = f"shut it down, vmckpt vm rm, and run its spec without '{name}'"
-                    yield Check("bypass", REFUSE, reason, remedy)
+                    yield Finding("bypass", REFUSE, reason, remedy)
 
 
-async def tracking(vm: Vm) -> Check:
+async def tracking(vm: Vm) -> AsyncIterator[Finding]:
     """Its host's kernel finds what was written; else all is compared."""
     match await vm.host.page_tracking():
         case PageTracking.PROTECTION:
-            return Check("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+            yield Finding("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+            return
         case PageTracking.SOFT_DIRTY:
-            return Check("page-tracking", OK, "the host's kernel marks pages (soft-dirty)")
+            yield Finding("page-tracking", OK, "the host's kernel marks pages (soft-dirty)")
+            return
     reason = (
         f"the kernel of {vm.host.name} has no PAGEMAP_SCAN, and no soft-dirty bits that nothing "
         f"swaps out: all {format_size(vm.spec.memory_bytes)} of memory are compared in each pause, "
         "with a copy as large"
     )
     remedy = "for short pauses boot Linux 6.7 or newer there, or turn swap off"
-    return Check("page-tracking", WARN, reason, remedy)
+    yield Finding("page-tracking", WARN, reason, remedy)

@@ -1,26 +1,51 @@
-"""One thing looked at before a migration, and what was found."""
+"""What a check finds, before anything is changed."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Iterable
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
 
 from vmckpt.errors import RefusedError
 
-OK, WARN, REFUSE = "ok", "warn", "refuse"
+
+class Verdict(StrEnum):
+    """What a finding means for the operation."""
+
+    OK = "ok"
+    WARN = "warn"
+    REFUSE = "refuse"
 
 
-class Check(NamedTuple):
-    """`verdict` is ok, warn or refuse; `remedy` is empty when all is well."""
+OK, WARN, REFUSE = Verdict
+
+
+class Finding(NamedTuple):
+    """What one check found: its name, and why. `remedy` is empty when all is well."""
 
     code: str
-    verdict: str
+    verdict: Verdict
     reason: str
     remedy: str = ""
+
+
+# A check asks as it is iterated over. One that is only judged from what is known is an iterable.
+Check: TypeAlias = AsyncIterator[Finding] | Iterable[Finding]
+
+
+async def ask(*checks: Check) -> list[Finding]:
+    """All that these find, one after the other. Raises what they raise."""
+    found = list[Finding]()
+    for check in checks:
+        if isinstance(check, AsyncIterator):
+            found += [one async for one in check]
+        else:
+            found += check
+    return found
 
 
 class Examined(NamedTuple):
     """All that is for and against a move, and what of its disks would be copied."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     copied_bytes: int
 
     @property
@@ -29,13 +54,18 @@ class Examined(NamedTuple):
         return all(check.verdict != REFUSE for check in self.checks)
 
 
-def refusal(
-    checks: Iterable[Check], vm_name: str, target: str, verb: str = "migrate"
-) -> RefusedError:
+def require(checks: Iterable[Finding], what: str) -> None:
+    """Raises RefusedError, with `what` cannot be done, when one of them refuses."""
+    found = tuple(checks)
+    if any(check.verdict == REFUSE for check in found):
+        raise refusal(found, what)
+
+
+def refusal(checks: Iterable[Finding], what: str) -> RefusedError:
     """The error that names every refusal."""
     refused = [check for check in checks if check.verdict == REFUSE]
     return RefusedError(
-        f"'{vm_name}' cannot {verb} to {target}",
+        what,
         why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
         remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
     )

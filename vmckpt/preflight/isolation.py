@@ -1,11 +1,11 @@
 """A guest with no way out: what its machine may not have, beside networks that are cut off."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
-from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.cards import cards_of
 from vmckpt.vm.spec import Spec
@@ -17,20 +17,22 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NETWORK_CLASS = "0x02"
 
 
-async def isolation_checks(spec: Spec, host: Host) -> list[Check]:
+async def isolation_checks(spec: Spec, host: Host) -> AsyncIterator[Finding]:
     """What of the VM leads out of it, however its NICs are cut off. Raises HostDownError."""
-    remedy = "accept that it is not isolated: --network plugged"
-    found = []
+    leads_out, remedy = False, "accept that it is not isolated: --network plugged"
     for driver in _drivers(spec):
         if driver.startswith(_OUTWARD):
             reason = f"its device {driver} is a connection to the host"
-            found.append(Check("isolated", REFUSE, reason, remedy))
+            leads_out = True
+            yield Finding("isolated", REFUSE, reason, remedy)
     wanted = {device.match: device.id for device in spec.passthrough if device.match}
     for card in await cards_of(host) if wanted else ():
         if card.name in wanted and await _is_network(host, card.addresses):
             reason = f"'{wanted[card.name]}' is a network card of {host.name}"
-            found.append(Check("isolated", REFUSE, reason, remedy))
-    return found or [Check("isolated", OK, "nothing of it leads to a network")]
+            leads_out = True
+            yield Finding("isolated", REFUSE, reason, remedy)
+    if not leads_out:
+        yield Finding("isolated", OK, "nothing of it leads to a network")
 
 
 def _drivers(spec: Spec) -> Iterator[str]:

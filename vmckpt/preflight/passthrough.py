@@ -1,13 +1,13 @@
 """What a VM's passthrough devices say to a move, device by device: how each goes, and whether."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from vmckpt.devices.contract import Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Host
 from vmckpt.preflight.blockers import VFIO_REMEDY
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.units import format_size
 from vmckpt.vm.cards import Card, cards_of_vm, choose, read_given, taken_on
 from vmckpt.vm.inventory import Vm
@@ -23,38 +23,36 @@ HOW = {
 
 async def passthrough_checks(
     vm: Vm, target: Host, *, may_postcopy: bool, is_running: bool
-) -> list[Check]:
+) -> AsyncIterator[Finding]:
     """A check for each device and what it takes; none of a VM without any."""
     devices = vm.spec.passthrough
     if not devices:
-        return []
-    checks = []
+        return
     if may_postcopy:
         reason = "a device needs all of the guest's memory where it is plugged in"
-        checks.append(Check("postcopy", REFUSE, reason, "use --method precopy or stop"))
+        yield Finding("postcopy", REFUSE, reason, "use --method precopy or stop")
     taken, ours = await taken_on(target), await cards_of_vm(vm.host, vm.qemu.files)
     for device in devices:
-        checks.append(await _target(device, target, taken, ours.get(device.id)))
+        yield await _target(device, target, taken, ours.get(device.id))
         if device.strategy.detaches:
-            checks.append(await _hook(vm, device, is_running=is_running))
-    return checks
+            yield await _hook(vm, device, is_running=is_running)
 
 
 async def _target(
     device: Passthrough, target: Host, taken: set[str], ours: Card | None = None
-) -> Check:
+) -> Finding:
     code = f"device-{device.id}"
     how = f"{device.strategy}: {HOW[device.strategy]}"
     if device.match is None:
-        return Check(code, OK, f"{how}; QEMU on {target.name} makes another {device.driver}")
+        return Finding(code, OK, f"{how}; QEMU on {target.name} makes another {device.driver}")
     card, why = await choose(target, device, taken, ours)
     if card is None:
-        return Check(code, REFUSE, f"{how}; {why}", _remedy(device, target))
+        return Finding(code, REFUSE, f"{how}; {why}", _remedy(device, target))
     taken |= set(card.addresses)
     if differs := _versions(device, ours, card):
         remedy = f"have the same driver on both; {target.name}'s decides when the state is there"
-        return Check(code, WARN, f"{how}; {why} on {target.name}, {differs}", remedy)
-    return Check(code, OK, f"{how}; {why} on {target.name}")
+        return Finding(code, WARN, f"{how}; {why} on {target.name}, {differs}", remedy)
+    return Finding(code, OK, f"{how}; {why} on {target.name}")
 
 
 def _remedy(device: Passthrough, target: Host) -> str:
@@ -76,31 +74,33 @@ def _versions(device: Passthrough, ours: Card | None, theirs: Card) -> str:
     return f"whose {theirs.functions[0].driver} is {there or 'of no version'}, the VM's own {here}"
 
 
-async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Check:
+async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Finding:
     code = f"hook-{device.id}"
     if not is_running:
         reason = "its hook runs in the guest, and the guest does not run"
-        return Check(code, REFUSE, reason, f"let it run: vmckpt vm start {vm.name}")
+        return Finding(code, REFUSE, reason, f"let it run: vmckpt vm start {vm.name}")
     hook = GuestHook(vm.host, vm.qemu.files, device, "check")
     try:
         answer = await hook.do(Phase.PREFLIGHT)
     except HookFailedError as exc:
-        return Check(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
+        return Finding(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
     held = f", {format_size(answer.device_bytes)} to save" if answer.device_bytes else ""
     notes = "".join(f"; {note}" for note in answer.notes)
-    return Check(code, OK, f"{device.hook} is ready{held}{notes}")
+    return Finding(code, OK, f"{device.hook} is ready{held}{notes}")
 
 
-async def free_checks(devices: Sequence[Passthrough], host: Host) -> list[Check]:
+async def free_checks(devices: Sequence[Passthrough], host: Host) -> AsyncIterator[Finding]:
     """Whether the host has a free equal of each."""
     taken = await taken_on(host)
-    return [await _target(device, host, taken) for device in devices]
+    for device in devices:
+        yield await _target(device, host, taken)
 
 
-async def hook_checks(vm: Vm) -> list[Check]:
+async def hook_checks(vm: Vm) -> AsyncIterator[Finding]:
     """Whether the hooks of a running VM's devices are ready; what others say is not asked."""
-    devices = [device for device in vm.spec.passthrough if device.strategy.detaches]
-    return [await _hook(vm, device, is_running=True) for device in devices]
+    for device in vm.spec.passthrough:
+        if device.strategy.detaches:
+            yield await _hook(vm, device, is_running=True)
 
 
 async def held_bytes(vm: Vm) -> int | None:
@@ -118,10 +118,10 @@ async def held_bytes(vm: Vm) -> int | None:
     return sum(answer.device_bytes for answer in answers)
 
 
-def saved_whole_checks(vm: Vm) -> list[Check]:
+def saved_whole_checks(vm: Vm) -> list[Finding]:
     """What is against having QEMU save all of a VM, devices included, as it runs."""
     return [
-        Check(
+        Finding(
             f"device-{device.id}",
             REFUSE,
             f"'{device.id}' is passed through ({device.strategy}): what it holds would be missing",

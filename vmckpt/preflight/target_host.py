@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.qemu.abilities import Abilities
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
@@ -19,85 +19,89 @@ USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
 USERFAULTFD_DEVICE, BY_DEVICE = Path("/dev/userfaultfd"), (8, 0, 0)
 
 
-async def name(vm: Vm, target: Host) -> AsyncIterator[Check]:
+async def name(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """No other VM of its name."""
     if await read_vm(target, vm.name):
         reason = f"{target.name} has a VM '{vm.name}' already"
-        yield Check("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
+        yield Finding("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
     else:
-        yield Check("name-free", OK, f"{target.name} has no other VM of that name")
+        yield Finding("name-free", OK, f"{target.name} has no other VM of that name")
 
 
-def machine(vm: Vm, target: Host, theirs: Abilities) -> Iterator[Check]:
+def machine(vm: Vm, target: Host, theirs: Abilities) -> Iterator[Finding]:
     """Its machine type and CPU model exist there."""
     kind = vm.qemu.platform.machine
     if kind not in theirs.machines:
-        yield Check(
+        yield Finding(
             "machine-type",
             REFUSE,
             f"QEMU {theirs.version} on {target.name} has no machine type {kind}",
             f'run the VM with a machine type that both have (machine = "{_newest(theirs)}")',
         )
     else:
-        yield Check("machine-type", OK, f"{kind} on both sides")
+        yield Finding("machine-type", OK, f"{kind} on both sides")
     model = vm.qemu.platform.cpu.partition(",")[0]
     if model not in theirs.cpu_models:
         reason = f"QEMU {theirs.version} on {target.name} has no CPU model '{model}'"
-        yield Check("cpu-model", REFUSE, reason, "run the VM with a CPU model that both have")
+        yield Finding("cpu-model", REFUSE, reason, "run the VM with a CPU model that both have")
     else:
-        yield Check("cpu-model", OK, f"{model}; the features are compared before memory is sent")
+        yield Finding("cpu-model", OK, f"{model}; the features are compared before memory is sent")
 
 
 def _newest(theirs: Abilities) -> str:
     return theirs.machines.get("q35", "q35")
 
 
-async def accel(vm: Vm, target: Host) -> list[Check]:
+async def accel(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """The same accelerator."""
     needed = vm.qemu.platform.accel
     try:
         await choose_accel(target, needed)
     except RefusedError as exc:
         reason = f"the VM runs on {needed}, and {exc.what}: {exc.why}"
-        return [Check("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")]
-    return [Check("accel", OK, f"{needed} on both sides")]
+        yield Finding("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")
+        return
+    yield Finding("accel", OK, f"{needed} on both sides")
 
 
-async def permissions(vm: Vm, target: Host) -> Check:
+async def permissions(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """The right to put its memory and its files there."""
     places = (vm.spec.ram_dir, target.state_dir)
     if closed := [str(place) for place in places if not await target.may_write_below(place)]:
         reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
-        return Check("permissions", REFUSE, reason, "give it the right to, or choose others")
-    return Check("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
+        yield Finding("permissions", REFUSE, reason, "give it the right to, or choose others")
+        return
+    yield Finding("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
 
 
-async def userfaults(target: Host, *, by_qemu: bool = True) -> Check:
+async def userfaults(target: Host, *, by_qemu: bool = True) -> AsyncIterator[Finding]:
     """Post-copy needs userfaultfd, which root may use, a group with its device, or every user.
 
     A lazy restore needs it too, and opens the device for any QEMU (not `by_qemu`).
     """
     is_root = await target.user_id() == 0 and target.vm_uids is None
     if (await target.read_text(USERFAULTFD) or "").strip() == "1" or is_root:
-        return Check("userfaultfd", OK, f"this user may use it on {target.name}")
+        yield Finding("userfaultfd", OK, f"this user may use it on {target.name}")
+        return
     knows_device = not by_qemu or (await abilities(target)).version >= BY_DEVICE
     if knows_device and await target.usable(USERFAULTFD_DEVICE):
-        return Check("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}")
+        yield Finding("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}")
+        return
     what = "post-copy" if by_qemu else "a lazy restore"
     reason = f"{what} needs userfaultfd, which this user may not use on {target.name}"
     remedy = f"as root: chgrp kvm {USERFAULTFD_DEVICE} && chmod 660 {USERFAULTFD_DEVICE}"
     if not knows_device:
         reason += f", and QEMU before {BY_DEVICE[0]}.{BY_DEVICE[1]} does not know its device"
         remedy = "install a newer QEMU, or as root: sysctl -w vm.unprivileged_userfaultfd=1"
-    return Check("userfaultfd", REFUSE, reason, remedy)
+    yield Finding("userfaultfd", REFUSE, reason, remedy)
 
 
-async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
+async def room(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """Room for its memory."""
     need = vm.spec.memory_bytes
     if not await target.exists(vm.spec.ram_dir):
         reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
-        yield Check("memory", REFUSE, reason, "create it, or choose another ram_dir")
+        yield Finding("memory", REFUSE, reason, "create it, or choose another ram_dir")
         return
     found = await target.memory_room(vm.spec.ram_dir)
     free, others = found.free_bytes, found.promised_bytes
@@ -105,113 +109,121 @@ async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
     if free < need and others:
         text += f", besides {format_size(others)} that other VMs may still touch"
     if free < need and vm.spec.overcommit:
-        yield Check("memory", WARN, text, "guests die when memory runs out (overcommit)")
+        yield Finding("memory", WARN, text, "guests die when memory runs out (overcommit)")
     elif free < need:
-        yield Check("memory", REFUSE, text, f"free memory on {target.name}, or choose another host")
+        yield Finding(
+            "memory", REFUSE, text, f"free memory on {target.name}, or choose another host"
+        )
     else:
-        yield Check("memory", OK, text)
+        yield Finding("memory", OK, text)
 
 
-async def files(vm: Vm, target: Host, shared: Sequence[Path]) -> AsyncIterator[Check]:
+async def files(vm: Vm, target: Host, shared: Sequence[Path]) -> AsyncIterator[Finding]:
     """Everything that QEMU opens by path is there, `shared` too, and the firmware is the same."""
     spec = vm.spec
     wanted = [*shared, *spec.files]
     missing = [str(path) for path in wanted if not await target.readable(path)]
     if missing:
         reason = f"{target.name} cannot read {', '.join(missing)}"
-        yield Check("files", REFUSE, reason, "put the VM's files on storage that both hosts share")
+        yield Finding(
+            "files", REFUSE, reason, "put the VM's files on storage that both hosts share"
+        )
     elif wanted:
-        yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {target.name}")
+        yield Finding("files", OK, f"{len(wanted)} files of the VM are readable on {target.name}")
     if spec.firmware and not missing:
         yield await _firmware(spec.firmware.code, vm.host, target)
 
 
-async def _firmware(code: Path, source: Host, target: Host) -> Check:
+async def _firmware(code: Path, source: Host, target: Host) -> Finding:
     ours, theirs = await source.fingerprint(code), await target.fingerprint(code)
     if ours is None or ours == theirs:
-        return Check("firmware", OK, f"{code} is the same on both sides")
+        return Finding("firmware", OK, f"{code} is the same on both sides")
     remedy = f"install the same firmware package on {source.name} and {target.name}"
     if theirs is None or ours.size_bytes != theirs.size_bytes:
         reason = f"{code} has another size on {target.name}: QEMU cannot load the guest into it"
-        return Check("firmware", REFUSE, reason, remedy)
+        return Finding("firmware", REFUSE, reason, remedy)
     reason = f"{code} is another build on {target.name}; the guest meets it when it next boots"
-    return Check("firmware", WARN, reason, remedy)
+    return Finding("firmware", WARN, reason, remedy)
 
 
-async def variables(source: Host, target: Host, here: Path, there: Path) -> Check:
+async def variables(source: Host, target: Host, here: Path, there: Path) -> AsyncIterator[Finding]:
     """Where a VM is off: what its firmware wrote, which only a guest that runs takes along."""
     ours, theirs = await both(source.fingerprint(here), target.fingerprint(there))
     if ours is not None and ours == theirs:
-        return Check("firmware-variables", OK, f"{here} is the same on both sides")
+        yield Finding("firmware-variables", OK, f"{here} is the same on both sides")
+        return
     reason = f"its firmware's variables, {here}, are not seen to be the same on {target.name}"
     remedy = f"copy that file to {there} there, or start the VM, and move it while it runs"
-    return Check("firmware-variables", REFUSE, reason, remedy)
+    yield Finding("firmware-variables", REFUSE, reason, remedy)
 
 
-async def network(vm: Vm, target: Host) -> list[Check]:
+async def network(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """A bridge for its NICs, which is really there. Raises HostDownError when the host is down."""
     networks = {nic.network for nic in vm.spec.nics}
-    checks = []
     if "bridge" in networks and target.bridge is not None:
-        checks.append(await bridge(target, target.bridge))
+        async for found in bridge(target, target.bridge):
+            yield found
     else:
         await target.require_up()
     if "bridge" in networks and target.bridge is None:
         reason = f"{target.name} has no bridge for the VM's NICs"
-        checks.append(Check("bridge", REFUSE, reason, _name_a_bridge(target)))
+        yield Finding("bridge", REFUSE, reason, _name_a_bridge(target))
     if "user" in networks:
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
         remedy = 'use network = "bridge" for what must stay open'
-        checks.append(Check("user-network", WARN, reason, remedy))
-    return checks
+        yield Finding("user-network", WARN, reason, remedy)
 
 
-async def bridge(target: Host, name: str) -> Check:
+async def bridge(target: Host, name: str) -> AsyncIterator[Finding]:
     """The host's bridge is really there."""
     done = await target.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
     if done.returncode == 0 and done.stdout.strip():
-        return Check("bridge", OK, f"{name} on {target.name}")
+        yield Finding("bridge", OK, f"{name} on {target.name}")
+        return
     await target.require_up()
     why = done.stderr.strip() or "it is no bridge"
     remedy = f"create it, or {_name_a_bridge(target)}"
-    return Check("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
+    yield Finding("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
 
 
 def _name_a_bridge(target: Host) -> str:
     return f"name another: vmckpt host set {target.name} --bridge BRIDGE"
 
 
-async def ports(target: Host, *, needed: int) -> list[Check]:
+async def ports(target: Host, *, needed: int) -> AsyncIterator[Finding]:
     """Free ports for it to come in by, where the host has a range of them."""
     if target.migration_ports is None:
-        return []
+        return
     first, last = target.migration_ports
     taken = await target.listening_ports(target.migration_address)
     free = last - first + 1 - sum(first <= port <= last for port in taken)
     text = f"{free} of the ports {first} to {last} of {target.name} are free, {needed} needed"
     if free < needed:
         remedy = f"let others end, or: vmckpt host set {target.name} --migration-ports FIRST-LAST"
-        return [Check("ports", REFUSE, text, remedy)]
-    return [Check("ports", OK, text)]
+        yield Finding("ports", REFUSE, text, remedy)
+        return
+    yield Finding("ports", OK, text)
 
 
-async def forwards(vm: Vm, target: Host) -> list[Check]:
+async def forwards(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """The host ports that an adopted VM's user-mode networks listen on."""
     if vm.spec.adopted is None or not vm.spec.adopted.forwards:
-        return []
+        return
     taken = await target.listening_ports(target.migration_address)
     wanted = vm.spec.adopted.forwards
     if clash := [str(port) for port in wanted if port in taken]:
         reason = f"the VM forwards {', '.join(clash)} of its host, taken on {target.name}"
-        return [Check("forwarded-ports", REFUSE, reason, "free them there")]
-    return [Check("forwarded-ports", OK, f"{len(wanted)} are free on {target.name}")]
+        yield Finding("forwarded-ports", REFUSE, reason, "free them there")
+        return
+    yield Finding("forwarded-ports", OK, f"{len(wanted)} are free on {target.name}")
 
 
-async def clock(source: Host, target: Host) -> Check:
+async def clock(source: Host, target: Host) -> AsyncIterator[Finding]:
     """Both hosts' clocks say the same, more or less."""
     skew_s = abs(await source.unix_time_s() - await target.unix_time_s())
     text = f"the clocks of {source.name} and {target.name} are {skew_s:.1f} s apart"
     if skew_s > CLOCK_SKEW_S:
         remedy = "run a time service (chrony) on both: certificates and the guest's clock need it"
-        return Check("clock", WARN, text, remedy)
-    return Check("clock", OK, text)
+        yield Finding("clock", WARN, text, remedy)
+        return
+    yield Finding("clock", OK, text)

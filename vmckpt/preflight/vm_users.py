@@ -1,10 +1,11 @@
 """What is for and against users of their own for a host's VMs, and what such a user can reach."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, taken
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.vm.reach import REACH, closed
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.users import VmUser, unfit
@@ -15,41 +16,47 @@ SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 SUGGESTED = Uids(2_000_000_000, 2_099_999_999)
 
 
-async def checks(host: Host, spec: Spec, sharer: Host | None = None) -> list[Check]:
+async def checks(host: Host, spec: Spec, sharer: Host | None = None) -> AsyncIterator[Finding]:
     """Whether a VM can run there as a user of its own; nothing where it has none.
 
     `sharer` has some of its images too, and its QEMU there now.
     """
     if (uids := host.vm_uids) is None:
-        return []
+        return
     if why := unfit(spec):
         remedy = "choose a host without --vm-uids"
-        return [Check("vm-uids", REFUSE, f"it cannot have a user on {host.name}: {why}", remedy)]
+        yield Finding("vm-uids", REFUSE, f"it cannot have a user on {host.name}: {why}", remedy)
+        return
     if sharer is not None and sharer.vm_uids not in (None, uids):
         reason = f"VMs are uids {uids} on {host.name}, {sharer.vm_uids} on {sharer.name}: an image "
         remedy = f"vmckpt host set {host.name} --vm-uids {sharer.vm_uids}"
-        return [Check("vm-uids", REFUSE, f"{reason}that both have has one owner", remedy)]
+        yield Finding("vm-uids", REFUSE, f"{reason}that both have has one owner", remedy)
+        return
     probe = VmUser(uids.first + 1, uids)
     if found := await closed(host, spec, probe):
-        return [Check("vm-uids", REFUSE, f"no VM's user can reach {'; '.join(found)}", REACH)]
-    return [Check("vm-uids", OK, f"its QEMU has a user of its own on {host.name}, of {uids}")]
+        yield Finding("vm-uids", REFUSE, f"no VM's user can reach {'; '.join(found)}", REACH)
+        return
+    yield Finding("vm-uids", OK, f"its QEMU has a user of its own on {host.name}, of {uids}")
 
 
-async def host_checks(host: Host) -> list[Check]:
+async def host_checks(host: Host) -> AsyncIterator[Finding]:
     """Whether the VMs of a host have users of their own, and which. What is wrong with them."""
     is_root = await host.user_id() == 0
     if (uids := host.vm_uids) is None:
         if not is_root:
-            return []
+            return
         reason = f"QEMU is root on {host.name}: a guest that breaks out of it is root there"
         remedy = f"vmckpt host set {host.name} --vm-uids {SUGGESTED}"
-        return [Check("vm-uids", WARN, reason, remedy)]
+        yield Finding("vm-uids", WARN, reason, remedy)
+        return
     if why := await obstacle(host, uids):
         remedy = f"vmckpt host set {host.name} --vm-uids FIRST-LAST"
-        return [Check("vm-uids", REFUSE, why, remedy)]
+        yield Finding("vm-uids", REFUSE, why, remedy)
+        return
     if found := await closed(host, None, VmUser(uids.first + 1, uids)):
-        return [Check("vm-uids", REFUSE, f"no VM's user can reach {'; '.join(found)}", REACH)]
-    return [Check("vm-uids", OK, f"each VM's QEMU has a user of its own, of {uids}")]
+        yield Finding("vm-uids", REFUSE, f"no VM's user can reach {'; '.join(found)}", REACH)
+        return
+    yield Finding("vm-uids", OK, f"each VM's QEMU has a user of its own, of {uids}")
 
 
 async def obstacle(host: Host, uids: Uids) -> str:

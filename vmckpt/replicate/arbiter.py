@@ -9,9 +9,7 @@ from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.store import Store
-from vmckpt.replicate.request import Options
-
-ETCD = "etcd:"
+from vmckpt.options.replication import ETCD, Options
 
 
 def open_arbiter(options: Options) -> Store:

@@ -10,19 +10,21 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
-from vmckpt.preflight.finding import REFUSE, WARN, refusal
+from vmckpt.options.replication import Options
+from vmckpt.preflight.finding import WARN, require
+from vmckpt.preflight.replication.checks import check
+from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import require_place
-from vmckpt.replicate.checks import check
 from vmckpt.replicate.claim import is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import DISMISS, ask
-from vmckpt.replicate.disks.checks import copied_disks
+from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
-from vmckpt.replicate.request import ENDED, REQUEST, Files, Options, Request, as_itself, has_left
+from vmckpt.replicate.request import ENDED, REQUEST, Files, Request, as_itself, has_left
 from vmckpt.replicate.sides import (
     DEAD,
     POLL_S,
@@ -60,8 +62,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         await _require_new(vm, standby)
         await fold_there(vm.name, all_hosts())
     checks = await check(vm, standby, options)
-    if any(found.verdict == REFUSE for found in checks):
-        raise refusal(checks, vm.name, standby.name, "be replicated")
+    require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
     await _require_new(vm, standby)
     request = Request(
         run=run,
@@ -73,7 +74,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         options=options,
         one_machine=one_machine,
         qemu_id=vm.qemu.files.qemu_id,
-        disks=await copied_disks(vm),
+        disks=await _copied_disks(vm),
         identity=await identity_of(vm.host, vm.directory),
     )
     ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
@@ -92,6 +93,17 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         raise
     warnings = [found.reason for found in checks if found.verdict == WARN]
     return status | {"warnings": [*warnings, *_unheard(status), *_slowed(status)]}
+
+
+async def _copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
+    """The disks that are copied to a standby: all that can be written. Raises HostDownError."""
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        images = await query_disk_images(monitor)
+    return tuple(
+        CopiedDisk(number, images[node].virtual_size_bytes)
+        for number, (disk, node) in enumerate(zip(vm.spec.disks, vm.nodes, strict=True))
+        if not disk.read_only
+    )
 
 
 async def _require_new(vm: Vm, standby: Host) -> None:

@@ -15,17 +15,12 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
+from vmckpt.options.replication import Options
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.request import (
-    REQUEST,
-    Files,
-    Options,
-    Request,
-    is_settled,
-    read_request,
-)
+from vmckpt.replicate.request import REQUEST, Files, Request, is_settled, read_request
+from vmckpt.replicate.sides import last_word
 from vmckpt.state.documents import Schema, load_from
-from vmckpt.state.durable import parse_record, write_durably
+from vmckpt.state.durable import write_durably
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.start import Replaced
 
@@ -122,10 +117,9 @@ async def ask_about(vm: Vm) -> Answer | None:
 
 async def _was_settled(vm: Vm) -> Answer | None:
     """The answer to a claim whose service has ended, with nothing left to a standby."""
-    status = Files.of(vm.host, vm.name).status
     with suppress(StorageError):
         claim = await Claim.of(vm)
-        said = parse_record(await vm.host.read_text(status) or "", status, remedy="-")
+        said = await last_word(vm.host, Files.of(vm.host, vm.name)) or {}
         is_its = claim is not None and claim.holder == f"{vm.host.name}/{said.get('run')}"
         if claim is not None and is_its and said.get("role") == "primary" and is_settled(said):
             return Answer(Right.OURS, claim.holder, claim.standby)

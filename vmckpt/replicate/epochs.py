@@ -18,15 +18,15 @@ from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.scheduling import prompt
 from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.options.replication import Options
+from vmckpt.preflight.replication.memory import epoch_limit_bytes
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.replicate.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake, Writing
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.memory import epoch_limit_bytes
 from vmckpt.replicate.pace import Pace
-from vmckpt.replicate.request import Options
 from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.replicate.wire.pages import nonzero_pages
 from vmckpt.sequence.steps import finish, to_the_end

@@ -9,9 +9,10 @@ from typing import Any
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.host import Host
+from vmckpt.options.replication import Options
 from vmckpt.replicate.begin import PROTECTED, start
 from vmckpt.replicate.operate import failover
-from vmckpt.replicate.request import REQUEST, Files, Options
+from vmckpt.replicate.request import REQUEST, Files
 from vmckpt.replicate.sides import sides
 from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm

@@ -7,8 +7,8 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
+from vmckpt.preflight.replication.memory import epoch_room_bytes
 from vmckpt.replicate.channel import ALONE, Channel
-from vmckpt.replicate.memory import epoch_room_bytes
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, Epoch

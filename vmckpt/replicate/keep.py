@@ -8,11 +8,12 @@ from typing import NamedTuple
 from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.options.replication import Options
 from vmckpt.replicate.begin import start
 from vmckpt.replicate.keeping import Move, View, Window, decide
 from vmckpt.replicate.leftover_copies import Fate
 from vmckpt.replicate.operate import settle
-from vmckpt.replicate.request import ENDED, Options
+from vmckpt.replicate.request import ENDED
 from vmckpt.replicate.sides import sides
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.inventory import Vm, homes

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from vmckpt.errors import OperationFailedError
-from vmckpt.hosts.host import Entry, Host
 from vmckpt.lease.clock import boottime_s
+from vmckpt.preflight.replication.checks import lacks_second
 from vmckpt.replicate.channel import HEARTBEAT_S, PATIENCE_S
 from vmckpt.replicate.request import Request
 from vmckpt.replicate.wire.beats import Hearing, Sender, beat_key
@@ -173,11 +173,3 @@ async def second_path(request: Request, side: Sender, token: str) -> AsyncIterat
         yield path
     finally:
         path.close()
-
-
-def lacks_second(*hosts: Entry | Host) -> str:
-    """Why there is no second path between these hosts; empty: each has another address."""
-    lacking = [host.name for host in hosts if not host.second_address]
-    if not lacking:
-        return ""
-    return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} one address only"

@@ -24,6 +24,7 @@ from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.memory.soft_dirty import is_sound
+from vmckpt.preflight.replication.memory import primary_bytes
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
@@ -35,9 +36,9 @@ from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.memory import primary_bytes, promised
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
+from vmckpt.replicate.promised import promised
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files, Request, read_request, stop_command
 from vmckpt.replicate.wire.beats import Sender

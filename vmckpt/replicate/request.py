@@ -9,26 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
+from vmckpt.options.replication import SHARED, Options
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.state.documents import Schema
-from vmckpt.units import format_duration
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import file_name
 
 DIRECTORY = "replicas"
-COPY, SHARED = "copy", "shared"
-# Of an epoch, and of a pause.
-SHORTEST_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
-# Nobody waits longer for each answer: with longer epochs output is let out, and by name only.
-LONGEST_HELD_S = 1.0
-# A shorter lease would end, and pause the guest, when one question to the arbiter gets no answer; a
-# standby that has taken the term is waited for no longer than a longer one might take
-# (`keeper.GIVEN_UP_S`). Tests hold both to the constants that they follow from.
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 # What a standby's status says when it has taken the guest over.
 PROMOTED = "promoted"
 # What a service's status says when nothing of it is left to be done.
@@ -43,72 +34,6 @@ def has_left(status: Mapping[str, Any]) -> bool:
 def is_settled(status: Mapping[str, Any]) -> bool:
     """Whether a primary's last word is that no standby may have the guest any more."""
     return status.get("ending") in ("stopped", "alone", "guest_off", "lost")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the operator wishes. `epoch_s` of None adapts itself.
-
-    `arbiter` is where the leases are (`arbiter.py`), `credentials` the path of a file with what it
-    wants to know us by, on each of both hosts ("": nothing); `fence` the command line of an agent
-    (`fencing/agent.py`), empty where the standby kills by itself, or waits. `holds_output`: nothing
-    that the guest sends leaves before the standby has the state that sent it. `lease_s`: how long a
-    silent primary is waited for where it is not fenced. `disks`: COPY, the standby has copies of
-    those that can be written; SHARED, both hosts see the same files.
-    """
-
-    arbiter: str
-    fence: tuple[str, ...] = ()
-    epoch_s: float | None = 0.025
-    max_pause_s: float = 0.010
-    holds_output: bool = True
-    lease_s: float = 3.0
-    credentials: str = ""
-    disks: str = COPY
-
-    def require_sense(self, *, one_machine: bool) -> None:
-        """Raises UsageError: a time is out of its bounds; RefusedError: output would be held for
-        too long, or an agent is named between hosts of one machine.
-        """
-        if self.epoch_s is not None:
-            _require_within("--epoch 25ms", self.epoch_s, SHORTEST_S, LONGEST_EPOCH_S)
-        _require_within("--max-pause 25ms", self.max_pause_s, SHORTEST_S, LONGEST_PAUSE_S)
-        _require_within(
-            "--lease-time 5s", self.lease_s, SHORTEST_LEASE_S, LONGEST_LEASE_S,
-            because=": a shorter one ends when the arbiter leaves one question unanswered, which "
-            "pauses the guest; a longer one is more than a primary waits for a standby that took "
-            "the term",
-            otherwise=", or use --fence: it waits for no lease",
-        )  # fmt: skip
-        if self.fence and one_machine:
-            raise RefusedError(
-                "an agent has nothing to do between hosts of one machine",
-                why="the standby kills the primary's processes by itself, and sees that they are "
-                "gone",
-                remedy="leave out --fence",
-            )
-        if self.holds_output and self.epoch_s is not None and self.epoch_s > LONGEST_HELD_S:
-            epoch = format_duration(self.epoch_s)
-            raise RefusedError(
-                f"epochs of {epoch} would hold back what the guest sends for as long",
-                why=f"nothing leaves before the standby has the state that sent it: up to {epoch} "
-                "and more for each answer",
-                remedy="choose epochs of 1 s at most, or let output out at once, by name: "
-                "--unsafe-no-output-commit. Then a failover takes the guest back by up to an "
-                "epoch, and what it has told others meanwhile it does not know any more",
-            )
-
-
-def _require_within(
-    example: str, given_s: float, shortest_s: float, longest_s: float, *,
-    because: str = "", otherwise: str = "",
-) -> None:  # fmt: skip
-    if not shortest_s <= given_s <= longest_s:
-        raise UsageError(
-            f"{example.split(maxsplit=1)[0]} {format_duration(given_s)} cannot be kept",
-            why=f"it is from {shortest_s:g} s to {longest_s:g} s{because}",
-            remedy=f"write e.g. {example}{otherwise}",
-        )
 
 
 @dataclass(frozen=True, slots=True)

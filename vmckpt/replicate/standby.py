@@ -26,6 +26,7 @@ from vmckpt.lease.rule import Claimant, Seen
 from vmckpt.lease.standby import Move
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import RamFile, mapped
+from vmckpt.preflight.replication.memory import standby_bytes
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
 from vmckpt.replicate.control import DISMISS, answering, write_last_word
@@ -34,9 +35,9 @@ from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.leftovers import remove_stale_home
-from vmckpt.replicate.memory import promised, standby_bytes
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, paths_status, second_path
+from vmckpt.replicate.promised import promised
 from vmckpt.replicate.recovery import give_up_term
 from vmckpt.replicate.replica import Replica, replica_in
 from vmckpt.replicate.request import PROMOTED, Files, Request, read_request, stop_command

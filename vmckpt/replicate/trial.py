@@ -6,9 +6,9 @@ that is to fence the primary cannot reach it.
 
 from vmckpt.errors import RefusedError
 from vmckpt.lease.rule import Holding
+from vmckpt.options.replication import Options
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
-from vmckpt.replicate.request import Options
 from vmckpt.replicate.wire.messages import Hello
 
 

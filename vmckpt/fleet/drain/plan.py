@@ -19,7 +19,7 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.options.migration import Options
-from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
+from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.sequence.steps import all_of
 from vmckpt.units import format_duration
 
@@ -202,11 +202,11 @@ class Planner:
             return f"vmckpt check {vm} HOST says what would help ({', '.join(sorted(reasons))})"
         return "give a host more room, or allow more: --to, --keep-free, --vcpus-per-cpu, --max-vms"
 
-    def _refusals(self, vm: str) -> list[Check]:
+    def _refusals(self, vm: str) -> list[Finding]:
         found = [one for (name, _), one in self._examined.items() if name == vm]
         return [check for one in found for check in one.checks if self._is_against(check)]
 
-    def _is_against(self, check: Check) -> bool:
+    def _is_against(self, check: Finding) -> bool:
         one_way = check.code == WAY_BACK and check.verdict == WARN and not self.asked.one_way
         return check.verdict == REFUSE or one_way
 
@@ -285,7 +285,7 @@ class Planner:
     async def _examination(self, vm: str, target: Host) -> Examined:
         driver = self.vms[vm]
         if driver.host.name == target.name:
-            return Examined((Check("same-host", REFUSE, f"it is on {target.name} already"),), 0)
+            return Examined((Finding("same-host", REFUSE, f"it is on {target.name} already"),), 0)
         return await examined(driver, target, self.asked.options)
 
 

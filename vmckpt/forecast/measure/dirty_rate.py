@@ -8,20 +8,22 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from vmckpt.codec import builtins, convert
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.forecast.measure.there import observe_there
 from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.foreign import MalformedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.memory.windows import Course, Dirtied
+from vmckpt.memory.windows import Course
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.vm.inventory import Vm, require_alive
@@ -93,16 +95,17 @@ class DirtyRate:
             "took_s": round(self.took_s, 3),
             "ram_bytes": self.ram_bytes,
             "working_set_bytes": self.working_set_bytes,
-            "curve": self.curve.to_json(),
+            "curve": builtins(self.curve),
             "windows": [[round(w.at_s, 4), round(w.length_s, 4), w.pages] for w in self.windows],
             "faults_per_s": round(self.faults / self.took_s, 1) if self.took_s else 0.0,
             "cost": round(self.cost, 4),
-            "ram": self.ram._asdict() if self.ram else None,
-            "dirtied": self.dirtied._asdict() if self.dirtied else None,
+            "ram": builtins(self.ram),
+            "dirtied": builtins(self.dirtied),
             "busy": round(self.busy, 3),
             "ended_unix_s": round(self.ended_unix_s, 3),
             "layout": [
-                [round(part, 4) for part in (piece.hole, *piece.content)] for piece in self.layout
+                [round(part, 4) for part in (piece.hole, *astuple(piece.content))]
+                for piece in self.layout
             ],
             "course": {
                 "ends_s": [round(end_s, 4) for end_s in self.course.ends_s],
@@ -115,29 +118,43 @@ class DirtyRate:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`, as far as that rounds. Raises KeyError, TypeError."""
-        ram, dirtied = (Content(**data[key]) if data[key] else None for key in ("ram", "dirtied"))
-        course = data.get("course") or {"ends_s": (), "pages": (), "counts": ()}
+    def from_json(cls, data: object) -> Self:
+        """The inverse of `to_json`, as far as that rounds. Raises MalformedError."""
+        told = convert(_Told, data)
         return cls(
-            source=data["source"],
-            why=data["why"],
-            took_s=data["took_s"],
-            ram_bytes=data["ram_bytes"],
-            curve=DirtyCurve.from_json(data["curve"]),
-            windows=tuple(Window(*window) for window in data["windows"]),
-            faults=round(data["faults_per_s"] * data["took_s"]),
-            ram=ram,
-            dirtied=dirtied,
-            busy=data.get("busy", 1.0),
-            ended_unix_s=data.get("ended_unix_s", 0.0),
-            layout=tuple(Piece(hole, Content(*rest)) for hole, *rest in data.get("layout", ())),
-            course=Course(
-                tuple(course["ends_s"]),
-                tuple(tuple(row) for row in course["pages"]),
-                tuple(tuple(Dirtied(*one) for one in counts) for counts in course["counts"]),
-            ),
+            source=told.source,
+            why=told.why,
+            took_s=told.took_s,
+            ram_bytes=told.ram_bytes,
+            curve=told.curve,
+            windows=told.windows,
+            faults=round(told.faults_per_s * told.took_s),
+            ram=told.ram,
+            dirtied=told.dirtied,
+            busy=told.busy,
+            ended_unix_s=told.ended_unix_s,
+            layout=tuple(Piece(hole, Content(*parts)) for hole, *parts in told.layout),
+            course=told.course or NOT_SEEN,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """`DirtyRate` as JSON has it; a piece of `layout` is its hole, then its content's fields."""
+
+    source: str
+    why: str
+    took_s: float
+    ram_bytes: int
+    curve: DirtyCurve
+    windows: tuple[Window, ...]
+    faults_per_s: float
+    ram: Content | None
+    dirtied: Content | None
+    busy: float = 1.0
+    ended_unix_s: float = 0.0
+    layout: tuple[tuple[float, float, float, float, float], ...] = ()
+    course: Course | None = None
 
 
 async def measure(vm: Vm, for_s: float) -> DirtyRate:
@@ -201,7 +218,10 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
         lock = lock_path(vm.host.state_dir, vm.name)
         words = [str(word) for word in (pid, ram_file, ram_bytes, for_s, lock)]
         told = await observe_there(vm.host, words, for_s)
-        found = DirtyRate.from_json(told) if told else None
+        try:
+            found = DirtyRate.from_json(told) if told else None
+        except MalformedError as exc:
+            raise OSError(errno.ENOTSUP, f"its vmckpt tells another measurement: {exc}") from exc
     if found is None:
         await _require_free(vm)
         raise _moved_on(vm, "an operation")

@@ -4,10 +4,11 @@ Never a rate times t: what is dirtied twice is sent once. U is monotone and conc
 points are made so (monotone) before they are used.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import log
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 # What is left of the spread when a point rests on few samples.
 LEAST_SPREAD = 0.03
@@ -27,7 +28,8 @@ class DirtyPoint(NamedTuple):
 _ORIGIN = DirtyPoint(0.0, 0.0, 0.0, 0.0)
 
 
-class DirtyCurve(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DirtyCurve:
     """U(t) between and beyond its points, which are in order of t; never over `total_pages`."""
 
     points: tuple[DirtyPoint, ...]
@@ -83,16 +85,6 @@ class DirtyCurve(NamedTuple):
     def working_set_pages(self) -> float:
         """Distinct pages in the longest time that was looked at."""
         return self.points[-1].pages if self.points else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """For a record."""
-        return {"total_pages": self.total_pages, "points": [list(p) for p in self.points]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        points = tuple(DirtyPoint(*point) for point in data["points"])
-        return cls(points, data["total_pages"])
 
 
 def _point(group: Sequence[tuple[float, float]]) -> DirtyPoint:

@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from vmckpt.options.migration import AtTarget
-from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.inventory import Domain
 
@@ -34,7 +34,7 @@ def disks_elsewhere(arrives: Domain) -> Mapping[str, Path]:
     return {disk.target: disk.path for disk in disks if disk.path is not None}
 
 
-def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Check]:
+def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Finding]:
     """What is wrong with it; that the guest sees the same machine libvirt sees to. Pure."""
     if there is None:
         return
@@ -44,11 +44,11 @@ def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Check]:
             remedy = (
                 f"begin with the XML of this one: virsh dumpxml --migratable {quote(domain.name)}"
             )
-            yield Check("domain-xml", REFUSE, reason, remedy)
+            yield Finding("domain-xml", REFUSE, reason, remedy)
     persistent, is_active = domain.seen.persistent, domain.is_active
     if there.persistent_xml is not None and not persistent:
         reason = "--persistent-xml: the domain is transient, and nothing of it is kept"
-        yield Check("domain-xml", REFUSE, reason, "leave out --persistent-xml")
+        yield Finding("domain-xml", REFUSE, reason, "leave out --persistent-xml")
     elif there.xml is not None and there.persistent_xml is None and persistent and is_active:
         reason = "once it has been off there, it is what it is here: --xml holds while it runs"
-        yield Check("domain-xml", WARN, reason, "add --persistent-xml FILE")
+        yield Finding("domain-xml", WARN, reason, "add --persistent-xml FILE")

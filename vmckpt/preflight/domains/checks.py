@@ -17,7 +17,7 @@ from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_els
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
 from vmckpt.preflight.domains.options import client_checks, option_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -83,7 +83,7 @@ class DomainPreflight(NamedTuple):
     its own measure.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     options: Options
     way: tuple[Route, Cargo] | None = None
     copies: tuple[DiskCopy, ...] = ()
@@ -91,15 +91,12 @@ class DomainPreflight(NamedTuple):
     known_to_target: bool = False
     held_mib_per_s: int = 0
 
-    @property
-    def possible(self) -> bool:
-        """Whether nothing is against it."""
-        return self.way is not None and all(c.verdict != REFUSE for c in self.checks)
-
     def require(self, name: str, target: str) -> tuple[Route, Cargo]:
         """How it moves. Raises RefusedError naming every refusal."""
-        if self.way is None or not self.possible:
-            raise refusal(self.checks, name, target)
+        what = f"'{name}' cannot migrate to {target}"
+        require(self.checks, what)
+        if self.way is None:
+            raise refusal(self.checks, what)
         return self.way
 
 
@@ -139,7 +136,7 @@ async def preflight(
     )
     route = Route(link.uri, there.migration_address, *moving.ports)
     checks = (
-        Check("running", OK, f"the domain is {domain.state}"),
+        Finding("running", OK, f"the domain is {domain.state}"),
         *at_target.checks,
         *moving.checks,
         link.check,
@@ -172,15 +169,15 @@ def held_mib_per_s(memory_bytes: int) -> int:
 
 class _AtSource(NamedTuple):
     version: QemuVersion
-    checks: list[Check]
+    checks: list[Finding]
     libvirt: tuple[int, int, int]
     can_hold: bool
 
 
 class _AtTarget(NamedTuple):
-    checks: list[Check]
+    checks: list[Finding]
     known: bool
-    userfaults: list[Check]
+    userfaults: list[Finding]
     libvirt: tuple[int, int, int]
 
     @property
@@ -190,7 +187,7 @@ class _AtTarget(NamedTuple):
 
 class _Moving(NamedTuple):
     disks: DomainDisks
-    checks: list[Check]
+    checks: list[Finding]
     ports: list[int | None]
 
 
@@ -216,8 +213,8 @@ async def _look_at_disks(
         all_of(
             [
                 target_libvirt.files(arrives, target, disks.plan.shared),
-                target_host.ports(target, needed=needed),
-                _clock(domain.host, target),
+                ask(target_host.ports(target, needed=needed)),
+                ask(target_host.clock(domain.host, target)),
             ]
         ),
         _ports(target, needed=needed),
@@ -226,39 +223,35 @@ async def _look_at_disks(
     return _Moving(disks, found, ports)
 
 
-async def _clock(source: Host, target: Host) -> list[Check]:
-    return [await target_host.clock(source, target)]
-
-
-def is_there_already(domain: Domain, there: Host) -> Check | None:
+def is_there_already(domain: Domain, there: Host) -> Finding | None:
     """Refuses a move to where the domain is; None when it is elsewhere."""
     if domain.host.name != there.name:
         return None
-    return Check("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
+    return Finding("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
 
 
-def _not_running(domain: Domain) -> Check | None:
+def _not_running(domain: Domain) -> Finding | None:
     if domain.is_arriving:
         remedy = "wait for its end, or see virsh domjobinfo"
-        return Check("running", REFUSE, "it is in the middle of a migration", remedy)
+        return Finding("running", REFUSE, "it is in the middle of a migration", remedy)
     if not domain.is_active:
         remedy = (
             f"move it as it is, by --offline, or start it: vmckpt vm start {quote(domain.name)}"
         )
-        return Check("running", REFUSE, f"'{domain.name}' is stopped", remedy)
+        return Finding("running", REFUSE, f"'{domain.name}' is stopped", remedy)
     if domain.state not in ("running", "paused", "blocked"):
         remedy = "a domain in that state cannot be moved; see `vmckpt vm show`"
-        return Check("running", REFUSE, f"its state is '{domain.state}'", remedy)
+        return Finding("running", REFUSE, f"its state is '{domain.state}'", remedy)
     return None
 
 
-async def busy(domain: Domain) -> Check | None:
+async def busy(domain: Domain) -> Finding | None:
     """Refuses while another command of vmckpt holds the domain; None when it is free."""
     owner = await domain.host.lock_owner(lock_path(domain.host.state_dir, domain.name))
     if owner is None:
         return None
     reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
-    return Check("busy", REFUSE, reason, "wait for its end")
+    return Finding("busy", REFUSE, reason, "wait for its end")
 
 
 async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
@@ -266,31 +259,31 @@ async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
     checks = []
     if (await source.job(domain.uuid)).active:
         remedy = "wait for its end; virsh domjobinfo shows it, virsh domjobabort ends it"
-        checks.append(Check("busy", REFUSE, "libvirt has a job on the domain already", remedy))
+        checks.append(Finding("busy", REFUSE, "libvirt has a job on the domain already", remedy))
     checks += await snapshot_checks(domain, source)
     for device in domain.description.passed_through:
         reason = f"the {device} is the host's own, and cannot be migrated"
-        checks.append(Check("migratable", REFUSE, reason, DETACH))
+        checks.append(Finding("migratable", REFUSE, reason, DETACH))
     if not any(check.code == "migratable" for check in checks):
-        checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
+        checks.append(Finding("migratable", OK, "no device of the host's own is passed through"))
     can_hold = libvirt >= HOLD_SINCE_LIBVIRT and version >= HOLD_SINCE_QEMU
     return _AtSource(version, checks, libvirt, can_hold)
 
 
-async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Check]:
+async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
     """Snapshots that keep it where it is."""
     names = [snapshot.name for snapshot in await source.snapshots(domain.uuid)]
     if not names:
         return []
     reason = f"it has snapshots ({', '.join(names)}), and libvirt moves no domain that has any"
     remedy = f"vmckpt snapshot delete {quote(domain.name)} NAME"
-    return [Check("snapshots", REFUSE, reason, remedy)]
+    return [Finding("snapshots", REFUSE, reason, remedy)]
 
 
-async def _encryption(source: Host, target: Host, options: Options) -> tuple[Encryption, Check]:
+async def _encryption(source: Host, target: Host, options: Options) -> tuple[Encryption, Finding]:
     if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
-        return IN_CLEAR, Check("tls", REFUSE, reason, "use --tls auto or require")
+        return IN_CLEAR, Finding("tls", REFUSE, reason, "use --tls auto or require")
     directories = await both(certificate_dir_of(source), certificate_dir_of(target))
     try:
         name = options.tls_name
@@ -302,12 +295,12 @@ async def _encryption(source: Host, target: Host, options: Options) -> tuple[Enc
             f"{exc.remedy}; then let migrate_tls_x509_cert_dir in qemu.conf of each name its "
             "vmckpt directory pki, and restart libvirtd"
         )
-        return IN_CLEAR, Check("tls", REFUSE, reason, remedy.replace("use --tls psk, or ", ""))
+        return IN_CLEAR, Finding("tls", REFUSE, reason, remedy.replace("use --tls psk, or ", ""))
     one_machine = source.is_this_machine and target.is_this_machine
     if found.scheme is Scheme.CLEAR and not one_machine:
         remedy = "leave out --tls off: whoever sees the network sees the guest's memory"
-        return found, Check("tls", WARN, found.reason, remedy)
-    return found, Check("tls", OK, found.reason)
+        return found, Finding("tls", WARN, found.reason, remedy)
+    return found, Finding("tls", OK, found.reason)
 
 
 async def certificate_dir_of(host: Host) -> Path:
@@ -335,17 +328,17 @@ async def _ports(target: Host, *, needed: int) -> list[int | None]:
     return free[:needed]
 
 
-async def _userfaults(target: Libvirtd, options: Options) -> list[Check]:
+async def _userfaults(target: Libvirtd, options: Options) -> list[Finding]:
     if not options.may_postcopy:
         return []
     allowed = (await target.host.read_text(target_host.USERFAULTFD) or "").strip() == "1"
     users = qemu_users(await target.capabilities())
     if allowed or 0 in users:
         text = f"QEMU may use it on {target.host.name}"
-        return [Check("userfaultfd", OK, text)]
+        return [Finding("userfaultfd", OK, text)]
     reason = f"post-copy needs userfaultfd, which QEMU's user may not use on {target.host.name}"
     return [
-        Check("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
+        Finding("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
     ]
 
 

@@ -9,7 +9,7 @@ from shlex import quote
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.preflight import target_host
-from vmckpt.preflight.finding import REFUSE, Check
+from vmckpt.preflight.finding import REFUSE, Finding, ask
 from vmckpt.sequence.steps import both
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -17,7 +17,7 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 
 async def left_behind(
     domain: Domain, arrives: Domain, source: Libvirtd, target: Host
-) -> list[Check]:
+) -> list[Finding]:
     """Saved memory, a TPM's state, firmware variables that the target has not."""
     saved, variables = await both(
         source.has_saved_memory(domain.uuid), _variables(domain, arrives, target)
@@ -29,19 +29,19 @@ async def left_behind(
     if saved:
         reason = "its memory was saved (virsh managedsave), and libvirt leaves that here"
         remedy = f"{start}; or give it up: virsh managedsave-remove {quote(domain.name)}"
-        checks.append(Check("saved-memory", REFUSE, reason, remedy))
+        checks.append(Finding("saved-memory", REFUSE, reason, remedy))
     if domain.description.has_tpm:
         reason = "libvirt leaves what its TPM holds here: keys, and with them encrypted disks"
-        checks.append(Check("tpm", REFUSE, reason, start))
+        checks.append(Finding("tpm", REFUSE, reason, start))
     return checks + variables
 
 
-async def _variables(domain: Domain, arrives: Domain, target: Host) -> list[Check]:
+async def _variables(domain: Domain, arrives: Domain, target: Host) -> list[Finding]:
     here, there = domain.description.variables, arrives.description.variables
     # Before its first start there is no file yet.
     if here is None or there is None or not await _may_exist(domain.host, here):
         return []
-    return [await target_host.variables(domain.host, target, here, there)]
+    return await ask(target_host.variables(domain.host, target, here, there))
 
 
 async def _may_exist(host: Host, path: Path) -> bool:

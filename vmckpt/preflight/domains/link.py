@@ -7,7 +7,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir, pki_dir
 from vmckpt.hosts.uri import in_uri
 from vmckpt.options.migration import Tls
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.sequence.steps import all_of, both
 
 TLS_PORT, TCP_PORT = 16514, 16509
@@ -23,7 +23,7 @@ class Link(NamedTuple):
     """The target's libvirtd as the source's calls it (`uri`), and what is to be said of it."""
 
     uri: str
-    check: Check
+    check: Finding
 
 
 class Ways(NamedTuple):
@@ -55,13 +55,13 @@ def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> Link:
     host = in_uri(target.migration_address)
     if TLS_PORT in ways.ports and ways.certificates is not None:
         path = f"?pkipath={ways.certificates}" if ways.certificates else ""
-        found = Check("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")
+        found = Finding("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")
         return Link(f"qemu+tls://{host}/system{path}", found)
     if TCP_PORT in ways.ports and (tls is Tls.OFF or (tls is Tls.AUTO and ways.one_machine)):
         reason = f"libvirtd on {target.name} takes orders in clear, from anybody (port {TCP_PORT})"
-        found = Check("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
+        found = Finding("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
         return Link(f"qemu+tcp://{host}/system", found)
-    return Link("", Check("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
+    return Link("", Finding("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
 
 
 def _obstacle(ways: Ways, source: str, target: Host) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.left_behind import left_behind
 from vmckpt.preflight.domains.link import find_link
 from vmckpt.preflight.domains.options import off_checks
-from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.preflight.migration.disks import disk_checks
 from vmckpt.sequence.steps import both
 from vmckpt.vm.domains.inventory import Domain
@@ -45,7 +45,7 @@ async def preflight_off(
         ),
     )
     found = (
-        Check("running", OK, "the domain is off"),
+        Finding("running", OK, "the domain is off"),
         await target_libvirt.name(arrives, names, there),
         # As long as it is off it has none.
         *(check for check in checks if check.code != "memory"),
@@ -67,17 +67,17 @@ async def preflight_off(
     )
 
 
-def uncopied(disks: DomainDisks) -> list[Check]:
+def uncopied(disks: DomainDisks) -> list[Finding]:
     """Disks that would have to be copied, which libvirt does while a domain runs only. Pure."""
     if not disks.copied:
         return []
     reason = f"libvirt copies no disk of a domain that is off: {', '.join(disks.copied)}"
     remedy = "copy the images yourself, and add --disks shared; or start it, and move it so"
-    return [Check("disk-offline", REFUSE, reason, remedy)]
+    return [Finding("disk-offline", REFUSE, reason, remedy)]
 
 
-def _running(domain: Domain) -> Check | None:
+def _running(domain: Domain) -> Finding | None:
     if not domain.is_active:
         return None
     remedy = f"leave out --offline, or: vmckpt vm stop {quote(domain.name)}"
-    return Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)
+    return Finding("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vmckpt.options.migration import Options
-from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.qemu.abilities import XBZRLE
 from vmckpt.units import MIB
 from vmckpt.vm.domains.connection import client_knows
@@ -12,31 +12,31 @@ from vmckpt.vm.domains.connection import client_knows
 LEVEL = "VIR_MIGRATE_PARAM_COMPRESSION_{}_LEVEL"
 
 
-def option_checks(options: Options) -> Iterator[Check]:
+def option_checks(options: Options) -> Iterator[Finding]:
     """What libvirt cannot do, and what it does otherwise. Pure."""
     if options.may_postcopy and options.wished_channels:
         reason = "post-copy and parallel channels exclude one another"
         remedy = "leave out --parallel and --compress, or post-copy"
-        yield Check("qemu-option", REFUSE, reason, remedy)
+        yield Finding("qemu-option", REFUSE, reason, remedy)
     if options.zero_copy and options.compression:
         reason = "--zerocopy: what is compressed is a copy of the page already"
-        yield Check("qemu-option", REFUSE, reason, "leave out --zerocopy or --compress")
+        yield Finding("qemu-option", REFUSE, reason, "leave out --zerocopy or --compress")
     elif options.zero_copy and not options.wished_channels:
         reason = "--zerocopy: QEMU sends without copying over parallel channels alone"
-        yield Check("qemu-option", REFUSE, reason, "add --parallel 2")
+        yield Finding("qemu-option", REFUSE, reason, "add --parallel 2")
     if options.compression == XBZRLE and options.channels:
         reason = "--parallel: QEMU cannot combine xbzrle with parallel channels"
-        yield Check("qemu-option", REFUSE, reason, "leave out --parallel")
+        yield Finding("qemu-option", REFUSE, reason, "leave out --parallel")
     if options.postcopy_bandwidth_bytes_per_s and not options.may_postcopy:
         reason = "--postcopy-bandwidth: nothing here comes to post-copy"
-        yield Check("qemu-option", REFUSE, reason, "leave out --postcopy-bandwidth")
+        yield Finding("qemu-option", REFUSE, reason, "leave out --postcopy-bandwidth")
     if options.throttles_at_will:
         reason = "libvirt slows a guest by its own rule only, not at a policy's word"
         remedy = 'leave out do = "throttle"; --auto-converge has libvirt slow it'
-        yield Check("qemu-option", REFUSE, reason, remedy)
+        yield Finding("qemu-option", REFUSE, reason, remedy)
     if options.auto_converge and options.most_throttle_percent is not None:
         reason = "libvirt's auto-converge has no upper limit: --max-slowdown holds by forecast only"
-        yield Check("qemu-option", WARN, reason, "leave out --auto-converge to be sure of it")
+        yield Finding("qemu-option", WARN, reason, "leave out --auto-converge to be sure of it")
     for option, asked in (
         ("--bandwidth", options.bandwidth_bytes_per_s),
         ("--postcopy-bandwidth", options.postcopy_bandwidth_bytes_per_s),
@@ -44,10 +44,10 @@ def option_checks(options: Options) -> Iterator[Check]:
         rate = whole_mib(asked)
         if asked and asked != rate * MIB:
             reason = f"libvirt limits the bandwidth by whole MiB/s: to {rate} MiB/s"
-            yield Check("bandwidth", WARN, reason, f"ask for {option} {rate}MiB/s")
+            yield Finding("bandwidth", WARN, reason, f"ask for {option} {rate}MiB/s")
 
 
-def off_checks(options: Options) -> Iterator[Check]:
+def off_checks(options: Options) -> Iterator[Finding]:
     """What a domain that is off has no use for, since nothing but its definition goes. Pure."""
     for option, is_given in (
         ("--bandwidth", bool(options.bandwidth_bytes_per_s)),
@@ -55,15 +55,15 @@ def off_checks(options: Options) -> Iterator[Check]:
     ):
         if is_given:
             reason = f"{option}: of a domain that is off no memory moves, and no disk"
-            yield Check("qemu-option", REFUSE, reason, f"leave out {option}")
+            yield Finding("qemu-option", REFUSE, reason, f"leave out {option}")
 
 
-def client_checks(options: Options) -> Iterator[Check]:
+def client_checks(options: Options) -> Iterator[Finding]:
     """What this machine's libvirt client is too old for."""
     level = LEVEL.format((options.compression or "").upper())
     if options.compression_level is not None and not client_knows(level):
         reason = "--compress-level: libvirt's client here (libvirt-python) is older than 9.1"
-        yield Check("qemu-option", REFUSE, reason, "leave it out, or upgrade libvirt-python")
+        yield Finding("qemu-option", REFUSE, reason, "leave it out, or upgrade libvirt-python")
 
 
 def whole_mib(bandwidth_bytes_per_s: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
 from vmckpt.vm.domains.description import Interface, parse_xml
@@ -18,7 +18,7 @@ from vmckpt.vm.inventory import read_vm
 _ON_DEVICES = frozenset({"bridge", "direct"})
 
 
-async def checks(domain: Domain, source: Libvirtd, target: Libvirtd) -> list[Check]:
+async def checks(domain: Domain, source: Libvirtd, target: Libvirtd) -> list[Finding]:
     """Another host, the machine, memory and networks."""
     nics = dict.fromkeys(domain.description.interfaces)
     return await all_of(
@@ -31,13 +31,13 @@ async def checks(domain: Domain, source: Libvirtd, target: Libvirtd) -> list[Che
     )
 
 
-async def _other_host(source: Libvirtd, target: Libvirtd) -> Check:
+async def _other_host(source: Libvirtd, target: Libvirtd) -> Finding:
     ours, theirs = map(host_uuid, await both(source.capabilities(), target.capabilities()))
     if ours != theirs:
-        return Check("libvirt", OK, f"libvirtd on {target.host.name} answers")
+        return Finding("libvirt", OK, f"libvirtd on {target.host.name} answers")
     reason = f"libvirt takes {source.host.name} and {target.host.name} for one host, {ours}"
     remedy = "set another host_uuid in libvirtd.conf of one of them, and restart it"
-    return Check("same-host", REFUSE, reason, remedy)
+    return Finding("same-host", REFUSE, reason, remedy)
 
 
 def host_uuid(capabilities: str) -> str:
@@ -45,63 +45,63 @@ def host_uuid(capabilities: str) -> str:
     return parse_xml(capabilities, "a libvirtd's capabilities").findtext("host/uuid", "")
 
 
-async def name(domain: Domain, names: Iterable[Named], target: Host) -> Check:
+async def name(domain: Domain, names: Iterable[Named], target: Host) -> Finding:
     """No other VM of that name; `names` are the target's domains."""
     host = target.name
     for other in names:
         if other.name == domain.name and other.uuid != domain.uuid:
             reason = f"{host} has another domain '{domain.name}', {other.uuid}"
-            return Check("name-free", REFUSE, reason, f"rename or remove the one on {host}")
+            return Finding("name-free", REFUSE, reason, f"rename or remove the one on {host}")
         if other.uuid == domain.uuid and other.name != domain.name:
             reason = f"{host} has the domain's UUID already, called '{other.name}'"
-            return Check("name-free", REFUSE, reason, f"remove that definition on {host}")
+            return Finding("name-free", REFUSE, reason, f"remove that definition on {host}")
         if other.uuid == domain.uuid and other.active:
             reason = f"the same domain runs on {host}: it may be damaged already"
-            return Check("name-free", REFUSE, reason, "end one of the two")
+            return Finding("name-free", REFUSE, reason, "end one of the two")
     if await read_vm(target, domain.name):
         reason = f"{host} has a VM '{domain.name}' of vmckpt's own"
-        return Check("name-free", REFUSE, reason, f"remove or rename the one on {host}")
-    return Check("name-free", OK, f"{host} has no other VM of that name")
+        return Finding("name-free", REFUSE, reason, f"remove or rename the one on {host}")
+    return Finding("name-free", OK, f"{host} has no other VM of that name")
 
 
-async def _machine(domain: Domain, target: Libvirtd) -> Check:
+async def _machine(domain: Domain, target: Libvirtd) -> Finding:
     what, host = domain.description, target.host.name
     try:
         await target.domain_capabilities(what.emulator, what.arch, what.machine, what.accel)
     except LibvirtRefusedError as exc:
         reason = f"{host} cannot run {what.machine} with {what.accel}: {exc.why}"
         remedy = "give the domain an emulator, machine type and type that both hosts have"
-        return Check("machine-type", REFUSE, reason, remedy)
-    return Check("machine-type", OK, f"{what.machine} on {what.accel} on both sides")
+        return Finding("machine-type", REFUSE, reason, remedy)
+    return Finding("machine-type", OK, f"{what.machine} on {what.accel} on both sides")
 
 
-async def _memory(domain: Domain, target: Host) -> Check:
+async def _memory(domain: Domain, target: Host) -> Finding:
     need, free = domain.description.memory_bytes, await target.available_memory_bytes()
     text = f"{format_size(need)} needed, {format_size(free)} free on {target.name}"
     if free < need:
         remedy = f"free memory on {target.name}, or choose another host"
-        return Check("memory", REFUSE, text, remedy)
-    return Check("memory", OK, text)
+        return Finding("memory", REFUSE, text, remedy)
+    return Finding("memory", OK, text)
 
 
-async def _interface(nic: Interface, target: Libvirtd) -> Check:
+async def _interface(nic: Interface, target: Libvirtd) -> Finding:
     host = target.host
     if nic.kind == "user":
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
-        return Check("user-network", WARN, reason, "put what must stay open on a bridge")
+        return Finding("user-network", WARN, reason, "put what must stay open on a bridge")
     if nic.kind == "network" and not await target.has_network(nic.source):
         reason = f"{host.name} has no active network '{nic.source}'"
         remedy = f"define and start it there: virsh net-start {nic.source}"
-        return Check("bridge", REFUSE, reason, remedy)
+        return Finding("bridge", REFUSE, reason, remedy)
     if nic.kind in _ON_DEVICES:
         done = await host.run(["ip", "-oneline", "link", "show", "dev", nic.source])
         if done.returncode:
             reason = f"{host.name} has no device '{nic.source}': {done.stderr.strip()}"
-            return Check("bridge", REFUSE, reason, "create it there")
-    return Check("bridge", OK, f"{nic.kind} {nic.source} on {host.name}")
+            return Finding("bridge", REFUSE, reason, "create it there")
+    return Finding("bridge", OK, f"{nic.kind} {nic.source} on {host.name}")
 
 
-async def files(domain: Domain, target: Host, shared: Iterable[Path]) -> list[Check]:
+async def files(domain: Domain, target: Host, shared: Iterable[Path]) -> list[Finding]:
     """Everything that the domain's QEMU opens by path is there."""
     wanted = [*shared, *domain.description.files]
     there = await all_of([target.exists(path) for path in wanted])
@@ -109,7 +109,7 @@ async def files(domain: Domain, target: Host, shared: Iterable[Path]) -> list[Ch
     if missing:
         reason = f"{target.name} has not {', '.join(missing)}"
         remedy = "put the VM's files on storage that both hosts share"
-        return [Check("files", REFUSE, reason, remedy)]
+        return [Finding("files", REFUSE, reason, remedy)]
     if not wanted:
         return []
-    return [Check("files", OK, f"{len(wanted)} files of the VM are on {target.name}")]
+    return [Finding("files", OK, f"{len(wanted)} files of the VM are on {target.name}")]

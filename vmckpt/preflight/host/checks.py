@@ -16,7 +16,7 @@ from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight import target_host, vm_users
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.host import libvirtd as domain_checks
 from vmckpt.preflight.host import remedies
 from vmckpt.units import format_size
@@ -36,7 +36,7 @@ class HostReport:
     """What was found: `facts` for programs, `checks` with what mends each."""
 
     facts: dict[str, Any]
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
 
     @property
     def fit(self) -> bool:
@@ -66,7 +66,7 @@ async def check_hosts(hosts: Iterable[Host]) -> list[HostReport]:
             return await check_host(host, local_host(), entry)
         except HostDownError as exc:
             remedy = remedies.reached_anew(entry, exc.remedy)
-            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", remedy)
+            silent = Finding("reachable", REFUSE, f"{exc.what}: {exc.why}", remedy)
             return HostReport({}, (silent,))
 
     return await asyncio.gather(*(check(host) for host in hosts))
@@ -74,56 +74,60 @@ async def check_hosts(hosts: Iterable[Host]) -> list[HostReport]:
 
 async def _all(
     host: Host, operator: Host, paste: Paste, facts: dict[str, Any]
-) -> AsyncIterator[Check]:
+) -> AsyncIterator[Finding]:
     yield await _state_dir(host, paste)
     async for check in _qemu(host, paste, facts):
         yield check
     yield await _kvm(host, paste, facts)
     yield await _page_tracking(host, paste, facts)
-    yield await _userfaults(host, paste)
-    for check in await vm_users.host_checks(host):
+    async for check in _userfaults(host, paste):
+        yield check
+    async for check in vm_users.host_checks(host):
         yield _mended_by(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
-    for check in await target_host.ports(host, needed=1):
+    async for check in target_host.ports(host, needed=1):
         yield _mended_by(remedies.ports(host, paste), check)
-    for check in await _network(host, paste):
+    async for check in _network(host, paste):
         yield check
     for check in await domain_checks.checks(host, paste, facts):
         yield check
-    yield _mended_by(remedies.clock(paste), await target_host.clock(operator, host))
+    async for check in target_host.clock(operator, host):
+        yield _mended_by(remedies.clock(paste), check)
 
 
-async def _userfaults(host: Host, paste: Paste) -> Check:
+async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
     try:
-        found = await target_host.userfaults(host)
+        found = await ask(target_host.userfaults(host))
     except (RefusedError, HostDownError, OperationFailedError) as exc:
-        return Check("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
-    # Only post-copy needs it.
-    faults = _mended_by(await remedies.userfaultfd(host, paste), found)
-    return faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
+        yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
+        return
+    for one in found:
+        faults = _mended_by(await remedies.userfaultfd(host, paste), one)
+        # Only post-copy needs it.
+        yield faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
 
 
-def _mended_by(line: str, check: Check) -> Check:
+def _mended_by(line: str, check: Finding) -> Finding:
     """Another remedy, unless all is well."""
     return check if check.verdict == OK else check._replace(remedy=line)
 
 
-async def _state_dir(host: Host, paste: Paste) -> Check:
+async def _state_dir(host: Host, paste: Paste) -> Finding:
     if await host.may_write_below(host.state_dir):
         await host.make_dir(host.state_dir)
-        return Check("state-dir", OK, f"{host.state_dir} can be written to")
+        return Finding("state-dir", OK, f"{host.state_dir} can be written to")
     reason = f"this user may not write to {host.state_dir} on {host.name}"
-    return Check("state-dir", REFUSE, reason, await remedies.state_dir(host, paste))
+    return Finding("state-dir", REFUSE, reason, await remedies.state_dir(host, paste))
 
 
-async def _qemu(host: Host, paste: Paste, facts: dict[str, Any]) -> AsyncIterator[Check]:
+async def _qemu(host: Host, paste: Paste, facts: dict[str, Any]) -> AsyncIterator[Finding]:
     try:
         found = await abilities(host)
     except (RefusedError, HostDownError, OperationFailedError) as exc:
-        yield Check("qemu", REFUSE, f"{exc.what}: {exc.why}", remedies.qemu(host, paste))
+        yield Finding("qemu", REFUSE, f"{exc.what}: {exc.why}", remedies.qemu(host, paste))
         return
     facts |= {
         "qemu_version": str(found.version),
@@ -132,101 +136,102 @@ async def _qemu(host: Host, paste: Paste, facts: dict[str, Any]) -> AsyncIterato
         "parallel": "multifd" in found.capabilities,
         "compressions": sorted(found.compressions),
     }
-    yield Check("qemu", OK, f"QEMU {found.version}, newest machine type {facts['newest_q35']}")
+    yield Finding("qemu", OK, f"QEMU {found.version}, newest machine type {facts['newest_q35']}")
     if "/" not in host.qemu and await host.find_executable("qemu-img") is None:
         reason = f"{host.name} has no qemu-img, which makes disk images"
-        yield Check("qemu-img", REFUSE, reason, remedies.qemu(host, paste))
+        yield Finding("qemu-img", REFUSE, reason, remedies.qemu(host, paste))
 
 
-async def _kvm(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
+async def _kvm(host: Host, paste: Paste, facts: dict[str, Any]) -> Finding:
     obstacle = await kvm_obstacle(host)
     facts |= {"accelerator": "tcg" if obstacle else "kvm", "why_not_kvm": obstacle}
     if obstacle is None:
-        return Check("kvm", OK, "it runs guests")
+        return Finding("kvm", OK, "it runs guests")
     reason = f"not usable on {host.name}: {obstacle}"
-    return Check("kvm", WARN, reason, await remedies.kvm(host, paste))
+    return Finding("kvm", WARN, reason, await remedies.kvm(host, paste))
 
 
-async def _page_tracking(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
+async def _page_tracking(host: Host, paste: Paste, facts: dict[str, Any]) -> Finding:
     how = facts["page_tracking"] = await host.page_tracking()
     if how == PageTracking.PROTECTION:
-        return Check("page-tracking", OK, "the kernel has PAGEMAP_SCAN")
+        return Finding("page-tracking", OK, "the kernel has PAGEMAP_SCAN")
     reason = f"the kernel of {host.name} has no PAGEMAP_SCAN; epochs go by {how}"
-    return Check("page-tracking", WARN, reason, await remedies.kernel(host, paste))
+    return Finding("page-tracking", WARN, reason, await remedies.kernel(host, paste))
 
 
-async def _memory(host: Host, facts: dict[str, Any]) -> Check:
+async def _memory(host: Host, facts: dict[str, Any]) -> Finding:
     free = facts["memory_available_bytes"] = await host.available_memory_bytes()
     text = f"{format_size(free)} free on {host.name}"
     if free < LITTLE_MEMORY_BYTES:
-        return Check("memory", WARN, text, remedies.memory(host))
-    return Check("memory", OK, text)
+        return Finding("memory", WARN, text, remedies.memory(host))
+    return Finding("memory", OK, text)
 
 
-async def _room(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
+async def _room(host: Host, paste: Paste, facts: dict[str, Any]) -> Finding:
     place = host.state_dir
     while not await host.exists(place):
         place = place.parent
     free = facts["state_free_bytes"] = await host.free_bytes(place)
     text = f"{format_size(free)} free for {host.state_dir}"
     if free < LITTLE_ROOM_BYTES:
-        return Check("room", WARN, text, remedies.room(place, paste))
-    return Check("room", OK, text)
+        return Finding("room", WARN, text, remedies.room(place, paste))
+    return Finding("room", OK, text)
 
 
-async def _certificates(host: Host, operator: Host) -> Check:
+async def _certificates(host: Host, operator: Host) -> Finding:
     again = remedies.certificates(host, operator)
     try:
         identity = await read_identity(host)
     except UsageError as exc:
-        return Check("certificates", REFUSE, f"{exc.what}: {exc.why}", again)
+        return Finding("certificates", REFUSE, f"{exc.what}: {exc.why}", again)
     if identity is None and host.is_this_machine:
-        return Check("certificates", OK, "none, and none are needed between hosts of one machine")
+        return Finding("certificates", OK, "none, and none are needed between hosts of one machine")
     if identity is None:
         remedy = f"{again}  # or migrate with --tls psk"
-        return Check("certificates", WARN, f"{host.name} has none to encrypt with", remedy)
+        return Finding("certificates", WARN, f"{host.name} has none to encrypt with", remedy)
     now = time.time()
     for certificate in identity:
         if fault := certificate.fault(now):
-            return Check("certificates", REFUSE, f"{certificate.subject}: {fault}", again)
+            return Finding("certificates", REFUSE, f"{certificate.subject}: {fault}", again)
     if not identity.server.is_for(host.migration_address):
         reason = f"the certificate does not name its address {host.migration_address}"
-        return Check("certificates", REFUSE, reason, again)
+        return Finding("certificates", REFUSE, reason, again)
     days = min(certificate.days_left(now) for certificate in identity)
     verdict, remedy = (WARN, again) if days < SOON_DAYS else (OK, "")
-    return Check("certificates", verdict, f"they hold for {days} days", remedy)
+    return Finding("certificates", verdict, f"they hold for {days} days", remedy)
 
 
-async def _address(host: Host, paste: Paste) -> Check:
+async def _address(host: Host, paste: Paste) -> Finding:
     address = host.migration_address
     try:
         loopback = ip_address(address).is_loopback
     except ValueError:
-        return Check("address", OK, f"migrations come in at {address}")
+        return Finding("address", OK, f"migrations come in at {address}")
     shown = await host.run(["ip", "-oneline", "address", "show"])
     remedy = remedies.address(shown.stdout, paste)
     words = {word.partition("/")[0] for word in shown.stdout.split()}
     if shown.returncode == 0 and address not in words:
-        return Check("address", REFUSE, f"{address} is no address of {host.name}", remedy)
+        return Finding("address", REFUSE, f"{address} is no address of {host.name}", remedy)
     if loopback and not host.is_this_machine:
         reason = f"no other machine reaches {host.name} at {address}"
-        return Check("address", WARN, reason, remedy)
-    return Check("address", OK, f"migrations come in at {address}")
+        return Finding("address", WARN, reason, remedy)
+    return Finding("address", OK, f"migrations come in at {address}")
 
 
-async def _network(host: Host, paste: Paste) -> list[Check]:
-    if host.bridge is not None:
-        there = await target_host.bridge(host, host.bridge)
-        mended = _mended_by(remedies.make_bridge(host.bridge, paste), there)
-        return [mended, await _taps(host, paste)]
-    reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
-    return [Check("bridge", WARN, reason, await remedies.name_bridge(host, paste))]
+async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
+    if host.bridge is None:
+        reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
+        yield Finding("bridge", WARN, reason, await remedies.name_bridge(host, paste))
+        return
+    async for found in target_host.bridge(host, host.bridge):
+        yield _mended_by(remedies.make_bridge(host.bridge, paste), found)
+    yield await _taps(host, paste)
 
 
-async def _taps(host: Host, paste: Paste) -> Check:
+async def _taps(host: Host, paste: Paste) -> Finding:
     """The right to make the taps by which QEMU puts guests on a bridge: CAP_NET_ADMIN."""
     shown = await host.run(["grep", "^CapEff:", "/proc/self/status"])
     if shown.returncode == 0 and int(shown.stdout.split()[1], 16) & CAP_NET_ADMIN:
-        return Check("taps", OK, "this user may put guests on the bridge")
+        return Finding("taps", OK, "this user may put guests on the bridge")
     reason = f"this user may make no taps on {host.name}: VMs with a NIC on a bridge do not start"
-    return Check("taps", WARN, reason, remedies.taps(paste))
+    return Finding("taps", WARN, reason, remedies.taps(paste))

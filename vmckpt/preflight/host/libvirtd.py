@@ -8,13 +8,13 @@ from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.preflight.domains.checks import certificate_dir_of
 from vmckpt.preflight.domains.link import TLS_PORT
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.host import remedies
 from vmckpt.sequence.steps import both
 from vmckpt.vm.domains.sessions import libvirtd
 
 
-async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Check]:
+async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Finding]:
     """That it answers, and what two of them need of one another; none without a libvirtd."""
     if host.libvirt is None:
         return []
@@ -22,33 +22,36 @@ async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Check]
         async with libvirtd(host) as session:
             version, qemu = await both(session.version(), session.qemu_version())
     except RefusedError as exc:
-        return [Check("libvirtd", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)]
+        return [Finding("libvirtd", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)]
     except HostDownError as exc:
         remedy = await remedies.libvirtd(host, paste)
-        return [Check("libvirtd", REFUSE, f"{exc.what}: {exc.why}", remedy)]
+        return [Finding("libvirtd", REFUSE, f"{exc.what}: {exc.why}", remedy)]
     facts["libvirt_version"] = ".".join(map(str, version))
     text = f"libvirt {facts['libvirt_version']} with QEMU {'.'.join(map(str, qemu))} answers"
-    return [Check("libvirtd", OK, text), *await both(_listens(host, paste), _encrypts(host, paste))]
+    return [
+        Finding("libvirtd", OK, text),
+        *await both(_listens(host, paste), _encrypts(host, paste)),
+    ]
 
 
-async def _listens(host: Host, paste: Paste) -> Check:
+async def _listens(host: Host, paste: Paste) -> Finding:
     if TLS_PORT in await host.listening_ports(host.migration_address):
-        return Check("libvirt-tls", OK, f"it takes other libvirtds' orders on port {TLS_PORT}")
+        return Finding("libvirt-tls", OK, f"it takes other libvirtds' orders on port {TLS_PORT}")
     reason = (
         f"it does not listen on {host.migration_address} port {TLS_PORT}: no domain can come "
         "here from another host, encrypted"
     )
-    return Check("libvirt-tls", WARN, reason, remedies.libvirt_listens(host, paste))
+    return Finding("libvirt-tls", WARN, reason, remedies.libvirt_listens(host, paste))
 
 
-async def _encrypts(host: Host, paste: Paste) -> Check:
+async def _encrypts(host: Host, paste: Paste) -> Finding:
     directory = await certificate_dir_of(host)
     remedy = remedies.libvirt_encrypts(host, paste, directory)
     try:
         found = await read_identity(host, directory)
     except UsageError as exc:
-        return Check("libvirt-certificates", WARN, f"{exc.what}: {exc.why}", remedy)
+        return Finding("libvirt-certificates", WARN, f"{exc.what}: {exc.why}", remedy)
     if found is None:
         reason = f"its QEMUs cannot encrypt: qemu.conf has them look in {directory}, which is empty"
-        return Check("libvirt-certificates", WARN, reason, remedy)
-    return Check("libvirt-certificates", OK, f"its QEMUs encrypt by those in {directory}")
+        return Finding("libvirt-certificates", WARN, reason, remedy)
+    return Finding("libvirt-certificates", OK, f"its QEMUs encrypt by those in {directory}")

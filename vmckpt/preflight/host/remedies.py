@@ -13,7 +13,7 @@ from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight import target_host
-from vmckpt.preflight.finding import WARN, Check
+from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.preflight.vm_users import SUGGESTED
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
 
@@ -44,7 +44,7 @@ def qemu(host: Host, paste: Paste) -> str:
     return f"{install} && {paste.set('--qemu', 'qemu-system-x86_64')}"
 
 
-def vm_uids(check: Check, paste: Paste) -> str:
+def vm_uids(check: Finding, paste: Paste) -> str:
     """Have users for VMs; what is wrong with those it has is not for a command to say."""
     if check.verdict == WARN:
         return paste.set("--vm-uids", str(SUGGESTED))

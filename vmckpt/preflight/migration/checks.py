@@ -1,7 +1,7 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Options
 from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
@@ -51,7 +51,7 @@ class Preflight(NamedTuple):
     Besides: the settings for both QEMUs when they agree, the disks to copy, encryption.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     options: Options
     agreement: Agreement | None = None
     copies: tuple[DiskCopy, ...] = ()
@@ -64,8 +64,10 @@ class Preflight(NamedTuple):
 
     def require(self, vm_name: str, target: str) -> Agreement:
         """The agreed settings. Raises RefusedError naming every refusal."""
-        if self.agreement is None or not self.possible:
-            raise refusal(self.checks, vm_name, target)
+        what = f"'{vm_name}' cannot migrate to {target}"
+        require(self.checks, what)
+        if self.agreement is None:
+            raise refusal(self.checks, what)
         return self.agreement
 
 
@@ -74,17 +76,17 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     both_here = vm.host.is_this_machine and target.is_this_machine
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
-        return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
-    found, network = await both(_checked(vm, target, options), target_host.network(vm, target))
+        return Preflight((Finding("same-host", REFUSE, reason, "name another host"),), options)
+    found, network = await both(_checked(vm, target, options), ask(target_host.network(vm, target)))
     return found._replace(checks=(*found.checks, *network))
 
 
 async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     """All but the target's network, which takes as long as the rest."""
     source = await _look_at_source(vm, options)
-    rights = await target_host.permissions(vm, target)
-    if rights.verdict == REFUSE:
-        return Preflight((rights, *source.checks), options)
+    rights = await ask(target_host.permissions(vm, target))
+    if any(one.verdict == REFUSE for one in rights):
+        return Preflight((*rights, *source.checks), options)
     ours, theirs = source.abilities, await abilities(target)
     loss = dirty_log.loss(vm, ours.version)
     several = splits_well(ours, theirs)
@@ -94,82 +96,83 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     )
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
-    checks = [
-        *[check async for check in target_host.name(vm, target)],
-        *target_host.machine(vm, target, theirs),
-        *await target_host.accel(vm, target),
+    checks = await ask(
+        target_host.name(vm, target),
+        target_host.machine(vm, target, theirs),
+        target_host.accel(vm, target),
         rights,
-        *await vm_users.checks(target, vm.spec, vm.host if disks.shared else None),
-        *[check async for check in target_host.room(vm, target)],
-        *disk_checks(disks),
-        *_pace(ours, disks.copies),
-        *[check async for check in target_host.files(vm, target, disks.shared)],
-        *(await _variables(vm, target) if options.offline else ()),
-        *await target_host.forwards(vm, target),
-        *await target_host.ports(target, needed=2 if disks.copies else 1),
-        await target_host.clock(vm.host, target),
-        encrypted,
-        *source.checks,
-        *await passthrough_checks(
+        vm_users.checks(target, vm.spec, vm.host if disks.shared else None),
+        target_host.room(vm, target),
+        disk_checks(disks),
+        _pace(ours, disks.copies),
+        target_host.files(vm, target, disks.shared),
+        _variables(vm, target) if options.offline else (),
+        target_host.forwards(vm, target),
+        target_host.ports(target, needed=2 if disks.copies else 1),
+        target_host.clock(vm.host, target),
+        [encrypted],
+        source.checks,
+        passthrough_checks(
             vm, target, may_postcopy=options.may_postcopy, is_running=source.is_running
         ),
-        *postcopy_risk(options),
-        *encryption_checks(options, encryption),
-        *copy_checks(options, copies_disks=bool(disks.copies)),
-        *(await _locking(vm) if options.zero_copy else ()),
-        *domain_checks(options),
-        *([await target_host.userfaults(target)] if options.may_postcopy else ()),
-        *(dirty_log.checks(loss, options) if loss else ()),
-        *_way_back(vm, ours, theirs, wish),
-    ]
+        postcopy_risk(options),
+        encryption_checks(options, encryption),
+        copy_checks(options, copies_disks=bool(disks.copies)),
+        _locking(vm) if options.zero_copy else (),
+        domain_checks(options),
+        target_host.userfaults(target) if options.may_postcopy else (),
+        dirty_log.checks(loss, options) if loss else (),
+        _way_back(vm, ours, theirs, wish),
+    )
     agreed = agree(ours, theirs, wish)
     if isinstance(agreed, Agreement):
-        checks.append(Check("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
+        checks.append(Finding("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
         return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
     checks += [_option(refusal) for refusal in agreed]
     return Preflight(tuple(checks), options)
 
 
-async def _variables(vm: Vm, target: Host) -> list[Check]:
-    if vm.spec.firmware is None:
-        return []
-    path = vm.spec.firmware.vars
-    return [await target_host.variables(vm.host, target, path, path)]
+async def _variables(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+    if vm.spec.firmware is not None:
+        path = vm.spec.firmware.vars
+        async for found in target_host.variables(vm.host, target, path, path):
+            yield found
 
 
-async def busy(vm: Vm) -> Check | None:
+async def busy(vm: Vm) -> Finding | None:
     """Refuses while another operation holds the VM; None when it is free."""
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if owner is None:
         return None
     reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
-    return Check(
+    return Finding(
         "busy", REFUSE, reason, "wait for its end; what else is said here may be its doing"
     )
 
 
-def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterator[Check]:
+def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterator[Finding]:
     """Whether the VM can return as it goes; never a reason not to go."""
     back = agree(theirs, ours, wish)
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
-        yield Check("way-back", WARN, f"it cannot come back in the same way: {reason}")
+        yield Finding("way-back", WARN, f"it cannot come back in the same way: {reason}")
     elif loss := dirty_log.loss(vm, theirs.version):
         remedy = "let it come back with --method stop"
-        yield Check("way-back", WARN, f"it cannot come back while it runs: {loss.reason}", remedy)
+        yield Finding("way-back", WARN, f"it cannot come back while it runs: {loss.reason}", remedy)
     else:
-        yield Check("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
+        yield Finding("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
 
 
-async def _locking(vm: Vm) -> Iterator[Check]:
+async def _locking(vm: Vm) -> AsyncIterator[Finding]:
     process = Path(f"/proc/{vm.qemu.process.pid}")
     limits, status = await both(
         vm.host.read_text(process / "limits"), vm.host.read_text(process / "status")
     )
-    return locking(limits or "", status or "", vm.spec.memory_bytes)
+    for found in locking(limits or "", status or "", vm.spec.memory_bytes):
+        yield found
 
 
-def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Check]:
+def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:
     """Whether QEMU, by its /proc/PID, may keep pages in place that are sent uncopied. Pure."""
     allowed = re.search(r"^Max locked memory +(\d+|unlimited)", limits, re.MULTILINE)
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
@@ -181,31 +184,31 @@ def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Check]:
         "its way at once the move fails, and is undone"
     )
     remedy = "start it by a user that may lock as much as its memory (ulimit -l)"
-    yield Check("zerocopy", WARN, reason, remedy)
+    yield Finding("zerocopy", WARN, reason, remedy)
 
 
-def _option(refusal: Refusal) -> Check:
-    return Check(
+def _option(refusal: Refusal) -> Finding:
+    return Finding(
         "qemu-option", REFUSE, f"{refusal.option}: {refusal.reason}", f"leave out {refusal.option}"
     )
 
 
-async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
+async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Finding]:
     own_users = bool(vm.host.vm_uids or target.vm_uids or await user_of(vm.host, vm.qemu.files))
     try:
         name = options.tls_name
         found = await choose(options.tls, vm.host, target, name=name, own_users=own_users)
     except RefusedError as exc:
-        return IN_CLEAR, Check("tls", REFUSE, exc.why, exc.remedy)
+        return IN_CLEAR, Finding("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and target.is_this_machine
     if found.scheme is Scheme.CLEAR and not one_machine:
         remedy = "leave out --tls off: whoever sees the network sees the guest's memory"
-        return found, Check("tls", WARN, found.reason, remedy)
-    return found, Check("tls", OK, found.reason)
+        return found, Finding("tls", WARN, found.reason, remedy)
+    return found, Finding("tls", OK, found.reason)
 
 
 class _Source(NamedTuple):
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     abilities: Abilities
     images: Mapping[str, DiskImage] = {}
     is_running: bool = False
@@ -217,7 +220,7 @@ async def _look_at_source(vm: Vm, options: Options) -> _Source:
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {vm.name}"
-        checks = (Check("running", REFUSE, reason, remedy),)
+        checks = (Finding("running", REFUSE, reason, remedy),)
         return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         # The VM may run under a QEMU that has been replaced on disk since it was started.
@@ -237,13 +240,13 @@ async def _look_at_source(vm: Vm, options: Options) -> _Source:
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
-        return _Source((Check("running", REFUSE, reason, remedy),), ours)
+        return _Source((Finding("running", REFUSE, reason, remedy),), ours)
     state = "off" if options.offline else run.status
-    running = Check("running", OK, f"the VM is {state}")
+    running = Finding("running", OK, f"the VM is {state}")
     if changed:
         reason = f"since it was adopted the VM has changed: {changed}"
         remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"
-        return _Source((Check("adopted", REFUSE, reason, remedy),), ours, images)
+        return _Source((Finding("adopted", REFUSE, reason, remedy),), ours, images)
     found = (running, *device_checks(blockers, pci_ids))
     return _Source(found, ours, images, run.status == "running")
 
@@ -255,10 +258,10 @@ async def _changed(vm: Vm, monitor: Monitor) -> str | None:
     return await changes(vm, monitor)
 
 
-def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
+def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
     if any(not copy.read_only for copy in copies) and "block-job-change" not in ours.commands:
         reason = (
             f"QEMU {ours.version} cannot hold a guest to the pace of the copy: one that writes as "
             "fast as its disk is copied is not moved"
         )
-        yield Check("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")
+        yield Finding("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")

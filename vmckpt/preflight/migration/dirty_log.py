@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vmckpt.options.migration import Method, Options
-from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.inventory import Vm
 
@@ -44,17 +44,17 @@ def loss_of(accel: str, version: QemuVersion, back_ends: int) -> Loss | None:
     return None
 
 
-def checks(found: Loss, options: Options) -> Iterator[Check]:
+def checks(found: Loss, options: Options) -> Iterator[Finding]:
     """What is against a method that rests on the log."""
     if options.method is Method.STOP:
         return
     remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"
     if found.always:
         remedy = "use --method stop, which needs no dirty tracking"
-        yield Check(CODE, REFUSE, f"{found.reason}: the guest is damaged", remedy)
+        yield Finding(CODE, REFUSE, f"{found.reason}: the guest is damaged", remedy)
     elif options.may_postcopy:
         reason = f"{found.reason}: post-copy destroys the guest"
-        yield Check(CODE, REFUSE, reason, remedy)
+        yield Finding(CODE, REFUSE, reason, remedy)
     else:
         told = "now and then: the guest may be damaged although QEMU says 'completed'"
-        yield Check(CODE, WARN, f"{found.reason} {told}", remedy)
+        yield Finding(CODE, WARN, f"{found.reason} {told}", remedy)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Disks
-from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
@@ -254,13 +254,13 @@ async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:
     return found
 
 
-def disk_checks(plan: DiskPlan) -> Iterator[Check]:
+def disk_checks(plan: DiskPlan) -> Iterator[Finding]:
     """What becomes of its disks."""
     for obstacle in plan.obstacles:
-        yield Check(obstacle.code, REFUSE, obstacle.reason, obstacle.remedy)
+        yield Finding(obstacle.code, REFUSE, obstacle.reason, obstacle.remedy)
     if plan.copies and not plan.obstacles:
         size = format_size(sum(copy.allocated_bytes for copy in plan.copies))
         text = f"{len(plan.copies)} to copy ({size}), {len(plan.shared)} shared"
-        yield Check("disks", OK, text)
+        yield Finding("disks", OK, text)
     elif plan.shared and not plan.obstacles:
-        yield Check("disks", OK, f"{len(plan.shared)} shared")
+        yield Finding("disks", OK, f"{len(plan.shared)} shared")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
-from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 
 
@@ -36,7 +36,7 @@ def _may_split(options: Options) -> bool:
     return asked == (None, None) and not (options.may_postcopy or options.bandwidth_bytes_per_s)
 
 
-def postcopy_risk(options: Options) -> Iterator[Check]:
+def postcopy_risk(options: Options) -> Iterator[Finding]:
     """What post-copy risks, when it could come to it."""
     if not options.may_postcopy:
         return
@@ -45,32 +45,32 @@ def postcopy_risk(options: Options) -> Iterator[Check]:
         "a source that dies then takes the guest with it"
     )
     if options.never_risk_postcopy:
-        yield Check("postcopy-risk", REFUSE, risk, "use --method precopy or stop")
+        yield Finding("postcopy-risk", REFUSE, risk, "use --method precopy or stop")
     else:
-        yield Check("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
+        yield Finding("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
 
 
-def encryption_checks(options: Options, encryption: Encryption) -> Iterator[Check]:
+def encryption_checks(options: Options, encryption: Encryption) -> Iterator[Finding]:
     """What cannot be had with, or without, encryption. Pure."""
     if options.zero_copy and encryption.scheme is not Scheme.CLEAR:
         reason = "--zerocopy: what is encrypted is a copy of the page already"
         remedy = "leave out --zerocopy, or in a network that you trust add --tls off"
-        yield Check("qemu-option", REFUSE, reason, remedy)
+        yield Finding("qemu-option", REFUSE, reason, remedy)
     if options.tls_name is not None and encryption.scheme is not Scheme.CERTIFICATES:
         reason = "--tls-destination: no certificate is shown, so it cannot be for that name"
-        yield Check("qemu-option", REFUSE, reason, "leave it out, or use --tls require")
+        yield Finding("qemu-option", REFUSE, reason, "leave it out, or use --tls require")
 
 
-def copy_checks(options: Options, *, copies_disks: bool) -> Iterator[Check]:
+def copy_checks(options: Options, *, copies_disks: bool) -> Iterator[Finding]:
     """What is asked of copies of disks where none is made. Pure."""
     if options.synchronous_writes and not copies_disks:
         reason = "--synchronous-writes: no disk is copied, and no write waits"
-        yield Check("qemu-option", WARN, reason, "leave it out")
+        yield Finding("qemu-option", WARN, reason, "leave it out")
 
 
-def domain_checks(options: Options) -> Iterator[Check]:
+def domain_checks(options: Options) -> Iterator[Finding]:
     """What a VM of vmckpt's own cannot have, which libvirt's domains can. Pure."""
     if options.at_target is not None:
         asked = ", ".join(options.at_target.asked)
         reason = f"{asked}: only a domain of libvirt's arrives as another than it left"
-        yield Check("qemu-option", REFUSE, reason, f"leave out {asked}")
+        yield Finding("qemu-option", REFUSE, reason, f"leave out {asked}")

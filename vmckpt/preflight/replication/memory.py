@@ -8,15 +8,13 @@ once it is near an epoch ends early, and a guest that writes even more in one go
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from vmckpt.errors import RefusedError
-from vmckpt.hosts.host import Host, Promise
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.kernel import PageTracking
-from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.paths import IN_MEMORY, QemuDir
+from vmckpt.vm.paths import IN_MEMORY
 from vmckpt.vm.spec import Spec
 
 MIB = 1 << 20
@@ -58,7 +56,7 @@ def standby_bytes(ram_bytes: int, *, has_disks: bool) -> int:
     return room_bytes + SERVICE_BYTES + (DISK_BYTES if has_disks else 0)
 
 
-async def checks(vm: Vm, standby: Host) -> AsyncIterator[Check]:
+async def checks(vm: Vm, standby: Host) -> AsyncIterator[Finding]:
     """Whether both hosts have the memory, beside all that they promised to others."""
     spec, has_disks = vm.spec, any(not disk.read_only for disk in vm.spec.disks)
     ram_bytes = spec.memory_bytes
@@ -74,41 +72,21 @@ async def checks(vm: Vm, standby: Host) -> AsyncIterator[Check]:
     yield await _check("memory-standby", standby, spec, there_bytes, what)
 
 
-async def _check(code: str, host: Host, spec: Spec, need_bytes: int, what: str) -> Check:
+async def _check(code: str, host: Host, spec: Spec, need_bytes: int, what: str) -> Finding:
     others_bytes = (await host.memory_room(IN_MEMORY)).promised_bytes
     free_bytes = max(0, await host.available_memory_bytes() - others_bytes)
-    text = _figures(host, need_bytes, what, free_bytes, others_bytes)
+    text = figures(host, need_bytes, what, free_bytes, others_bytes)
     if free_bytes >= need_bytes:
-        return Check(code, OK, text)
+        return Finding(code, OK, text)
     if spec.overcommit:
-        return Check(code, WARN, text, "services and guests die when memory runs out (overcommit)")
-    return Check(code, REFUSE, text, _remedy(host))
-
-
-@asynccontextmanager
-async def promised(
-    host: Host, files: QemuDir, spec: Spec, role: str, need_bytes: int
-) -> AsyncIterator[None]:
-    """So much memory is this process's, for the block. Raises RefusedError: it is not there."""
-    directory = files.memory(IN_MEMORY)
-    await host.make_private_dir(directory)
-    record = directory / f"promised-{role}"
-    asked = Promise(record, need_bytes, None, is_private=True, holder="")
-    found = await host.promise_memory(asked, overcommit=spec.overcommit)
-    if not found.is_given:
-        what = f"for the {role}'s service"
-        raise RefusedError(
-            f"{host.name} has no memory for the replication of '{spec.name}'",
-            why=_figures(host, need_bytes, what, found.free_bytes, found.promised_bytes),
-            remedy=_remedy(host),
+        return Finding(
+            code, WARN, text, "services and guests die when memory runs out (overcommit)"
         )
-    try:
-        yield
-    finally:
-        await host.remove(record)
+    return Finding(code, REFUSE, text, remedy(host))
 
 
-def _figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_bytes: int) -> str:
+def figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_bytes: int) -> str:
+    """What is needed and what there is, in words."""
     text = (
         f"{host.name} needs {format_size(need_bytes)} of memory {what}; "
         f"{format_size(free_bytes)} are free"
@@ -118,7 +96,8 @@ def _figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_byt
     return text
 
 
-def _remedy(host: Host) -> str:
+def remedy(host: Host) -> str:
+    """What gives a host enough."""
     return (
         f"end or move other VMs on {host.name}, use a host with more memory, give the VM less, or "
         "accept that processes die when memory runs out: overcommit = true in its spec"

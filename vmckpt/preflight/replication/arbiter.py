@@ -7,16 +7,15 @@ standby's host does, the guest is paused as its lease ends. Neither shows before
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from vmckpt.hosts.host import Host
-from vmckpt.preflight.finding import OK, WARN, Check
-from vmckpt.replicate.arbiter import ETCD
-from vmckpt.replicate.request import Options
+from vmckpt.options.replication import ETCD, Options
+from vmckpt.preflight.finding import OK, WARN, Finding
 from vmckpt.store.backends.file_systems import mounted_at
 
 # File systems of one host's own disk, or memory.
@@ -31,14 +30,17 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _IPV4, _IPV6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 
 
-async def arbiter_check(primary: Host, standby: Host, options: Options) -> Check:
+async def arbiter_check(primary: Host, standby: Host, options: Options) -> AsyncIterator[Finding]:
     """A warning when it goes with one of the hosts. On one machine all does."""
     place = options.arbiter
     if primary.is_this_machine and standby.is_this_machine:
-        return Check("arbiter", OK, f"leases are at {place}, on this machine as all else")
+        yield Finding("arbiter", OK, f"leases are at {place}, on this machine as all else")
+        return
     here, there = await asyncio.gather(_lost_with(primary, place), _lost_with(standby, place))
     if not (here or there):
-        return Check("arbiter", OK, f"the arbiter at {place} is on neither host, as far as is seen")
+        reason = f"the arbiter at {place} is on neither host, as far as is seen"
+        yield Finding("arbiter", OK, reason)
+        return
     reason = "; ".join(how for how in (here, there) if how)
     if here:
         reason += f"; if {primary.name} fails, {standby.name} may not take over"
@@ -48,7 +50,7 @@ async def arbiter_check(primary: Host, standby: Host, options: Options) -> Check
         "keep leases where the loss of one host leaves a majority: an etcd cluster with members on "
         "three machines, or a directory of a third one"
     )
-    return Check("arbiter", WARN, reason, remedy)
+    yield Finding("arbiter", WARN, reason, remedy)
 
 
 async def _lost_with(host: Host, place: str) -> str:

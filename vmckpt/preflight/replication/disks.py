@@ -4,12 +4,10 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
-from vmckpt.preflight.finding import OK, REFUSE, Check
-from vmckpt.qemu.block import DiskImage, query_disk_images
-from vmckpt.qemu.monitor import session
+from vmckpt.options.replication import COPY, SHARED
+from vmckpt.preflight.finding import OK, REFUSE, Finding
+from vmckpt.qemu.block import DiskImage
 from vmckpt.qemu.qcow2 import tables_bytes
-from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.request import COPY, SHARED
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.shared_storage import is_device, is_shared
@@ -18,20 +16,9 @@ from vmckpt.vm.spec import Disk
 OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in the spec'
 
 
-async def copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
-    """The disks that are copied to a standby: all that can be written. Raises HostDownError."""
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        images = await query_disk_images(monitor)
-    return tuple(
-        CopiedDisk(number, images[node].virtual_size_bytes)
-        for number, (disk, node) in enumerate(zip(vm.spec.disks, vm.nodes, strict=True))
-        if not disk.read_only
-    )
-
-
 async def disk_checks(
     vm: Vm, standby: Host, images: Mapping[str, DiskImage], how: str = COPY
-) -> AsyncIterator[Check]:
+) -> AsyncIterator[Finding]:
     """What becomes of every disk that the VM can write. Raises HostDownError."""
     needed: dict[Path, int] = {}
     for disk, node in zip(vm.spec.disks, vm.nodes, strict=True):
@@ -42,7 +29,7 @@ async def disk_checks(
             yield refused
             continue
         if how == SHARED:
-            yield Check("disk-shared", OK, f"{disk.on(vm.host.state_dir)} is there on both")
+            yield Finding("disk-shared", OK, f"{disk.on(vm.host.state_dir)} is there on both")
             continue
         there = disk.on(standby.state_dir)
         if not await standby.exists(there):
@@ -54,9 +41,9 @@ async def disk_checks(
         free_bytes = await standby.free_bytes(directory)
         text = f"{format_size(need_bytes)} needed in {directory}, {format_size(free_bytes)} free"
         if free_bytes < need_bytes:
-            yield Check("disk-room", REFUSE, text, "free space there, or choose another host")
+            yield Finding("disk-room", REFUSE, text, "free space there, or choose another host")
         else:
-            yield Check("disk-room", OK, text)
+            yield Finding("disk-room", OK, text)
 
 
 def _needed_bytes(disk: Disk, image: DiskImage) -> int:
@@ -64,42 +51,42 @@ def _needed_bytes(disk: Disk, image: DiskImage) -> int:
     return image.allocated_bytes + tables
 
 
-async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str) -> Check | None:
+async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str) -> Finding | None:
     here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
     if image.snapshots:
         reason = f"its disk {here} holds snapshots: they would not be on the standby"
-        return Check("disk-snapshots", REFUSE, reason, "delete them: vmckpt snapshot delete")
+        return Finding("disk-snapshots", REFUSE, reason, "delete them: vmckpt snapshot delete")
     if await is_device(vm.host, here):
         reason = f"its disk {here} is a device: what a copy of it is cannot be told"
-        return Check("disk-device", REFUSE, reason, "use an image file")
+        return Finding("disk-device", REFUSE, reason, "use an image file")
     shared, why = await is_shared(vm.host, standby, here, there)
     if shared is None:
         reason = f"nobody knows whether {here} is shared with {standby.name}: {why}"
-        return Check("disk-shared", REFUSE, reason, OWN_STORAGE)
+        return Finding("disk-shared", REFUSE, reason, OWN_STORAGE)
     if how == SHARED:
         return await _not_the_same(disk, vm, standby, is_shared_=shared)
     if shared:
         reason = f"its disk {here} is shared with {standby.name}: a copy has no place there"
-        return Check("disk-shared", REFUSE, reason, "say --disks shared")
+        return Finding("disk-shared", REFUSE, reason, "say --disks shared")
     if disk.path.is_absolute() and not await standby.exists(there.parent):
         reason = f"{standby.name} has no directory {there.parent}"
-        return Check("disk-directory", REFUSE, reason, "create it there")
+        return Finding("disk-directory", REFUSE, reason, "create it there")
     return None
 
 
-async def _not_the_same(disk: Disk, vm: Vm, standby: Host, *, is_shared_: bool) -> Check | None:
+async def _not_the_same(disk: Disk, vm: Vm, standby: Host, *, is_shared_: bool) -> Finding | None:
     """Why the standby could not write to the very file that the VM has."""
     here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
     if not is_shared_:
         reason = f"its disk {here} is not shared with {standby.name}: what is written is not there"
-        return Check("disk-shared", REFUSE, reason, "leave out --disks shared: it is copied then")
+        return Finding("disk-shared", REFUSE, reason, "leave out --disks shared: it is copied then")
     if (await vm.host.resolve(here)).name != (await standby.resolve(there)).name:
         reason = f"its disk {here} is another file on {standby.name}"
-        return Check("disk-shared", REFUSE, reason, "give both hosts the same links")
+        return Finding("disk-shared", REFUSE, reason, "give both hosts the same links")
     if disk.format != "raw":
         reason = f"its disk {here} is {disk.format}: of shared ones only raw images are written"
-        return Check("disk-format", REFUSE, reason, "convert it: qemu-img convert -O raw")
+        return Finding("disk-format", REFUSE, reason, "convert it: qemu-img convert -O raw")
     if not await standby.usable(there):
         reason = f"{standby.name} may not write to {there}"
-        return Check("disk-shared", REFUSE, reason, "give vmckpt's user the right to, there")
+        return Finding("disk-shared", REFUSE, reason, "give vmckpt's user the right to, there")
     return None

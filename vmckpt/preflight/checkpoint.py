@@ -1,0 +1,119 @@
+"""Whether a VM can have checkpoints, and whether one can become a VM on a host."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.preflight import capture, target_host, vm_users
+from vmckpt.preflight.blockers import device_checks
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
+from vmckpt.preflight.isolation import isolation_checks
+from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, saved_whole_checks
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import session
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.probe import abilities
+from vmckpt.vm.spec import Spec
+
+
+class NewFile(NamedTuple):
+    """An image that is to be written; `is_new`: there must not be one yet."""
+
+    path: Path
+    size_bytes: int
+    is_new: bool
+
+
+class Wanted(NamedTuple):
+    """A VM that is to be made of a checkpoint.
+
+    `variables`: the UEFI variable store that a copy's is made of; `firmware_sha256`: of the
+    firmware with which the checkpoint was taken, where it had one.
+    """
+
+    vm: Vm
+    disks: tuple[NewFile, ...]
+    variables: Path | None
+    firmware_sha256: str | None
+
+
+async def capture_checks(vm: Vm) -> list[Finding]:
+    """Of a running VM: whether its state can be captured while it runs. Raises HostDownError."""
+    away = await away_names(vm)
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        found = await ask(capture.memory(vm), capture.devices(monitor, away))
+    return [*found, *await ask(hook_checks(vm), capture.tracking(vm))]
+
+
+async def save_checks(vm: Vm) -> list[Finding]:
+    """Of a running VM: whether QEMU can save it as a whole. Raises HostDownError."""
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        blockers = (await commands.query_migrate(monitor)).blockers
+        pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
+        state = await commands.query_status(monitor)
+    checks = [*device_checks(blockers, pci_ids), *saved_whole_checks(vm)]
+    if not state.running:
+        remedy = "let it run: see `vmckpt vm show`"
+        checks.append(Finding("running", REFUSE, f"its state is '{state.status}'", remedy))
+    return checks
+
+
+async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: bool) -> list[Finding]:
+    """All that is for and against making it; changes nothing. Raises HostDownError."""
+    vm, host = to.vm, to.vm.host
+    theirs = await abilities(host)
+    read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
+    found = await ask(
+        target_host.name(vm, host) if not in_place else (),
+        target_host.machine(vm, host, theirs),
+        target_host.accel(vm, host),
+        target_host.permissions(vm, host),
+        vm_users.checks(host, vm.spec),
+        target_host.room(vm, host),
+        _files(to, read_only),
+        _disks(to),
+        # In place it gets those of the one whose place it takes.
+        free_checks(vm.spec.passthrough, host) if not in_place else (),
+    )
+    if plugged and not vm.spec.is_isolated:
+        found += [one for one in await ask(target_host.network(vm, host)) if one.code == "bridge"]
+    return found + await ask(
+        isolation_checks(vm.spec, host) if not plugged else (),
+        target_host.userfaults(host, by_qemu=False) if lazy else (),
+    )
+
+
+async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[Finding]:
+    spec, host = restored.vm.spec, restored.vm.host
+    first = [restored.variables] if restored.variables else []
+    wanted = [*read_only, *first, *(path for path in spec.files if not _is_vars(spec, path))]
+    if missing := [str(path) for path in wanted if not await host.readable(path)]:
+        reason = f"{host.name} cannot read {', '.join(missing)}"
+        yield Finding("files", REFUSE, reason, "put there what the VM was started with")
+        return
+    yield Finding("files", OK, f"{len(wanted)} files of the VM are readable on {host.name}")
+    if spec.firmware and restored.firmware_sha256:
+        code = await host.fingerprint(spec.firmware.code)
+        if code is None or code.sha256 != restored.firmware_sha256:
+            reason = f"{spec.firmware.code} is another build than when the checkpoint was taken"
+            yield Finding("firmware", WARN, reason, "the guest meets it when it next boots")
+
+
+def _is_vars(spec: Spec, path: Path) -> bool:
+    return spec.firmware is not None and path == spec.firmware.vars
+
+
+async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
+    host = restored.vm.host
+    for disk in restored.disks:
+        if disk.is_new and await host.exists(disk.path):
+            reason = f"{disk.path} is there already"
+            yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")
+            continue
+        if not await host.may_write_below(disk.path.parent):
+            reason = f"nothing can be written to {disk.path.parent}"
+            yield Finding("disk-target", REFUSE, reason, "mend its rights, or take another host")
+            continue
+        yield Finding(
+            "disk-target", OK, f"{disk.path} can be made ({disk.size_bytes} bytes at most)"
+        )

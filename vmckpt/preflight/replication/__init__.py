@@ -1,0 +1,1 @@
+"""What a replication is checked for."""

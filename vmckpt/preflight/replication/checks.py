@@ -1,0 +1,96 @@
+"""Whether a VM can be replicated to a host, and if not, why not and what would mend it."""
+
+from collections.abc import Iterator
+
+from vmckpt.hosts.host import Entry, Host
+from vmckpt.options.replication import SHARED, Options
+from vmckpt.preflight import capture, target_host, vm_users
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
+from vmckpt.preflight.replication import memory
+from vmckpt.preflight.replication.arbiter import arbiter_check
+from vmckpt.preflight.replication.disks import disk_checks
+from vmckpt.qemu.block import query_disk_images
+from vmckpt.qemu.monitor import session
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.probe import abilities
+
+
+async def check(vm: Vm, standby: Host, options: Options) -> list[Finding]:
+    """All that is for and against it; changes nothing. Raises HostDownError."""
+    if vm.host.name == standby.name:
+        reason = f"the VM is on {standby.name} itself"
+        return [Finding("same-host", REFUSE, reason, "name another host as its standby")]
+    if not await vm.is_alive():
+        remedy = f"start it: vmckpt vm start {vm.name}"
+        stopped = Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)
+        return await ask(capture.memory(vm), [stopped])
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        found = await ask(capture.memory(vm), capture.devices(monitor))
+        images = await query_disk_images(monitor)
+    theirs, shares = await abilities(standby), options.disks == SHARED
+    read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
+    return found + await ask(
+        disk_checks(vm, standby, images, options.disks),
+        _firmware(vm),
+        _passthrough(vm),
+        target_host.name(vm, standby),
+        target_host.machine(vm, standby, theirs),
+        target_host.accel(vm, standby),
+        target_host.permissions(vm, standby),
+        vm_users.checks(standby, vm.spec, vm.host if shares else None),
+        target_host.room(vm, standby),
+        memory.checks(vm, standby),
+        target_host.files(vm, standby, read_only),
+        target_host.network(vm, standby),
+        target_host.ports(standby, needed=1),
+        capture.tracking(vm),
+        _output(vm, holds_output=options.holds_output),
+        arbiter_check(vm.host, standby, options),
+        _second_path(vm.host, standby),
+    )
+
+
+def _passthrough(vm: Vm) -> Iterator[Finding]:
+    for device in vm.spec.passthrough:
+        reason = (
+            f"'{device.id}' is passed through ({device.strategy}): what it holds and writes is in "
+            "no epoch, and it cannot be unplugged for each, many times a second"
+        )
+        remedy = "migrate it or take checkpoints of it instead, or run its spec without the device"
+        yield Finding(f"device-{device.id}", REFUSE, reason, remedy)
+
+
+def _firmware(vm: Vm) -> Iterator[Finding]:
+    if vm.spec.firmware:
+        reason = (
+            f"its firmware keeps variables in {vm.spec.firmware.vars}, which the guest can write "
+            "to: they do not reach the standby"
+        )
+        remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
+        yield Finding("firmware-variables", REFUSE, reason, remedy)
+
+
+def _second_path(primary: Host, standby: Host) -> Iterator[Finding]:
+    if lacks := lacks_second(primary, standby):
+        reason = f"{lacks}: where the connection is lost neither hears whether the other lives"
+        remedy = "name an address on another network: vmckpt host set HOST --second-addr ADDRESS"
+        yield Finding("second-path", WARN, reason, remedy)
+        return
+    both = f"{primary.second_address} and {standby.second_address}"
+    yield Finding("second-path", OK, f"heartbeats go between {both}, too")
+
+
+def _output(vm: Vm, *, holds_output: bool) -> Iterator[Finding]:
+    if holds_output:
+        yield Finding("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
+        return
+    reason = "what the guest sends is not held: after a failover it may contradict itself"
+    yield Finding("output", WARN, reason, "leave out --unsafe-no-output-commit")
+
+
+def lacks_second(*hosts: Entry | Host) -> str:
+    """Why there is no second path between these hosts; empty: each has another address."""
+    lacking = [host.name for host in hosts if not host.second_address]
+    if not lacking:
+        return ""
+    return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} one address only"
