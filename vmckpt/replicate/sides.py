@@ -16,7 +16,9 @@ from vmckpt.replicate.request import DIRECTORY, Files
 
 POLL_S, BEGIN_S = 0.05, 60.0
 # Of a request, what is read of one whose service has died.
-_REQUEST: Shape = {"vm?": str, "run?": str, "primary?": {"name?": str}}
+_REQUEST: Shape = {
+    "vm?": str, "run?": str, "primary?": {"name?": str}, "standby?": {"name?": str},
+}  # fmt: skip
 # The state of a service that was killed.
 DEAD = "dead"
 
@@ -73,6 +75,7 @@ async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> d
     asked = parse_record(text, where, remedy=remedy, shape=_REQUEST)
     role = "primary" if asked.get("primary", {}).get("name") == host.name else "standby"
     about = {name: asked.get(name) for name in ("vm", "run")}
+    about |= {name: asked.get(name, {}).get("name") for name in ("primary", "standby")}
     if await services(host, files.path.name):
         return {"role": role, **about, "state": "silent", "why": silence.why}
     why = "its service has died without a word"
