@@ -75,7 +75,7 @@ class Scripted(LocalHost):
 
     guest: Guest
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         return self.guest.connect()
 
 
@@ -83,7 +83,7 @@ class Scripted(LocalHost):
 class Down(LocalHost):
     """A host that has lost its power."""
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         raise down(self.name)
 
     async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:

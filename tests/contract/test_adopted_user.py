@@ -2,20 +2,24 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.contract.test_remote_session import play
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
-from vmckpt.vm.adopted.adopt import require_own_user
+from vmckpt.vm.adopted.adopt import adopt, require_own_user
 
 NOBODY = 65534
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
 def test_another_users_qemu_is_adopted_only_if_it_is_trusted(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     asyncio.run(require_own_user(host, identify(os.getpid())))  # type: ignore[arg-type]
@@ -33,3 +37,42 @@ def test_another_users_qemu_is_adopted_only_if_it_is_trusted(tmp_path: Path) -> 
         theirs.stdin.close()
     assert f"uid {NOBODY}" in refused.value.what
     assert "--trust" in refused.value.remedy
+
+
+def listening(path: Path, user: int) -> socket.socket:
+    """A socket of root's at which a user listens."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    os.seteuid(user)
+    try:
+        sock.listen()
+    finally:
+        os.seteuid(0)
+    return sock
+
+
+def test_another_users_words_are_no_qemus_whosever_process_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A monitor that says that its vCPUs are threads of a process of root's."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    host = LocalHost("a", tmp_path / "state", "127.0.0.1")
+    monitor = tmp_path / "qmp"
+    with listening(monitor, NOBODY), pytest.raises(RefusedError) as refused:
+        asyncio.run(adopt("web", host, [monitor], None))
+    assert f"uid {NOBODY}" in refused.value.what
+    assert "--trust" in refused.value.remedy
+
+
+def test_who_listens_at_a_socket_is_told_on_a_host_elsewhere_too(tmp_path: Path) -> None:
+    async def work(host: Host) -> None:
+        with listening(tmp_path / "ours", 0), listening(tmp_path / "theirs", NOBODY):
+            for name in ("ours", "theirs"):
+                (await host.connect(tmp_path / name)).close()
+            (await host.connect(tmp_path / "ours", of_anyone=False)).close()
+            with pytest.raises(RefusedError, match="another user listens"):
+                await host.connect(tmp_path / "theirs", of_anyone=False)
+
+    asyncio.run(work(LocalHost("a", tmp_path, "127.0.0.1")))
+    play(lambda host, _: work(host), tmp_path)

@@ -42,7 +42,7 @@ class Source(LocalHost):
 
     talks: list["asyncio.Task[None]"] = field(default_factory=list)
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         ours, theirs = socket.socketpair()
         self.talks.append(asyncio.create_task(_talk(Server(theirs))))
         return ours

@@ -8,15 +8,20 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.commands import vmckpt
+from tests.unit.test_guard_records import request as asked
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
+from vmckpt.fleet.guard.record import Phase, Record
+from vmckpt.fleet.guard.rollback import run_hook
+from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.inventory import Look, Vm
 
 pytestmark = pytest.mark.contract
@@ -117,6 +122,33 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "refused" in found[2].lower()
     assert found[3].endswith("exit status 4: no")
     assert "No such file" in found[4]
+
+
+class _Hostile(socketserver.StreamRequestHandler):
+    """A guest whose words fit into no environment."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 500 a\0\x1b[2J" + b"\xff" * 65_000 + b"\r\n\r\n")
+
+
+def test_a_command_after_a_rollback_runs_whatever_the_guest_has_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with talking(_Hostile) as guest:
+        url = f"http://127.0.0.1:{guest.server_address[1]}"
+        found = ailments(monkeypatch, "running", url, url, url)
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    command = f"sh -c 'echo $VMCKPT_WHY >{tmp_path}/why'"
+    request = replace(asked(), after_rollback=(command,))
+    for why in ("; ".join(found), "the agent says a\0b"):
+        record = Record("r1", request, Phase.ROLLED_BACK, 1.0, why=why)
+        told: list[str] = []
+        asyncio.run(run_hook(command, record, LocalHost("a", tmp_path, "127.0.0.1"), told.append))
+        assert told == []
+        said = (tmp_path / "why").read_text()
+        assert said.startswith(why[:12])
+        assert said[:-1].isprintable()
 
 
 class _Spec:

@@ -21,7 +21,7 @@ def host_of(servers: list[Server], directory: Path) -> LocalHost:
     greetings: list[asyncio.Task[None]] = []
 
     class Ringing(LocalHost):
-        async def connect(self, path: Path) -> socket.socket:
+        async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             servers.append(Server(theirs))

@@ -211,7 +211,7 @@ def test_a_guest_that_was_taken_over_and_does_not_run_is_no_success_however_ofte
 class WithoutService(ScriptedQemu):
     """A host with the guest's QEMU; the standby's service has ended."""
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         if path.name == "control.sock":
             raise HostDownError("no service", why="it has ended", remedy="-")
         return await ScriptedQemu.connect(self, path)

@@ -36,7 +36,7 @@ from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.epochs import Epochs
 from vmckpt.replicate.operate import require_decided, settle
-from vmckpt.replicate.protection import Protection
+from vmckpt.replicate.protection import Ending, Protection
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import Files, read_request
 from vmckpt.replicate.standby import Standby
@@ -266,7 +266,7 @@ def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
         return resume_guest
 
     service._epochs = SimpleNamespace(one=none, stands_still="")
-    service._replica = "b/1"
+    service._replica, service._asked = "b/1", Ending.YOURS
 
     async def main() -> None:
         async with asyncio.timeout(5):

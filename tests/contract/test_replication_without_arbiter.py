@@ -18,10 +18,12 @@ from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
+from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
+from vmckpt.lease.standby import Move
 from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.replicate import recovery
 from vmckpt.replicate import stop as stopping
@@ -32,6 +34,7 @@ from vmckpt.replicate.protection import Ending, Protection
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import Files
 from vmckpt.replicate.stop import stop
+from vmckpt.replicate.takeover import TakeOver
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
 
@@ -293,3 +296,75 @@ def test_a_primary_that_waits_for_the_arbiter_ends_with_its_qemu(tmp_path: Path)
             return ending
 
     assert asyncio.run(main()) is Ending.YOURS
+
+
+class Leaving(FileStore):
+    """Gives no answer once it `is_away`."""
+
+    is_away = False
+
+    async def read(self, vm: str) -> Versioned | None:
+        if self.is_away:
+            raise ArbiterDownError("the arbiter is away", why="a test's", remedy="-")
+        return await super().read(vm)
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "is_heard", "takes"),
+    [("b/1", False, True), ("b/1", True, False), (None, False, False)],
+)
+def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_dead(
+    tmp_path: Path, *, in_sync: str | None, is_heard: bool, takes: bool
+) -> None:
+    """Not where that is heard, nor where it was seen to go on alone: the arbiter went with it."""
+    store = Leaving(tmp_path)
+    primary = Lease(store, "web", Claimant("a/1"), Span(60.0))
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(60.0))
+    heard_s = boottime_s() if is_heard else 0.0
+    following: Any = SimpleNamespace(heard_s=heard_s, epoch_s=0.0, hello=None, term=1, why="",
+        heard_by_path_s=lambda: (heard_s,))  # fmt: skip
+    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
+
+    async def waits() -> str:
+        return ""
+
+    async def main() -> None:
+        await primary.take()
+        if in_sync:
+            await primary.record_in_sync(in_sync)
+        await standby.look()
+        store.is_away = True
+        asked = asyncio.Event()
+        asked.set()
+        taking = TakeOver(request, standby, replica, following, asked, lack=waits)
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        settling = asyncio.ensure_future(taking.settled(receiving))
+        await asyncio.wait({settling}, timeout=0.2)
+        assert not settling.done()
+        assert "is away" in taking.arbiter_fails
+        taking.go_alone()
+        await asyncio.wait({settling}, timeout=1.0)
+        assert settling.done() is takes
+        if takes:
+            assert settling.result() is Move.PROMOTE
+        settling.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_primary_is_not_dead_whose_host_says_otherwise(
+    hosts: Hosts, tmp_path: Path, *, is_settled: bool
+) -> None:
+    vm, files = protected(hosts, tmp_path)
+    if is_settled:
+        alone = {"role": "primary", "state": "ended", "ending": "alone", "run": "1", "why": "-"}
+        files.status.write_text(json.dumps(alone))
+    with running(vm) as qemu:
+        if is_settled:
+            qemu.kill()
+            qemu.wait()
+        with pytest.raises(RefusedError, match="is not dead") as refused:
+            asyncio.run(failover("web", hosts, primary_is_dead=True))
+        assert "vmckpt replicate stop web" in refused.value.remedy

@@ -20,7 +20,7 @@ from vmckpt.vm.paths import VmDir
 class Mute(LocalHost):
     """A host whose network is down."""
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         raise HostDownError("b is down", why="no way to it", remedy="wait")
 
     async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:

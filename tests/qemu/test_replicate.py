@@ -224,6 +224,40 @@ async def _kill_both_services(made: World, guest: LabGuest) -> None:
         await in_background(lambda: eventually(partial(guest_runs, made), 1.0, runs))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_without_its_arbiter_a_guest_goes_on_by_the_operators_word(
+    tmp_path: Path, *, is_dead: bool
+) -> None:
+    """Both services were killed, or the primary and its QEMU; the arbiter is gone for good."""
+    leases = tmp_path / "leases"
+    with protected("10.0", "--lease", str(leases)) as (made, guest):
+        asyncio.run(_go_on_without_arbiter(made, guest, leases, is_dead=is_dead))
+        host = "lab-b" if is_dead else "lab-a"
+        eventually(lambda: is_only_on(made, host), 10, f"one guest, on {host}")
+
+
+async def _go_on_without_arbiter(
+    made: World, guest: LabGuest, leases: Path, *, is_dead: bool
+) -> None:
+    """It is paused meanwhile, for longer than clients wait."""
+    control = await guest.control(made.lab)
+    await control.load_memory("rate=10M set=32M pattern=uniform content=random")
+    leases.rename(leases.with_name("gone"))
+    leases.write_text("no directory")
+    for role in ("primary",) if is_dead else ("standby", "primary"):
+        for pid in services(made, role):
+            os.kill(pid, signal.SIGKILL)
+    words = ["stop", NAME]
+    if is_dead:
+        os.kill(primary_qemu(made), signal.SIGKILL)
+        words = ["failover", NAME, "--primary-is-dead"]
+    await in_background(lambda: made.ok("replicate", *words))
+    memory = await control.verify_memory()
+    assert memory.sound, memory
+    await control.close()
+
+
 def guest_runs(made: World) -> bool:
     return bool(made.ok("vm", "show", NAME)["state"] == "running")
 

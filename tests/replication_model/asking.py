@@ -22,6 +22,8 @@ from vmckpt.replicate.sides import BEGIN_S, DEAD
 START, PROTECT, FAILOVER, STOP, WAIT = "start", "protect", "failover", "stop", "wait"
 # `stop --standby-is-dead`: said when its host is off, or only when it is off for good.
 STOP_OFF, STOP_GONE = "stop, standby is off", "stop, standby is gone"
+# `failover --primary-is-dead`: the arbiter is gone for good, and no host is off that may be back.
+FAILOVER_DEAD = "failover, primary is dead"
 
 
 class RefusedError(Exception):
@@ -95,11 +97,11 @@ class Asking(Proc):
             await sleep(POLL_S)
             await self._reach(host)
 
-    async def _while(self, there_is: Callable[[], bool], late: str) -> None:
+    async def _while(self, there_is: Callable[[], bool], late: str, *remedies: str) -> None:
         until_s = self.world.now_s + BEGIN_S
         while there_is():
             if self.world.now_s > until_s:
-                raise RefusedError(late)
+                raise RefusedError(late, *remedies)
             await sleep(POLL_S)
 
     # -- where the VM is ---------------------------------------------------------------------------
@@ -167,7 +169,8 @@ class Asking(Proc):
         try:
             return await ask_about(host, host.home)
         except NO_ANSWER as exc:
-            raise RefusedError("the arbiter gives no answer", WAIT, STOP_GONE) from exc
+            stop = (STOP,) if self.world.is_arbiter_lost else ()
+            raise RefusedError("the arbiter gives no answer", WAIT, *stop, STOP_GONE) from exc
 
     # -- the primary's service ---------------------------------------------------------------------
 

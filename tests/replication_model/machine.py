@@ -137,7 +137,7 @@ class Host:
             raise OutcomeUnknownError(vm, why="-", remedy="-")
         found = world.put(record, over)
         await sleep(0.01)
-        if world.now_s < self.to_arbiter_from_s:
+        if world.is_arbiter_lost or world.now_s < self.to_arbiter_from_s:
             raise OutcomeUnknownError(vm, why="-", remedy="-")
         return found
 
@@ -147,7 +147,8 @@ class Host:
     async def _asks(self, vm: str) -> None:
         world = self.world
         await sleep(world.random.uniform(0.005, 0.03))
-        if world.now_s < self.to_arbiter_from_s or world.random.random() < world.trouble / 2:
+        is_away = world.is_arbiter_lost or world.now_s < self.to_arbiter_from_s
+        if is_away or world.random.random() < world.trouble / 2:
             await sleep(0.2)
             raise ArbiterDownError(vm, why="-", remedy="-")
 

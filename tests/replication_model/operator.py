@@ -2,9 +2,11 @@
 
 from tests.replication_model.asking import (
     FAILOVER,
+    FAILOVER_DEAD,
     PROTECT,
     START,
     STOP,
+    WAIT,
     RefusedError,
     Side,
     SilentError,
@@ -60,6 +62,8 @@ class Command(Stopping):
                     await self._protect(on)
                 case "failover":
                     await self._failover()
+                case "failover, primary is dead":
+                    await self._failover(is_dead=True)
                 case "stop":
                     await self._stop(is_dead=False)
                 case _:
@@ -209,12 +213,12 @@ class Command(Stopping):
 
     # -- replicate failover ----------------------------------------------------------------------
 
-    async def _failover(self) -> None:
+    async def _failover(self, *, is_dead: bool = False) -> None:
         """operate.failover"""
         found = await self._sides()
         host, said = self._standby_of(found)
-        if said.state != PROMOTED:
-            said = await self._taken_over(host, said, found)
+        if said.state != PROMOTED and not _died_in_it(host, said):
+            said = await self._taken_over(host, said, found, is_dead=is_dead)
         try:
             await self._settle()
         except SilentError as exc:
@@ -238,19 +242,40 @@ class Command(Stopping):
             raise RefusedError("it is not replicated", PROTECT)
         return min(of_now, key=lambda side: (side[1].state != PROMOTED, not side[1].answers))
 
-    async def _taken_over(self, standby: Host, said: Said, found: list[Side]) -> Said:
+    @staticmethod
+    def _require_dead(primary: Host) -> None:
+        """operate._take_alone"""
+        word = primary.files.word if primary.files is not None else None
+        is_newer = word is not None and word.role == "primary" and not has_left(word)
+        if primary.answers and (is_newer or primary.qemu_of(primary.home) is not None):
+            raise RefusedError("the primary is not dead", STOP)
+
+    async def _taken_over(
+        self, standby: Host, said: Said, found: list[Side], *, is_dead: bool
+    ) -> Said:
         for host, one in found:
             if one.answers and one.role == "primary" and one.run == said.run:
                 await self._ask_primary(host, "failover", TIMEOUT_S)
+        if is_dead:
+            self._require_dead(other_of(self._hosts, standby))
         await self._reach(standby)
         for service in self._services(standby):
             if isinstance(service, Standby) and service.has_ear:
-                service.later(0.0, service.fail_over)
+                service.later(0.0, service.take_alone if is_dead else service.fail_over)
         await self._while(
-            lambda: standby.answers and bool(self._services(standby)), "it has not taken over yet"
-        )
+            lambda: standby.answers and bool(self._services(standby)),
+            "it has not taken over yet", WAIT, STOP, FAILOVER_DEAD,
+        )  # fmt: skip
         await self._reach(standby)
         word = standby.files.word if standby.files is not None else None
         if word is None or word.state != PROMOTED:
             raise RefusedError("the standby did not take it over")
         return word
+
+
+def _died_in_it(host: Host, said: Said) -> bool:
+    """operate._died_in_it"""
+    home, files = host.home, host.files
+    if said.answers or home is None or files is None or files.role != "standby":
+        return False
+    return home.replaces == (files.primary.name, files.primary_id)

@@ -24,6 +24,9 @@ def plan_of(seed: int) -> Plan:
     acts = kind(random)
     if random.random() < 0.97:
         acts.insert(0, Act(random.choice([0.2, 0.5]), PROTECT))
+    if seed % 8 == 7:
+        place = random.randint(1, len(acts))
+        acts.insert(place, Act(random.choice([0.1, 2.0, 8.0]), "lose arbiter"))
     return Plan(
         seed=seed,
         acts=tuple(acts),

@@ -209,6 +209,8 @@ class Primary(Epochs):
                 raise StandbyLostError("nothing keeps the lease")
             if self._keeper.replaced.is_set():
                 return Ending.REPLACED
+            if self._asked is not Ending.YOURS:
+                return await self._stop()
         self._is_handing_over = True
         await self._keeper.hand_over()
         self._send("fail", YOURS)
@@ -269,8 +271,8 @@ class Primary(Epochs):
         return Ending.YOURS
 
     async def _stop(self) -> Ending:
-        if not await self._keeper.solo():
-            return Ending.REPLACED
+        if ending := await self._not_solo():
+            return ending
         self._send("fail", STOPPED)
         await self._let_go()
         return Ending.STOPPED
@@ -279,14 +281,26 @@ class Primary(Epochs):
         self._is_ending = True
         if self._is_handing_over:
             return await self._handed_over()
-        if self.is_safe and not self.qemu.lives:
-            return await self._dead_here()
-        if "solo" not in self.world.without and not await self._keeper.solo():
-            return Ending.REPLACED
+        if "solo" not in self.world.without and (ending := await self._not_solo()):
+            return ending
         self._send("fail", ALONE)
         self._abort()
         await self._let_go()
         return Ending.ALONE
+
+    async def _not_solo(self) -> Ending | None:
+        said: list[bool] = []
+
+        async def solo() -> None:
+            said.append(await self._keeper.solo())
+
+        recording = self.begin(solo())
+        while not recording.is_done:
+            if self.is_safe and not self.qemu.lives:
+                recording.cancel()
+                return await self._dead_here()
+            await rest(RETRY_S)
+        return None if said[0] else Ending.REPLACED
 
     async def _let_go(self) -> None:
         self._keeper.free()

@@ -12,6 +12,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
+from vmckpt.replicate.recovery import ARBITER_S
 
 NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)
 
@@ -64,6 +65,7 @@ class Recovery(Proc):
     ) -> None:
         super().__init__(host)
         self._files, self.at_any_rate, self._is_dead = files, at_any_rate, standby_is_dead
+        self.said = at_any_rate + standby_is_dead
         self.begin(self._recover())
 
     async def _recover(self) -> None:
@@ -80,7 +82,11 @@ class Recovery(Proc):
         home = host.home
         if not (self.at_any_rate or host.qemu_of(home) is not None):
             return
-        if await self._takes_term():
+        goes_on = await self._takes_term()
+        if goes_on is None:
+            self.world.count(f"recovery on {host.name}: left to the operator")
+            return
+        if goes_on:
             ending = "off"
             home = host.home
             if home is not None:
@@ -97,18 +103,32 @@ class Recovery(Proc):
         self.world.count(f"recovery on {host.name}: {ending}")
         files.word = files.say("ended", ending=ending)
 
-    async def _takes_term(self) -> bool:
+    def _is_left_to_others(self) -> bool:
+        """recovery._is_left_to_others"""
+        is_said = any(one.said > self.said for one in _others(self))
+        return not self._is_dead and (is_said or self.host.files is not self._files)
+
+    def _note_replica(self) -> None:
+        if self.host.home is not None:
+            self.host.home.gone_replica = f"{self._files.standby.name}/{self._files.run}"
+
+    async def _takes_term(self) -> bool | None:  # noqa: C901, PLR0912 - as the product has it
         """recovery._takes_term"""
         host, files, world = self.host, self._files, self.world
         us = f"{host.name}/"
         claimant = f"{us}{files.run}/recovery"
         lease: Lease | None = None
-        until_s = math.inf
+        until_s, answered_s = math.inf, world.now_s
         while True:
+            if self._is_left_to_others():
+                return None
+            if self._is_dead and world.now_s - answered_s > ARBITER_S:
+                self._note_replica()
+                return True
             try:
                 found = await host.read("web")
                 if found is None:
-                    if self.at_any_rate or any(one.at_any_rate for one in _others(self)):
+                    if self.at_any_rate:
                         return True
                 elif (holder := found.record.holder) == claimant:
                     return True
@@ -123,6 +143,7 @@ class Recovery(Proc):
                         lease = host.lease(Claimant(claimant, succeeds=holder))
                     if await _got(lease):
                         return True
+                answered_s = world.now_s
             except NO_ANSWER:
                 pass
             await sleep(POLL_S)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tests.replication_model.asking import (
     FAILOVER,
+    FAILOVER_DEAD,
     PROTECT,
     START,
     STOP,
@@ -87,7 +88,8 @@ class Schedule:
             case ["isolate"]:
                 self._cut_off("arbiter", host, until_s)
                 self._cut_off("link", host, until_s)
-            case ["stop", "arbiter"]:
+            case ["lose" | "stop" as how, "arbiter"]:
+                world.is_arbiter_lost |= how == "lose"
                 for one in world.hosts:
                     one.to_arbiter_from_s = until_s
             case _ if act.kind in COMMANDS:
@@ -222,7 +224,7 @@ class Schedule:
             said += self._obey(START, set())
         else:
             raise ViolationError(f"the VM does not run again: {'; '.join(said[-6:])}")
-        if self.plan.seed % 3 == 0:
+        if self.plan.seed % 3 == 0 and not world.is_arbiter_lost:
             self._require_protectable()
 
     def _heal_all(self) -> None:
@@ -259,9 +261,11 @@ class Schedule:
         for remedy in command.error.remedies:
             if remedy == WAIT:
                 self._until_fine(FINE_S)
-            if remedy in tried or remedy not in (*COMMANDS, STOP_GONE):
+            if remedy in tried or remedy not in (*COMMANDS, STOP_GONE, FAILOVER_DEAD):
                 continue
             if remedy == STOP_OFF and all(host.is_up for host in world.hosts):
+                continue
+            if remedy == FAILOVER_DEAD and not world.is_arbiter_lost:
                 continue
             if remedy == STOP_GONE and not any(host.is_gone for host in world.hosts):
                 continue

@@ -13,7 +13,7 @@ from tests.replication_model.qemu import Qemu
 from tests.replication_model.recovery import Abandon, give_up_term
 from tests.replication_model.world import Signal, State, sleep, wait
 from vmckpt.errors import RefusedError, VmckptError
-from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.lease.rule import Claimant, Holding, is_entitled
 from vmckpt.lease.standby import Fencing, Move, View, decide
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN
 from vmckpt.replicate.following import LOST
@@ -39,6 +39,7 @@ class Standby(Proc):
         self._lease = host.lease(Claimant(self.name, replica=self.name))
         self.has_ear = self.awaits = False
         self._is_dismissed = self._is_asked = self._is_promoting = self._may_have_run = False
+        self._is_alone = False
         self._has_run = False
         self._woken = Signal()
         self._wire: Wire | None = None
@@ -220,7 +221,7 @@ class Standby(Proc):
             try:
                 await self._lease.look()
             except VmckptError:
-                return Move.WAIT
+                return self._without_arbiter()
         held, heard_s = self._lease.held, [one for one in self._heard_s if one > -math.inf]
         view = View(
             me=self._lease.claimant,
@@ -235,6 +236,17 @@ class Standby(Proc):
             replaced=self._lease.replaced,
         )
         return decide(view, now_s=self.host.clock(), margin_s=MARGIN_S, silence_s=SILENCE_S)
+
+    def _without_arbiter(self) -> Move:
+        """takeover.TakeOver._without_arbiter"""
+        seen, me = self._lease.seen, self._lease.claimant
+        is_heard = not self._receiving and max(self._heard_s) > self.host.clock() - SILENCE_S
+        is_stale = seen is not None and not (
+            is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
+        )
+        if not self._is_alone or is_heard or is_stale or self.state is None:
+            return Move.WAIT
+        return Move.PROMOTE
 
     async def _do(self, move: Move) -> None:
         if move is Move.CLAIM:
@@ -276,6 +288,9 @@ class Standby(Proc):
         warm.life = self._life
         files = self.files
         host.home = warm.home = Home(warm.id, warm.state, (files.primary.name, files.primary_id))
+        if self._lease.held is None:
+            host.home.gone_replica = self.name
+            world.count("taken over without the arbiter")
         self._may_have_run = True
         world.count("taken over")
         await sleep(0.01)
@@ -296,6 +311,10 @@ class Standby(Proc):
     def fail_over(self) -> None:
         self._is_asked = True
         self._woken.set()
+
+    def take_alone(self) -> None:
+        self._is_alone = True
+        self.fail_over()
 
     def status(self) -> Said:
         qemu_id = self.warm.id if self.warm is not None else 0

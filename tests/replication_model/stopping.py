@@ -3,7 +3,10 @@
 from tests.replication_model.asking import (
     FAILOVER,
     PROTECT,
+    STOP,
+    STOP_GONE,
     STOP_OFF,
+    WAIT,
     Asking,
     RefusedError,
     Side,
@@ -13,12 +16,15 @@ from tests.replication_model.asking import (
     other_of,
     refused,
 )
-from tests.replication_model.machine import Host, Said
+from tests.replication_model.machine import Files, Host, Said
+from tests.replication_model.process import POLL_S
 from tests.replication_model.recovery import Abandon, Recovery, end_waiting, holder_of
+from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S
 from vmckpt.replicate.request import PROMOTED
-from vmckpt.replicate.stop import ARBITER_S
+from vmckpt.replicate.sides import DEAD
+from vmckpt.replicate.stop import ABANDON_S, ARBITER_S
 
 
 class Stopping(Asking):
@@ -30,7 +36,12 @@ class Stopping(Asking):
         if not found:
             raise RefusedError("it is not replicated", PROTECT)
         answering = {said.role for _, said in found if said.answers}
-        if "standby" in answering and "primary" not in answering:
+        is_alive = any(
+            said.state == DEAD and host.qemu_of(host.home) is not None
+            for host, said in found
+            if said.role == "primary"
+        )
+        if "standby" in answering and "primary" not in answering and not is_alive:
             raise RefusedError("the standby may have the only copy of the guest", FAILOVER)
         has_arbiter = True
         for host, said in found:
@@ -46,6 +57,9 @@ class Stopping(Asking):
             await self._settle()
         except SilentError as exc:
             self.world.note(f"operator: {exc}")
+        up, _ = await self._reached()
+        if len([host for host in up if host.home is not None]) > 1:
+            raise RefusedError("two hosts have it", WAIT, STOP)
         await self._require_may_run(found, is_dead=is_dead)
         for host, _ in found:
             await self._reach(host)
@@ -60,13 +74,13 @@ class Stopping(Asking):
             if is_waiting and await self._ask_primary(host, "stop", TIMEOUT_S):
                 return True
             raise SilentError("the primary's service does not answer")
-        if not is_dead:
-            await self._end_standby(host)
+        await self._end_standby(host, is_dead=is_dead)
+        await self._require_nowhere_else(host, host.files, is_dead=is_dead)
         if not await self._ask_primary(host, GO_ALONE, TIMEOUT_S):
             raise SilentError("the primary's service does not answer")
         return False
 
-    async def _end_standby(self, primary: Host) -> None:
+    async def _end_standby(self, primary: Host, *, is_dead: bool) -> None:
         standby = other_of(self._hosts, primary)
         try:
             await self._reach(standby)
@@ -75,9 +89,21 @@ class Stopping(Asking):
             await end_waiting(self, standby)
             await self._reach(standby)
         except SilentError as exc:
-            raise RefusedError("where it may run is not certain", STOP_OFF) from exc
-        if standby.home is not None:
-            raise RefusedError("the standby has it", FAILOVER)
+            if not is_dead:
+                raise _not_certain() from exc
+
+    async def _require_nowhere_else(
+        self, primary: Host, files: Files | None, *, is_dead: bool
+    ) -> None:
+        other = other_of(self._hosts, primary)
+        up, silent = await self._reached()
+        if other in up and other.home is not None:
+            raise RefusedError("another host has it", FAILOVER)
+        if is_dead or files is None:
+            return
+        said = other.files.word if other.files is not None else None
+        if silent or (said is not None and said.state == PROMOTED and said.run == files.run):
+            raise _not_certain()
 
     async def _require_no_other_home(self, found: list[Side]) -> None:
         for host, said in found:
@@ -104,26 +130,54 @@ class Stopping(Asking):
             right = await self._ask_about(host)
             if right is not Right.OURS:
                 raise refused(right)
+            host.home.claim = None
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:
-        primaries = {host for host, said in found if said.role == "primary"}
-        up, _ = await self._reached()
-        has_it = not is_dead and any(host.home is not None and host not in primaries for host in up)
         words = [(host, host.files) for host, _ in found if host.files is not None]
-        is_left = any(
-            files.role == "primary" and is_over_to_standby(files.word) for _, files in words
-        )
-        for host, files in sorted(words, key=lambda word: word[1].role == "primary"):
+        primaries = [one for one in words if one[1].role == "primary"]
+        is_left = any(is_over_to_standby(files.word) for _, files in primaries)
+        taken, is_failed = set[int](), False
+        for host, files in words:
+            if files.role != "standby":
+                continue
             await self._reach(host)
             word = files.word
-            if files.role == "standby":
-                await end_waiting(self, host)
-                has_it = host.home is not None or (word is not None and word.state == PROMOTED)
-                if word is None or (is_left and not has_it):
-                    abandon = Abandon(host, files)
-                    await self._while(lambda one=abandon: one.is_alive, "it is not given up")  # type: ignore[misc]
-            elif word is None or (is_over_to_standby(word) and not has_it):
-                release = Recovery(host, files, at_any_rate=True, standby_is_dead=is_dead)
-                await self._while(lambda one=release: one.is_alive, "it is not taken back")  # type: ignore[misc]
-                if files.word is None:
-                    raise RefusedError("the term was not taken back")
+            await end_waiting(self, host)
+            is_taken = word is not None and word.state == PROMOTED
+            if word is None or (is_left and host.home is None and not is_taken):
+                is_failed = not await self._abandoned(host, files) or is_failed
+            if is_taken and not is_dead:
+                taken.add(files.run)
+        up, _ = await self._reached()
+        homes = [host for host in up if host.home is not None]
+        for host, files in primaries:
+            is_elsewhere = any(home is not host for home in homes)
+            if not is_over_to_standby(files.word) or is_elsewhere or files.run in taken:
+                continue
+            await self._reach(host)
+            is_gone = True
+            try:
+                await self._require_nowhere_else(host, files, is_dead=is_dead)
+            except RefusedError:
+                if is_failed:
+                    raise
+                is_gone = False
+            release = Recovery(host, files, at_any_rate=True, standby_is_dead=is_gone)
+            await self._while(lambda one=release: one.is_alive, "not taken back", WAIT, STOP_GONE)  # type: ignore[misc]
+            if files.word is None:
+                raise RefusedError("the term was not taken back", WAIT, STOP_GONE)
+        if is_failed and not (primaries or homes):
+            raise RefusedError("the term was not given up")
+
+    async def _abandoned(self, host: Host, files: Files) -> bool:
+        abandon, until_s = Abandon(host, files), self.world.now_s + ABANDON_S
+        while abandon.is_alive:
+            if self.world.now_s > until_s:
+                abandon.end()
+                return False
+            await sleep(POLL_S)
+        return True
+
+
+def _not_certain() -> RefusedError:
+    return RefusedError("where it may run is not certain", STOP_OFF, STOP_GONE)

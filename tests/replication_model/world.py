@@ -101,6 +101,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
         self.stands: Versioned | None = None
+        self.is_arbiter_lost = False  # for good
         self.paths_up_from_s = [0.0, 0.0]  # both ways between the hosts
         self.wires: list[Wire] = []
         self.parents: dict[int, State] = {}

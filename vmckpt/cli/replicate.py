@@ -77,12 +77,22 @@ def keep(
 
 
 @app.command()
-def failover(name: Name, json: Json = False) -> None:
+def failover(
+    name: Name,
+    primary_is_dead: Annotated[
+        bool,
+        typer.Option(
+            "--primary-is-dead",
+            help="The arbiter is gone for good, and the primary's host certainly off.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
     """Have the standby go on with the VM: handed over by the primary, or taken, if it is dead."""
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.replicate.operate import failover as failover_
 
-    status = run(failover_(name, all_hosts()))
+    status = run(failover_(name, all_hosts(), primary_is_dead=primary_is_dead))
     _warn_of(status)
     text = f"{name} runs on {status.get('standby')}, unprotected: {status.get('why')}"
     show(status, text, as_json=json)

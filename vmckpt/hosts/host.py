@@ -204,8 +204,11 @@ class Host(Protocol):
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
         """Processes on the host that are this user's."""
 
-    async def connect(self, path: Path) -> socket.socket:
-        """A connected stream to a Unix socket on the host."""
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
+        """A connected stream to a Unix socket on the host.
+
+        Without `of_anyone` one at which another user than vmckpt's or root listens is refused.
+        """
 
     def lock(self, path: Path, owner: Owner) -> AbstractAsyncContextManager[None]:
         """Hold an exclusive lock for a block; see hosts.lock. Raises BusyError."""

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from vmckpt.deadlines import poll
-from vmckpt.errors import HostDownError, StorageError
+from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.hosts import kernel, memory, process, promises
 from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
@@ -38,7 +38,7 @@ from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
-from vmckpt.hosts.unix_socket import connected
+from vmckpt.hosts.unix_socket import connected, listens_as
 from vmckpt.state.durable import make_dir_durably, remove_durably, replace, sync_directory
 
 KILL_TIMEOUT_S = 5.0
@@ -145,10 +145,13 @@ class LocalHost(Entry):
         """Processes on the host that are this user's."""
         return process.find_by_user(uid)
 
-    async def connect(self, path: Path) -> socket.socket:
-        """A connected stream to a Unix socket on the host. Raises HostDownError."""
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
+        """A connected stream to a Unix socket on the host. Raises HostDownError, RefusedError."""
         try:
-            return connected(path)
+            sock = connected(path)
+            if of_anyone or (user := listens_as(sock)) in trusted_users():
+                return sock
+            sock.close()
         except OSError as exc:
             remedy = "check that the process that owns the socket runs"
             if isinstance(exc, PermissionError):
@@ -158,6 +161,11 @@ class LocalHost(Entry):
                 why=exc.strerror or str(exc),
                 remedy=remedy,
             ) from exc
+        raise RefusedError(
+            f"at {path} on {self.name} another user listens (uid {user})",
+            why="whatever is heard there are that user's words, and would be acted on as this one",
+            remedy="name a socket of this user's own, or, if all that it says is believed: --trust",
+        )
 
     @asynccontextmanager
     async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:

@@ -9,9 +9,11 @@ import errno
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 
 _MOST_LINKS = 8
+_CREDENTIALS = struct.Struct("iII")
 
 
 def connected(path: Path) -> socket.socket:
@@ -34,6 +36,12 @@ def followed(path: Path) -> Path:
             raise OSError(errno.ELOOP, "another user made a link there", str(path))
         path = path.parent / path.readlink()
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def listens_as(sock: socket.socket) -> int:
+    """The user at the other end: who had the socket that was connected to listen (unix(7))."""
+    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(said)[1])
 
 
 def _connected(path: str) -> socket.socket:

@@ -22,6 +22,8 @@ STATUS_TIMEOUT_S = 3.0
 DISMISS = "dismiss"
 # Said to a primary whose standby certainly has no guest: it needs no term, nor the arbiter.
 GO_ALONE = "go alone"
+# Said to a standby whose primary is certainly dead: it needs no term, nor the arbiter.
+TAKE_ALONE = "take alone"
 _OBJECT: Shape = {}
 _NUMBERS = (
     "acknowledged_epoch", "dirty_pages", "disk_bytes", "disk_bytes_not_sent", "epoch", "epoch_ms",

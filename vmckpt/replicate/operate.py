@@ -21,9 +21,9 @@ from vmckpt.replicate.claim import (
     require_right,
     took_over,
 )
-from vmckpt.replicate.control import ask
+from vmckpt.replicate.control import TAKE_ALONE, ask
 from vmckpt.replicate.leftovers import remove_stale_home, remove_taken_over
-from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
+from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left, is_settled
 from vmckpt.replicate.sides import (
     BEGIN_S,
     Side,
@@ -39,19 +39,23 @@ from vmckpt.vm.inventory import Vm, look, read_vm
 from vmckpt.vm.start import Replaced
 
 
-async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
+async def failover(
+    name: str, hosts: Iterable[Host], *, primary_is_dead: bool = False
+) -> dict[str, Any]:
     """Have the standby go on with the guest; its status then, with `warnings`.
 
-    A primary that answers hands the guest over, and nothing is lost. Raises NotFoundError,
-    OperationFailedError when the standby did not take over (the error says why), TimedOutError when
-    it still waits until it may, OutcomeUnknownError when it has the guest, which does not run.
+    A primary that answers hands the guest over, and nothing is lost. `primary_is_dead`: the
+    operator says that nothing of it runs, and that the arbiter is gone for good. Raises
+    NotFoundError, OperationFailedError when the standby did not take over (the error says why),
+    TimedOutError when it still waits until it may, OutcomeUnknownError when it has the guest, which
+    does not run.
     """
     hosts = tuple(hosts)
     found = await sides(name, hosts)
     standby = await _standby_of(name, found)
     status = standby.status
     if status["state"] != PROMOTED and not await _died_in_it(name, standby):
-        status = await _taken_over(name, standby, found)
+        status = await _taken_over(name, standby, found, hosts, is_dead=primary_is_dead)
     warnings = await _left(name, status, hosts)
     if status.get("took_over_ms") is None and not await _runs_by_now(standby.host, name):
         raise OutcomeUnknownError(
@@ -107,7 +111,9 @@ async def _is_at_home(name: str, promoted: Side) -> bool:
     return home is not None and home.qemu.files.qemu_id == promoted.status.get("qemu_id")
 
 
-async def _taken_over(name: str, standby: Side, found: Iterable[Side]) -> dict[str, Any]:
+async def _taken_over(
+    name: str, standby: Side, found: Iterable[Side], hosts: Iterable[Host], *, is_dead: bool
+) -> dict[str, Any]:
     """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
     for side in found:
         told = side.status
@@ -119,8 +125,11 @@ async def _taken_over(name: str, standby: Side, found: Iterable[Side]) -> dict[s
             with suppress(HostDownError):  # it died over it: the standby sees to that
                 await ask(side.host, Files.of(side.host, name), "failover")
     files = Files.of(standby.host, name)
-    with suppress(HostDownError):  # it may have taken over already, and ended
-        await ask(standby.host, files, "failover")
+    if is_dead:
+        await _take_alone(name, standby, hosts)
+    else:
+        with suppress(HostDownError):  # it may have taken over already, and ended
+            await ask(standby.host, files, "failover")
     await _await_decision(standby.host, name)
     status = (await last_word(standby.host, files)) or standby.status
     if status["state"] != PROMOTED:
@@ -130,6 +139,30 @@ async def _taken_over(name: str, standby: Side, found: Iterable[Side]) -> dict[s
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
     return status
+
+
+async def _take_alone(name: str, standby: Side, hosts: Iterable[Host]) -> None:
+    """Have it take over without the arbiter, should that give no answer. Raises RefusedError: its
+    primary is not dead, or has gone on alone.
+    """
+    files, primary = Files.of(standby.host, name), standby.status.get("primary")
+    for host in hosts:
+        with suppress(HostDownError):
+            home, said = await read_vm(host, name), await side_of(host, name)
+            is_newer = said is not None and host.name == primary and is_settled(said.status)
+            if host.name == standby.host.name or not (
+                is_newer or (home is not None and await home.is_alive())
+            ):
+                continue
+            raise RefusedError(
+                f"the primary of '{name}' is not dead",
+                why=f"what {host.name} has of it is newer"
+                if is_newer
+                else f"its QEMU is alive on {host.name}",
+                remedy=f"have it go on there: vmckpt replicate stop {name}",
+            )
+    with suppress(HostDownError):  # it may have taken over already, and ended
+        await ask(standby.host, files, TAKE_ALONE)
 
 
 async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> list[str]:
@@ -239,6 +272,8 @@ async def _await_decision(standby: Host, name: str) -> None:
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
         why="it may not before it is certain that the primary cannot act any more",
-        remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`",
+        remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`. If that is "
+        f"gone for good: vmckpt replicate stop {name}; if the primary's host is off for certain: "
+        f"vmckpt replicate failover {name} --primary-is-dead",
     )
     await while_there_is(lambda: services(standby, name), late)

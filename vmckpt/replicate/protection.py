@@ -250,6 +250,8 @@ class Protection:
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return Ending.REPLACED
+            if self._asked is not Ending.YOURS:  # the arbiter is gone: it is to go on here
+                return await self._stop()
             if self._stands_still():
                 break
             _require_at_work(background)
@@ -327,8 +329,8 @@ class Protection:
         return ending
 
     async def _stop(self) -> Ending:
-        if not await self._keeper.solo():
-            return Ending.REPLACED
+        if ending := await self._not_solo():
+            return ending
         await self._stream.end(STOPPED, "asked for")
         await self._let_go()
         return Ending.STOPPED
@@ -341,19 +343,25 @@ class Protection:
         self._is_ending = True
         if self._is_handing_over:
             return await self._handed_over()
+        if ending := await self._not_solo():
+            return ending
+        await self._stream.end(ALONE, self._why)
+        self._stream.abort()
+        await self._let_go()
+        return Ending.ALONE
+
+    async def _not_solo(self) -> Ending | None:
+        """None once no replica may take over any more, which the arbiter may not say for long; else
+        how the protection ends: the guest is dead here, or another has its term.
+        """
         solo = asyncio.ensure_future(self._keeper.solo())
-        while not solo.done():  # an arbiter may give no answer any more
+        while not solo.done():
             if self._epochs.is_safe and not self._qemu_lives():
                 solo.cancel()
                 await asyncio.wait({solo})
                 return await self._dead_here("its QEMU died", Ending.YOURS)
             await asyncio.wait({solo}, timeout=RETRY_S)
-        if not solo.result():
-            return Ending.REPLACED
-        await self._stream.end(ALONE, self._why)
-        self._stream.abort()
-        await self._let_go()
-        return Ending.ALONE
+        return None if solo.result() else Ending.REPLACED
 
     async def _let_go(self) -> None:
         """The guest runs, with nothing of its output held, when this returns, or QEMU has ended."""

@@ -171,9 +171,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
-    goes_on: bool | None = is_dead and await _goes_without_arbiter(request)
-    if not goes_on:
-        goes_on = await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead)
+    goes_on = await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead)
     if goes_on is None:
         return  # an operator's process sees to it
     if goes_on:
@@ -197,22 +195,6 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     tell_event(request.primary, about)
 
 
-async def _goes_without_arbiter(request: Request) -> bool:
-    """Whether the arbiter gives no answer, and need not, since the operator says that the standby
-    is dead. The next protection is told which replica it may still have. Raises StorageError.
-    """
-    store, until_s = open_arbiter(request.options), boottime_s() + ARBITER_S
-    while boottime_s() < until_s:
-        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
-            await store.read(request.vm)
-            return False
-        await asyncio.sleep(POLL_S)
-    replica = f"{request.standby.name}/{request.run}"
-    here = vm_dir(request.primary.state_dir, request.vm)
-    await request.primary.write_text(here.gone_replica, replica)
-    return True
-
-
 async def _end_replaced(request: Request, vm: Vm | None) -> None:
     """End what runs here of a guest whose standby has the term, and remove what certainly is stale.
 
@@ -233,19 +215,25 @@ async def _takes_term(
 
     A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
     has forgotten ours, or is not mounted: it is waited for, but not `at_any_rate` (which may be of
-    a service that was killed before it had a term). Raises RefusedError when the term is neither
-    side's.
+    a service that was killed before it had a term). One that gives no answer is not needed if
+    `standby_is_dead`: the next protection is told which replica it may still have. Raises
+    RefusedError when the term is neither side's, StorageError.
     """
     us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
     store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease: Lease | None = None
-    until_s, look_s = math.inf, 0.0
+    until_s, look_s, answered_s = math.inf, 0.0, boottime_s()
     while True:
-        if not at_any_rate and boottime_s() >= look_s:
-            if await _is_left_to_others(request):
+        if not standby_is_dead and boottime_s() >= look_s:
+            if await _is_left_to_others(request, at_any_rate=at_any_rate):
                 return None
             look_s = boottime_s() + LOOK_S
+        if standby_is_dead and boottime_s() - answered_s > ARBITER_S:
+            here = vm_dir(request.primary.state_dir, request.vm)
+            replica = f"{request.standby.name}/{request.run}"
+            await request.primary.write_text(here.gone_replica, replica)
+            return True
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
             if found is None:
@@ -269,15 +257,19 @@ async def _takes_term(
                 with suppress(RefusedError):  # its lease may still run
                     await lease.take()
                     return True
+            answered_s = boottime_s()
         await asyncio.sleep(POLL_S)
 
 
-async def _is_left_to_others(request: Request) -> bool:
-    """Whether another process waits to do this `at_any_rate`, or the replication was ended."""
+async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
+    """Whether the replication was ended, or another process waits to do this of which the operator
+    has said more.
+    """
     files = Files.of(request.primary, request.vm)
     if not await request.primary.exists(files.request):
         return True
-    return bool(await request.primary.find_processes(f"replica\0release\0{files.path}\0"))
+    mark = f"replica\0release\0{files.path}\0" + "--standby-is-dead\0" * at_any_rate
+    return bool(await request.primary.find_processes(mark))
 
 
 async def _is_at_home(request: Request) -> bool:

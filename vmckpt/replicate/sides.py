@@ -34,6 +34,7 @@ class _Asked:
     vm: str | None = None
     run: str | None = None
     primary: _Named = _Named()
+    standby: _Named = _Named()
 
 
 class Side(NamedTuple):
@@ -88,7 +89,12 @@ async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> d
     except MalformedError as exc:
         raise REQUEST.damaged(files.request, str(exc), host.name) from exc
     role = "primary" if asked.primary.name == host.name else "standby"
-    about = {"vm": asked.vm, "run": asked.run}
+    about = {
+        "vm": asked.vm,
+        "run": asked.run,
+        "primary": asked.primary.name,
+        "standby": asked.standby.name,
+    }
     if await services(host, files.path.name):
         return {"role": role, **about, "state": "silent", "why": silence.why}
     why = "its service has died without a word"

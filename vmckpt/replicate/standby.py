@@ -29,7 +29,7 @@ from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.preflight.replication.memory import standby_bytes
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
-from vmckpt.replicate.control import DISMISS, answering, write_last_word
+from vmckpt.replicate.control import DISMISS, TAKE_ALONE, answering, write_last_word
 from vmckpt.replicate.disks.copies import Copy, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
@@ -128,6 +128,7 @@ class Standby:
         self._took_over_s: float | None = None
         self._replica: Replica | None = None
         self._following: Following | None = None
+        self._taking: TakeOver | None = None
         self._second: SecondPath | None = None
         self._asked, self._dismissed = asyncio.Event(), asyncio.Event()
 
@@ -229,6 +230,7 @@ class Standby:
         self._replica, self._following = replica, primary
         asked, warm = self._asked, self._warm
         taking = TakeOver(self._request, self._lease, replica, primary, asked, lack=warm.lack)
+        self._taking = taking
         give_way()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())
@@ -290,6 +292,9 @@ class Standby:
         await self._warm.announce()
         with suppress(HostDownError):  # a primary that hands the guest over hears it
             await channel.fail(Failure(TAKEN, "the guest runs with the standby", "asked for", "-"))
+        if self._lease.held is None:  # without the arbiter: it still has this replica
+            with suppress(StorageError):
+                await self._request.standby.write_text(self._warm.directory.gone_replica, self.name)
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
@@ -303,7 +308,9 @@ class Standby:
     async def _answer(self, word: str) -> dict[str, Any]:
         if word == DISMISS:
             self._dismissed.set()
-        elif word == "failover":
+        elif word in ("failover", TAKE_ALONE):
+            if word == TAKE_ALONE and self._taking is not None:
+                self._taking.go_alone()
             self._asked.set()
             await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
@@ -319,6 +326,7 @@ class Standby:
             "standby": self._request.standby.name,
             "state": self._ended or self._stage(),
             "why": self._why or (primary.why if primary else ""),
+            "arbiter_fails": self._taking.arbiter_fails if self._taking else "",
             "term": held.term if held else primary.term if primary else 0,
             "epoch": replica.epoch if replica else 0,
             "complete": bool(replica and replica.complete),

@@ -20,6 +20,7 @@ from vmckpt.replicate.operate import settle
 from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
 from vmckpt.replicate.sides import (
     BEGIN_S,
+    DEAD,
     Side,
     last_word,
     not_replicated,
@@ -62,7 +63,9 @@ async def stop(
             return {"vm": name, "why": "what it wrote is on its shared disks"}
         raise not_replicated(name)
     answering = {str(side.status["role"]): side.host for side in found if side.answers}
-    if "standby" in answering and "primary" not in answering:
+    if "standby" in answering and not (
+        "primary" in answering or await _is_alive_at_primary(name, found)
+    ):
         raise RefusedError(
             f"the primary of '{name}' gives no answer",
             why=f"{answering['standby'].name} may have the only copy of the guest by now",
@@ -91,6 +94,19 @@ async def stop(
     for side in found:
         await side.host.remove(Files.of(side.host, name).path)
     return last
+
+
+async def _is_alive_at_primary(name: str, found: Iterable[Side]) -> bool:
+    """Whether the primary's host has all of the guest, whose service was killed.
+
+    Its standby may take over all the same, until it is ended.
+    """
+    for side in found:
+        if side.status["role"] == "primary" and side.status["state"] == DEAD:
+            vm = await read_vm(side.host, name)
+            if vm is not None and await vm.is_alive():
+                return True
+    return False
 
 
 async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> None:
@@ -236,6 +252,9 @@ async def _require_nowhere_else(
         )
     if is_dead:
         return
+    standby = primary.status.get("standby")
+    if standby not in {host.name for host in hosts}:
+        raise _not_certain(name, f"its standby's host, {standby}, is none of those that are known")
     if homes.silent:
         why = "; ".join(f"{silent.what}: {silent.why}" for silent in homes.silent)
         raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
@@ -295,10 +314,14 @@ async def _settle_term(
         is_elsewhere = any(home != side.host.name for home in homes.given)
         if not _is_left(said) or is_elsewhere or side.status.get("run") in taken:
             continue
-        if failed:
+        is_gone = True
+        try:
             await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)
-        is_dead = standby_is_dead or bool(failed)
-        last = await _released(side.host, name, standby_is_dead=is_dead)
+        except RefusedError:
+            if failed:
+                raise
+            is_gone = False  # the arbiter says whose the guest is, or it is refused
+        last = await _released(side.host, name, standby_is_dead=is_gone)
     if failed and not (runs or homes.given):
         raise OperationFailedError(
             f"the term of '{name}' was not given up",

@@ -13,7 +13,7 @@ from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.rule import Holding
+from vmckpt.lease.rule import Holding, is_entitled
 from vmckpt.lease.standby import Fencing, Move, View, decide
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
@@ -34,7 +34,7 @@ class TakeOver:
     """One standby's way to the term of its primary; `asked` is set by who wants it to take over.
 
     `lack` says why the QEMU that waits could not go on with the guest; empty when it can.
-    `why`: what last stood in its way.
+    `why`: what last stood in its way; `arbiter_fails`: why that gives no answer.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class TakeOver:
         self._fencing = Fencing.READY
         self._dead: Holding | None = None
         self._asked = asked
-        self.why = ""
+        self._is_alone = False
+        self.why = self.arbiter_fails = ""
 
     def is_due(self, receiving: "asyncio.Future[str]") -> bool:
         """Whether to see to it: the primary is gone, silent or takes no epochs, or it is asked for.
@@ -90,6 +91,10 @@ class TakeOver:
                 self.why = f"{exc.what}: {exc.why}"
                 await asyncio.sleep(TICK_S)
 
+    def go_alone(self) -> None:
+        """The operator has made sure that the primary is dead: no term is needed any more."""
+        self._is_alone = True
+
     def _how_lost(self, receiving: "asyncio.Future[str]") -> str:
         primary = self._primary
         if receiving.done() and receiving.result() != LOST:
@@ -101,8 +106,10 @@ class TakeOver:
             try:
                 await self._lease.look()
             except VmckptError as exc:
+                self.arbiter_fails = f"{exc.what}: {exc.why}"
                 self.why = f"no answer from the arbiter: {exc.why}"
-                return Move.WAIT
+                return await self._without_arbiter(receiving)
+            self.arbiter_fails = ""
         is_heard = not receiving.done() or await self._service_lives()
         # The guest goes on from whole epochs alone.
         await poll(lambda: not self._replica.is_applying, every_s=TICK_S)
@@ -112,6 +119,19 @@ class TakeOver:
             margin_s=MARGIN_S,
             silence_s=SILENCE_S,
         )
+
+    async def _without_arbiter(self, receiving: "asyncio.Future[str]") -> Move:
+        """PROMOTE if the operator says that the primary is dead, and nothing says otherwise."""
+        while self._replica.is_applying:  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
+        seen, me, since_s = self._lease.seen, self._lease.claimant, boottime_s() - SILENCE_S
+        is_heard = not receiving.done() and max(self._primary.heard_by_path_s()) > since_s
+        is_stale = seen is not None and not (
+            is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
+        )
+        if not self._is_alone or is_heard or is_stale or not self._replica.complete:
+            return Move.WAIT
+        return Move.WAIT if await self._lack() else Move.PROMOTE
 
     async def _do(self, move: Move) -> None:
         if move is Move.CLAIM:

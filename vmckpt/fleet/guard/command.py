@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.fleet.guard.ending import END_S, Left
-from vmckpt.fleet.guard.health import variables
+from vmckpt.fleet.guard.health import as_variable, variables
 from vmckpt.fleet.guard.record import Record, Where, Worker
 from vmckpt.fleet.guard.worker import KILL_S, RESULT
 from vmckpt.foreign import Fields, MalformedError
@@ -226,7 +226,7 @@ def environment(record: Record, host: str) -> dict[str, str]:
     more = {
         "VMCKPT_GUARD": record.run,
         "VMCKPT_CHECKPOINT": record.checkpoint or "",
-        "VMCKPT_WHY": record.why,
+        "VMCKPT_WHY": as_variable(record.why),
         "VMCKPT_SINCE": f"{record.command_unix_s or record.began_unix_s:.3f}",
     }
     return {**os.environ, **variables(record.vm, host), **more}

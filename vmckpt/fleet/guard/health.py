@@ -20,6 +20,8 @@ from vmckpt.vm.inventory import Vm, look
 
 CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
+# A variable of a command's environment may have 128 KiB (execve(2)).
+_MOST_CHARS = 16_000
 
 
 class Kind(Enum):
@@ -97,10 +99,12 @@ async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
     """What is wrong with the VM now, by QEMU and by all checks; empty: it is well."""
     seen = await look(vm)
     if seen.state != "running":
-        return [f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}"]
+        return [as_variable(f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}")]
     found = await asyncio.gather(*(_ask(vm, check) for check in checks))
     return [
-        f"{check.text}: {reason}" for check, reason in zip(checks, found, strict=True) if reason
+        as_variable(f"{check.text}: {reason}")
+        for check, reason in zip(checks, found, strict=True)
+        if reason
     ]
 
 
@@ -157,6 +161,11 @@ def _http(url: str) -> str:
         return f"HTTP {exc.code} {exc.reason}"
     except (OSError, ValueError, HTTPException) as exc:
         return f"{type(exc).__name__}: {exc}" if isinstance(exc, HTTPException) else str(exc)
+
+
+def as_variable(text: str) -> str:
+    """What a guest or a program has said, as a command may have it in its environment. Pure."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MOST_CHARS])
 
 
 def variables(vm: str, host: str) -> Mapping[str, str]:

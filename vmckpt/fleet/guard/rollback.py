@@ -78,7 +78,7 @@ async def roll_back(
         raise left_open(record, f"{why}; it could not be rolled back: {exc}") from exc
     record = _noted(record, tell, **ended(record, Phase.ROLLED_BACK, clock()), worker=None)
     for words in record.request.after_rollback:
-        await _hook(words, record, vm.host, tell)
+        await run_hook(words, record, vm.host, tell)
     return record
 
 
@@ -132,7 +132,7 @@ async def _home(record: Record, find: Find, tell: Tell) -> tuple[Host, bool]:
         return find_host(record.host), False
 
 
-async def _hook(words: str, record: Record, host: Host, tell: Tell) -> None:
+async def run_hook(words: str, record: Record, host: Host, tell: Tell) -> None:
     """A command after a rollback. That it fails is told: the VM is back all the same."""
     try:
         child = await asyncio.create_subprocess_exec(

@@ -21,7 +21,7 @@ from vmckpt.foreign import MalformedError, parse
 MAGIC = b"\x00vmckpt-serve\n"
 # Both sides have to speak the same; it changes when a frame, the form of a value or a question does
 # (tests/unit/test_frames.py says when).
-PROTOCOL = 5
+PROTOCOL = 6
 # Longer than any file that is read whole; a longer frame is noise.
 MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IBI")

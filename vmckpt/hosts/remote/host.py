@@ -80,9 +80,9 @@ class RemoteHost(Entry):
         """Processes on the host that are this user's."""
         return await self._ask(Host.find_processes_of, uid)
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         """A connected stream to a Unix socket on the host."""
-        return await self.session.connect(path)
+        return await self.session.connect(path, of_anyone=of_anyone)
 
     @asynccontextmanager
     async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:

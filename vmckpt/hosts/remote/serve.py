@@ -108,7 +108,7 @@ class _Server:
             if lock := self._locks.pop(Path(given["path"]), None):
                 await lock.aclose()
         elif name == "connect":
-            sock = await self._host.connect(Path(given["path"]))
+            sock = await self._host.connect(Path(given["path"]), of_anyone=given["of_anyone"])
             self._link.open_stream(sock, frame.number).start()
         elif question := QUESTIONS.get(name):
             answer = await getattr(self._host, name)(**unbind(question, given))

@@ -132,12 +132,12 @@ class Session:
                 raise
         return await (await self._connected()).ask(question, arguments)
 
-    async def connect(self, path: Path) -> socket.socket:
-        """A stream to a Unix socket on the host. Raises HostDownError."""
+    async def connect(self, path: Path, *, of_anyone: bool) -> socket.socket:
+        """A stream to a Unix socket on the host. Raises HostDownError, RefusedError."""
         try:
-            return await (await self._connected()).connect(path)
+            return await (await self._connected()).connect(path, of_anyone=of_anyone)
         except LinkLostError:
-            return await (await self._connected()).connect(path)
+            return await (await self._connected()).connect(path, of_anyone=of_anyone)
 
     @asynccontextmanager
     async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
@@ -296,14 +296,14 @@ class _Connection:
                 if await self.ask("lock_owner", {"path": str(path)}) == pack(owner):
                     await self.ask("unlock", {"path": str(path)})
 
-    async def connect(self, path: Path) -> socket.socket:
+    async def connect(self, path: Path, *, of_anyone: bool) -> socket.socket:
         """A stream to a Unix socket on the host."""
         number = next(self._numbers)
         mine, theirs = socket.socketpair()
         stream: Stream | None = None
         try:
             stream = self._link.open_stream(theirs, number)
-            await self._ask(number, "connect", {"path": str(path)})
+            await self._ask(number, "connect", {"path": str(path), "of_anyone": of_anyone})
             stream.start()
         except BaseException:
             mine.close()

@@ -63,7 +63,7 @@ async def adopt(
                 why=f"on host {taken[0].host.name}",
                 remedy="choose another name, or see `vmckpt vm show`",
             )
-        facts, process = await _look(host, monitors, pid)
+        facts, process = await _look(host, monitors, pid, trust=trust)
         # Nobody makes the same process a VM of another name meanwhile.
         process_lock = adoption_lock_path(host.state_dir, process.pid)
         async with host.lock(process_lock, owner("vm adopt")):
@@ -117,16 +117,18 @@ def _machine(spec: Spec) -> Spec:
     return spec._replace(text="")
 
 
-async def _look(host: Host, monitors: Sequence[Path], pid: int | None) -> tuple[Facts, ProcessId]:
+async def _look(
+    host: Host, monitors: Sequence[Path], pid: int | None, *, trust: bool
+) -> tuple[Facts, ProcessId]:
     """The QEMU that all the monitors belong to."""
     found = pid
     for path in monitors[1:]:
-        monitor = await _open(host, path)
+        monitor = await _open(host, path, trust=trust)
         try:
             found = await process_of(monitor, host, found)
         finally:
             await monitor.close()
-    monitor = await _open(host, monitors[0])
+    monitor = await _open(host, monitors[0], trust=trust)
     try:
         found = await process_of(monitor, host, found)
         process = from_stat(found, await host.read_text(Path(f"/proc/{found}/stat")) or "")
@@ -140,14 +142,15 @@ async def _look(host: Host, monitors: Sequence[Path], pid: int | None) -> tuple[
     return facts, process
 
 
-async def _open(host: Host, path: Path) -> Monitor:
+async def _open(host: Host, path: Path, *, trust: bool) -> Monitor:
     if not await host.exists(path):
         raise NotFoundError(
             f"there is no socket {path} on {host.name}",
             why="nothing stands there",
             remedy="name the path of a QMP socket: QEMU's -qmp unix:PATH,server=on,wait=off",
         )
-    sock = await host.connect(path)
+    # Else any user's words on itself, and on whose process it is, would be the QEMU's.
+    sock = await host.connect(path, of_anyone=trust)
     try:
         return await Monitor.connect(sock, f"the QEMU at {path}", MONITOR_TIMEOUT_S)
     except MonitorLostError as exc:
