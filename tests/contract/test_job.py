@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +32,10 @@ from vmckpt.hosts.remote.values import pack_error, unpack_error
 from vmckpt.migrate import insist as insisting
 from vmckpt.migrate import job as jobs
 from vmckpt.migrate.delegate import migrate_there
-from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
+from vmckpt.migrate.job import RESULT, Job, JobDir, Result, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.recover import FINISHED
+from vmckpt.migrate.report import Report
 from vmckpt.options.migration import AtTarget, Options
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -44,6 +44,8 @@ from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 SPEC = 'name = "web"\nmemory = "64M"\n'
+REPORT = Report("r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
+                None, None, None, 7, 3, (), "")  # fmt: skip
 JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover")
 
 
@@ -239,12 +241,12 @@ def test_a_disk_that_fills_up_while_a_job_runs_takes_nothing_from_its_good_end(
     files.path.mkdir(parents=True)
     files.events.symlink_to("/dev/full")
 
-    async def migrate(*given: object, **_: object) -> SimpleNamespace:
+    async def migrate(*given: object, **_: object) -> Report:
         object.__setattr__(job, "source", full)
         tell = given[3]
         assert callable(tell)
         heard_or_not(tell)(Note(0.0, "done", "it arrived"))
-        return SimpleNamespace(to_json=lambda: {"outcome": "completed"})
+        return REPORT
 
     monkeypatch.setattr(jobs, "migrate", migrate)
 
@@ -253,7 +255,7 @@ def test_a_disk_that_fills_up_while_a_job_runs_takes_nothing_from_its_good_end(
         await run_job(job, ["vmckpt"])
 
     asyncio.run(play())
-    assert json.loads(files.result.read_text()) == {"report": {"outcome": "completed"}}
+    assert RESULT.decode(files.result.read_text(), files.result) == Result(report=REPORT)
 
 
 def test_events_that_a_full_disk_kept_back_follow_whole(tmp_path: Path) -> None:

@@ -87,6 +87,6 @@ def test_what_cannot_be_written_or_read_is_said(notes: Documents[Note]) -> None:
 
 
 def test_an_infinity_is_not_written(notes: Documents[Note]) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(StorageError, match=r"Note.* cannot be written: .*not JSON compliant"):
         notes.save("n", Note("a", (float("inf"),)))
     assert notes.load("n") is None

@@ -36,11 +36,18 @@ class Schema(Generic[T]):
     omits_none: bool = False
 
     def encode(self, value: T) -> str:
-        """The record's text."""
+        """The record's text. Raises StorageError: it has an infinity, which JSON has not."""
         fields = builtins(value)
         if self.omits_none:
             fields = {name: one for name, one in fields.items() if one is not None}
-        return json.dumps({"format": self.version, **fields}, allow_nan=False)
+        try:
+            return json.dumps({"format": self.version, **fields}, allow_nan=False)
+        except ValueError as exc:
+            raise StorageError(
+                f"a record ({self.kind.__name__}) cannot be written",
+                why=str(exc),
+                remedy="report it: vmckpt has a bug",
+            ) from exc
 
     def decode(self, data: bytes | str, path: Path, host: str = "", *, any_text: bool = False) -> T:
         """The record of the file, on that host. Raises StorageError: damaged, another version.
