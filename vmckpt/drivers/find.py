@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 async def find(name: str, tell: "Tell") -> Driver:
     """The VM of that name, after ending an operation on it that was cut off.
 
-    One of vmckpt's own comes before a domain. Raises NotFoundError, HostDownError when only a host
-    that does not answer may have it.
+    One of vmckpt's own comes before a domain. Raises UsageError: it is no name; NotFoundError,
+    HostDownError when only a host that does not answer may have it.
     """
     from vmckpt.errors import HostDownError, NotFoundError
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.sequence.steps import both
+    from vmckpt.vm.paths import file_name
 
+    file_name(name, "VM")
     hosts = _with_libvirt(all_hosts())
     try:
         # In this order: libvirt's client is loaded while the hosts answer.
