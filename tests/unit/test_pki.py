@@ -288,7 +288,7 @@ def test_a_range_of_ports_is_read(
     "wrong",
     [
         {"migration_ports": ports}
-        for ports in ([], [1], [1, 2, 3], [0, 5], [5, 4], [1, 65536], ["1", "2"], [True, 2], 5, "")
+        for ports in ([], [1], [1, 2, 3], [0, 5], [5, 4], [1, 65536], ["1", "2"], [True, 2], 5)
     ]
     + [{"kind": "ssh"}, {"kind": None}],
 )
