@@ -68,6 +68,8 @@ async def recover(
     while True:
         with suppress(BusyError):
             async with host.lock(lock, owner("replicate --recover", request.run)):
+                if not await _is_going_on(request):
+                    return
                 await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
                 return
         await asyncio.sleep(POLL_S)
@@ -265,10 +267,20 @@ async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
     has said more.
     """
     files = Files.of(request.primary, request.vm)
-    if not await request.primary.exists(files.request):
+    if not await _is_going_on(request):
         return True
     mark = f"replica\0release\0{files.path}\0" + "--standby-is-dead\0" * at_any_rate
     return bool(await request.primary.find_processes(mark))
+
+
+async def _is_going_on(request: Request) -> bool:
+    """Whether the VM's replication is still this one: while this waited it may have been ended, and
+    the VM protected anew.
+    """
+    text = await request.primary.read_text(Files.of(request.primary, request.vm).request)
+    with suppress(ValueError, KeyError, TypeError):
+        return text is not None and Request.from_text(text).run == request.run
+    return False
 
 
 async def _is_at_home(request: Request) -> bool:
