@@ -313,6 +313,8 @@ def test_a_machine_with_too_little_memory_for_a_checkpoint_removes_none(
         with made.open() as store:
             plan = plan_repair(store)
             assert plan.lost
+            assert plan.refused
+            assert "more memory" in plan.refused.remedy
             assert not repair(store, plan, remove_lost=True).removed
     made.require_whole()
 
