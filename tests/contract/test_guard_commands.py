@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -122,6 +122,32 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "refused" in found[2].lower()
     assert found[3].endswith("exit status 4: no")
     assert "No such file" in found[4]
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """A guest that has others asked for it, or itself."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        host = {"/away": "localhost", "/on": "127.0.0.1"}.get(self.path)
+        self.send_response(302 if host else 200)
+        if host:
+            self.send_header("Location", f"http://{host}:{self.connection.getsockname()[1]}/end")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_guest_has_nobody_asked_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with talking(_Elsewhere) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert ailments(monkeypatch, "running", f"{url}/on") == []
+        [found] = ailments(monkeypatch, "running", f"{url}/away")
+    assert "HTTP 302" in found
+    assert _Elsewhere.asked == ["/on", "/end", "/away"]
 
 
 class _Hostile(socketserver.StreamRequestHandler):

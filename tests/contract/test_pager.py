@@ -360,6 +360,47 @@ def test_a_guest_waits_while_its_store_does_not_answer(guest: Guest) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("folder", ["packs", ""])
+def test_a_guest_waits_while_its_stores_disk_is_not_mounted(guest: Guest, folder: str) -> None:
+    """An empty directory is in its place."""
+
+    async def go() -> None:
+        pager = await guest.paged()
+        place = Path(guest.place) / folder
+        away = place.with_name("away")
+        place.rename(away)
+        place.mkdir()
+        await pager.go(guest.host, guest.qemu.files)
+        await asyncio.to_thread(guest.wait_until_tried_again)
+        place.rmdir()
+        away.rename(place)
+        assert await pager.ended() == 0
+        assert guest.reads(*range(PAGES)) == guest.content.tolist()
+
+    asyncio.run(go())
+
+
+def test_a_guest_waits_while_its_stores_connection_is_made_anew(
+    guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh, pid = tmp_path / "ssh", tmp_path / "pid"
+    vmckpt = Path(sys.executable).with_name("vmckpt")
+    words = f"echo $$ >{pid}", "for last; do :; done", f"exec {vmckpt} ${{last#vmckpt }}"
+    ssh.write_text("\n".join(words))
+    monkeypatch.setenv("VMCKPT_STORE_SSH", f"sh {ssh}")
+    guest.place = f"ssh://there{guest.place}"
+
+    async def go() -> None:
+        pager = await guest.paged()
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0
+        assert "tried again" in guest.log.read_text()
+        assert guest.reads(*range(PAGES)) == guest.content.tolist()
+
+    asyncio.run(go())
+
+
 def test_a_guest_that_ends_while_its_store_does_not_answer_ends_its_pager(guest: Guest) -> None:
     async def go() -> None:
         pager = await guest.paged()

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +25,16 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.lease.store import ArbiterDownError, Versioned
-from vmckpt.replicate import recovery
+from vmckpt.replicate import recovery, takeover
 from vmckpt.replicate import stop as stopping
 from vmckpt.replicate.control import GO_ALONE
+from vmckpt.replicate.following import LOST
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import failover, require_decided
 from vmckpt.replicate.protection import Ending, Protection
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import Files, read_request
+from vmckpt.replicate.sides import Side, sides
 from vmckpt.replicate.stop import stop
 from vmckpt.replicate.takeover import TakeOver
 from vmckpt.vm.inventory import Vm, read_vm
@@ -310,11 +312,16 @@ class Leaving(FileStore):
 
 
 @pytest.mark.parametrize(
-    ("in_sync", "is_heard", "takes"),
-    [("b/1", False, True), ("b/1", True, False), (None, False, False)],
+    ("in_sync", "is_heard", "is_cut", "takes"),
+    [
+        ("b/1", False, False, True),
+        ("b/1", True, False, False),
+        ("b/1", True, True, False),  # over the second path alone
+        (None, False, False, False),
+    ],
 )
 def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_dead(
-    tmp_path: Path, *, in_sync: str | None, is_heard: bool, takes: bool
+    tmp_path: Path, *, in_sync: str | None, is_heard: bool, is_cut: bool, takes: bool
 ) -> None:
     """Not where that is heard, nor where it was seen to go on alone: the arbiter went with it."""
     store = Leaving(tmp_path)
@@ -339,6 +346,8 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
         asked.set()
         taking = TakeOver(request, standby, replica, following, asked, lack=waits)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if is_cut:
+            receiving.set_result(LOST)
         settling = asyncio.ensure_future(taking.settled(receiving))
         await asyncio.wait({settling}, timeout=0.2)
         assert not settling.done()
@@ -351,6 +360,34 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
         settling.cancel()
 
     asyncio.run(main())
+
+
+def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was heard then, and is cut off hours later."""
+    store = Leaving(tmp_path)
+    store.is_away = True
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(60.0))
+    now_s = [1000.0]
+    monkeypatch.setattr(takeover, "boottime_s", lambda: now_s[0])
+    following: Any = SimpleNamespace(hello=None, heard_by_path_s=lambda: (1000.0,))
+    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
+
+    async def waits() -> str:
+        return ""
+
+    async def main() -> list[Move]:
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        taking = TakeOver(request, standby, replica, following, asyncio.Event(), lack=waits)
+        taking.go_alone()
+        moves = []
+        for now_s[0] in (1000.0, 1010.0, 5000.0):
+            moves.append(await taking._next(receiving))
+        return moves
+
+    assert asyncio.run(main()) == [Move.WAIT, Move.PROMOTE, Move.WAIT]
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
@@ -368,3 +405,53 @@ def test_a_primary_is_not_dead_whose_host_says_otherwise(
         with pytest.raises(RefusedError, match="is not dead") as refused:
             asyncio.run(failover("web", hosts, primary_is_dead=True))
         assert "vmckpt replicate stop web" in refused.value.remedy
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_standby_whose_host_is_back_during_a_stop_is_seen(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_dead: bool
+) -> None:
+    """It could still take over, and the primary, killed, was let go on as if it could not."""
+    vm, _ = protected(hosts, tmp_path)
+    said = list[bool]()
+
+    async def at_first(name: str, all_hosts: Hosts) -> list[Side]:
+        return await sides(name, all_hosts[:1])
+
+    async def released(_host: Host, _name: str, *, standby_is_dead: bool) -> dict[str, Any]:
+        said.append(standby_is_dead)
+        return {}
+
+    monkeypatch.setattr(stopping, "sides", at_first)
+    monkeypatch.setattr(stopping, "_released", released)
+    words = ["replica", "standby", str(Files.of(hosts[1], "web").path), "-"]
+    script = "import time; time.sleep(60)"
+    with running(vm), subprocess.Popen([sys.executable, "-c", script, *words]) as service:
+        with suppress(VmckptError):
+            asyncio.run(stop("web", hosts, standby_is_dead=is_dead))
+        assert service.poll() is None
+        service.kill()
+    assert said == [False]
+
+
+def test_a_recovery_that_waited_for_the_vm_does_nothing_about_its_next_replication(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the term of that one, whatever its standby did with it."""
+    vm, files = protected(hosts, tmp_path)
+    record(tmp_path, "a/2", "b/2")
+
+    async def main() -> None:
+        request = read_request(files.path)
+        anew = json.loads(files.request.read_text()) | {"run": "2"}
+        monkeypatch.setattr(recovery, "read_request", lambda _path: request)
+        files.request.write_text(json.dumps(anew))
+        async with asyncio.timeout(20):
+            await recover(files.path, at_any_rate=True, standby_is_dead=True)
+
+    with running(vm):
+        asyncio.run(main())
+    assert vm.directory.claim.exists()
+    found = asyncio.run(FileStore(tmp_path / "leases").read("web"))
+    assert found is not None
+    assert found.record.holder == "a/2"

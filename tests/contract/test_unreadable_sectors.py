@@ -83,6 +83,12 @@ def made(tmp_path: Path) -> Made:
     return Made(tmp_path / "store")
 
 
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 def frame(made: Made) -> tuple[str, range]:
     return made.frames()
 
@@ -239,10 +245,7 @@ def test_a_checkpoint_is_not_lost_whose_content_is_perhaps_elsewhere(
     """In its place it is damaged, and where else it is a disk cannot read it now."""
     name, span = made.frames()
     with made.open() as store:
-        path = made.place / name
-        data = bytearray(path.read_bytes())
-        data[span.start] ^= 1
-        path.write_bytes(data)
+        flip(made.place / name, span.start)
         check(store)
         again = save(store, made.first_ram, vm="other")
         (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
@@ -254,6 +257,65 @@ def test_a_checkpoint_is_not_lost_whose_content_is_perhaps_elsewhere(
     with made.open() as store:
         collect(store, plan_gc(store))  # it can be read again
         collect(store, plan_gc(store))  # so its content heals the other one
+    made.require_whole()
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_what_a_disk_could_not_read_once_still_stands_in_for_what_is_damaged(
+    made: Made, sectors: Sectors, is_needed: bool
+) -> None:
+    """Elsewhere it was noted as damaged, and can be read again."""
+    name, span = made.frames()
+    with made.open() as store:
+        flip(made.place / name, span.start)
+        check(store)
+        again = save(store, made.first_ram, vm="other")
+        (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
+        sectors[other] = range(1000, 1001)
+        check(store)
+        if not is_needed:
+            store.remove([again.id])
+    sectors.clear()
+    with made.open() as store:
+        require_same(store, made.first, made.first_ram)
+    with made.open() as store:
+        plan = plan_repair(store, subset=parse_subset("1/1000"))
+        assert not repair(store, plan, remove_lost=True).removed
+        collect(store, plan_gc(store))
+    made.require_whole()
+
+
+def test_a_store_whose_packs_are_on_a_disk_that_is_not_mounted_has_lost_nothing(
+    made: Made,
+) -> None:
+    packs, away = made.place / "packs", made.place / "away"
+    packs.rename(away)
+    packs.mkdir()
+    with made.open() as store:
+        plan = plan_repair(store)
+        assert plan.lost
+        assert "not mounted" in plan.report.findings[0].why
+        assert not repair(store, plan, remove_lost=True).removed
+        with pytest.raises(UnreadableError, match="is missing"):
+            require_same(store, made.first, made.first_ram)
+    packs.rmdir()
+    away.rename(packs)
+    made.require_whole()
+
+
+@pytest.mark.parametrize("chunks", [PAGES, 560])
+def test_a_machine_with_too_little_memory_for_a_checkpoint_removes_none(
+    made: Made, monkeypatch: pytest.MonkeyPatch, chunks: int
+) -> None:
+    """For the words of its maps, or for what these are made of."""
+    with monkeypatch.context() as patch:
+        patch.setattr("vmckpt.store.maps._MEMORY_BYTES", 24 * chunks)
+        with made.open() as store:
+            plan = plan_repair(store)
+            assert plan.lost
+            assert plan.refused
+            assert "more memory" in plan.refused.remedy
+            assert not repair(store, plan, remove_lost=True).removed
     made.require_whole()
 
 

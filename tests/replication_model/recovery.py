@@ -79,6 +79,8 @@ class Recovery(Proc):
 
     async def _settle(self) -> None:
         host, files = self.host, self._files
+        if host.files is not files:
+            return
         home = host.home
         if not (self.at_any_rate or host.qemu_of(home) is not None):
             return

@@ -16,6 +16,7 @@ from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.lease.rule import Claimant, Holding, is_entitled
 from vmckpt.lease.standby import Fencing, Move, View, decide
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN
+from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.following import LOST
 from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.request import PROMOTED
@@ -39,7 +40,7 @@ class Standby(Proc):
         self._lease = host.lease(Claimant(self.name, replica=self.name))
         self.has_ear = self.awaits = False
         self._is_dismissed = self._is_asked = self._is_promoting = self._may_have_run = False
-        self._is_alone = False
+        self._alone_until_s = -math.inf
         self._has_run = False
         self._woken = Signal()
         self._wire: Wire | None = None
@@ -240,11 +241,12 @@ class Standby(Proc):
     def _without_arbiter(self) -> Move:
         """takeover.TakeOver._without_arbiter"""
         seen, me = self._lease.seen, self._lease.claimant
-        is_heard = not self._receiving and max(self._heard_s) > self.host.clock() - SILENCE_S
+        is_heard = max(self._heard_s) > self.host.clock() - SILENCE_S
         is_stale = seen is not None and not (
             is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
         )
-        if not self._is_alone or is_heard or is_stale or self.state is None:
+        is_told = self.host.clock() < self._alone_until_s
+        if not is_told or is_heard or is_stale or self.state is None:
             return Move.WAIT
         return Move.PROMOTE
 
@@ -313,7 +315,7 @@ class Standby(Proc):
         self._woken.set()
 
     def take_alone(self) -> None:
-        self._is_alone = True
+        self._alone_until_s = self.host.clock() + TIMEOUT_S
         self.fail_over()
 
     def status(self) -> Said:

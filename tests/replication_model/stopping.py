@@ -99,6 +99,8 @@ class Stopping(Asking):
         up, silent = await self._reached()
         if other in up and other.home is not None:
             raise RefusedError("another host has it", FAILOVER)
+        if other in up and self._services(other):
+            raise RefusedError("a standby is at work", WAIT, STOP)
         if is_dead or files is None:
             return
         said = other.files.word if other.files is not None else None

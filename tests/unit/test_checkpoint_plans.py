@@ -74,7 +74,7 @@ def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "driver", ["vhost-vsock-pci", "ivshmem-plain", "vfio-pci", "virtio-rng-pci"]
+    "driver", ["vhost-vsock-pci", "ivshmem-plain", "vfio-pci", "pvrdma", "virtio-rng-pci"]
 )
 def test_a_device_that_reaches_the_host_is_in_no_isolated_copy(driver: str) -> None:
     spec = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False).spec

@@ -1,12 +1,18 @@
 """The Ansible role: every variable is declared, documented and used; hosts get what was tested."""
 
+import os
 import re
+import stat
+import subprocess
+import textwrap
 import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 ROLE = REPOSITORY / "ansible/roles/vmckpt"
 PINNED = re.compile(r"^([a-z][\w.-]*)==(\S+)", re.MULTILINE)
+
+STRETCH = re.DOTALL | re.MULTILINE
 
 
 def read(*folders: str) -> str:
@@ -43,12 +49,68 @@ def test_only_modules_of_ansible_core_are_used() -> None:
     assert {collection for collection, _ in modules} == {"ansible.builtin"}
 
 
-def test_no_link_in_a_directory_of_the_user_is_given_to_that_user() -> None:
+def script_of(task: str) -> str:
+    """What a task has sh do."""
+    found = re.search(rf"^- name: {task}$.*?^      - \|\n(.*?)^      - sh$", read("tasks"), STRETCH)
+    assert found
+    return textwrap.dedent(found[1])
+
+
+def run(task: str, *words: str, path: str = os.environ["PATH"]) -> tuple[int, str]:
+    done = subprocess.run(
+        ["sh", "-euc", script_of(task), "sh", *words],
+        capture_output=True, text=True, check=False, env={"PATH": path},
+    )  # fmt: skip
+    return done.returncode, done.stdout.strip()
+
+
+def test_nothing_of_a_directory_of_the_user_is_given_to_that_user_through_a_link() -> None:
     tasks = re.split(r"^- name: ", read("tasks"), flags=re.MULTILINE)
-    inside = re.compile(r'builtin\.file:.*path: "{{ vmckpt_(home|state_dir) }}/', re.DOTALL)
-    found = [task for task in tasks if inside.search(task)]
-    assert len(found) == 2
-    assert all("    follow: false\n" in task for task in found)
+    inside = re.compile(
+        r'builtin\.[a-z]+:.*\b(path|dest): "{{ vmckpt_(home|state_dir) }}/', re.DOTALL
+    )
+    [hugepages] = [task for task in tasks if inside.search(task)]
+    assert "    follow: false\n" in hugepages
+    [keys] = [task for task in tasks if "authorized_keys\n" in task]
+    assert '- "--reuid={{ vmckpt_user }}"\n' in keys
+
+
+def test_a_key_is_there_once_as_it_is_wanted(tmp_path: Path) -> None:
+    keys = tmp_path / ".ssh/authorized_keys"
+
+    def put(line: str) -> tuple[int, str]:
+        key = "^[^#]*" + " ".join(re.findall(r"ssh-ed25519 \S+", line))
+        return run("Let operators log in as the user", str(tmp_path), line, key)
+
+    assert put("restrict ssh-ed25519 AA+/a= anna") == (0, "changed")
+    assert put("restrict ssh-ed25519 BB bert") == (0, "changed")
+    assert put("restrict ssh-ed25519 AA+/a= anna") == (0, "")
+    keys.write_text("# ssh-ed25519 AA+/a=\nssh-rsa CC\n" + keys.read_text())
+    assert put("restrict,pty ssh-ed25519 AA+/a= anna") == (0, "changed")
+    assert keys.read_text().splitlines() == [
+        "# ssh-ed25519 AA+/a=",
+        "ssh-rsa CC",
+        "restrict ssh-ed25519 BB bert",
+        "restrict,pty ssh-ed25519 AA+/a= anna",
+    ]
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (keys.parent, keys)] == [0o700, 0o600]
+    assert os.listdir(keys.parent) == [keys.name]
+
+
+def test_huge_pages_are_mounted_on_a_directory_and_on_what_no_link_leads_to(tmp_path: Path) -> None:
+    mount, state = tmp_path / "bin/mount", tmp_path / "state"
+    mount.parent.mkdir()
+    mount.write_text("#!/bin/sh\npwd -P\n")
+    mount.chmod(0o755)
+    (state / "hugepages").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("state")
+    path = f"{mount.parent}:{os.environ['PATH']}"
+    for place in (state, tmp_path / "link"):
+        found = run("Mount huge pages", str(place), "mode=700", path=path)
+        assert found == (0, str(state.resolve() / "hugepages"))
+    (state / "hugepages").rmdir()
+    (state / "hugepages").symlink_to("/etc")
+    assert run("Mount huge pages", str(state), "mode=700", path=path) == (1, "")
 
 
 def test_hosts_get_the_versions_that_are_tested_here() -> None:

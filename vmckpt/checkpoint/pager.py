@@ -34,7 +34,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,10 @@ class Pager:
         # In its first moments, in order.
         self.waited_for: list[int] = []
         self._began_s = math.inf
+
+    def read_from(self, area: Any) -> None:
+        """What is still to come is of `area`: the same, of the store opened anew."""
+        self._area = area
 
     @property
     def left(self) -> int:
@@ -153,13 +157,42 @@ def main() -> None:
         key = Path(where["key"]) if where["key"] else None
         secret = bytes.fromhex(key.read_text()) if key else None
         try:
-            with open_store(where["store"], Access(secret)).read(where["checkpoint"]) as point:
-                _page(told, lines, where, point.area("ram"))
+            with closing(_Source(where["store"], secret, where["checkpoint"])) as source:
+                _page(told, lines, where, source)
         except VmckptError as exc:
             sys.exit(f"{exc.what}: {exc.why}")
 
 
-def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> None:
+class _Source:
+    """The RAM of a checkpoint, which is not removed meanwhile. Raises VmckptError."""
+
+    def __init__(self, place: str, secret: bytes | None, checkpoint_id: str) -> None:
+        self._place, self._secret, self._checkpoint_id = place, secret, checkpoint_id
+        self._opened, self.area = self._open()
+
+    def open_again(self) -> None:
+        """Anew: a connection to the store, or a lock in it, may have gone while it did not answer.
+
+        Raises VmckptError: it is as it was before.
+        """
+        before = self._opened
+        self._opened, self.area = self._open()
+        with suppress(VmckptError):
+            before.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._opened.close()
+
+    def _open(self) -> tuple[ExitStack, Any]:
+        with ExitStack() as opened:
+            store = opened.enter_context(open_store(self._place, Access(self._secret)))
+            area = opened.enter_context(store.read(self._checkpoint_id)).area("ram")
+            return opened.pop_all(), area
+
+
+def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _Source) -> None:
+    area = source.area
     ram_file, noted = Path(where["ram_file"]), where["noted"]
     laid_out = read_noted(Path(noted)) if noted else []
     first = put_first(ram_file, area, laid_out)
@@ -179,7 +212,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> 
     # The devices' state touches pages too: served from here on.
     marker = _until_go(told, pager)
     if marker is not None:
-        _serve(pager, vm["pid"], marker)
+        _serve(pager, source, vm["pid"], marker)
         if where["key"]:
             Path(where["key"]).unlink(missing_ok=True)
         if noted:
@@ -206,11 +239,11 @@ def _until_go(told: socket.socket, pager: Pager) -> Path | None:
     return Path(json.loads(said)["go"])
 
 
-def _serve(pager: Pager, pid: int, marker: Path) -> None:
+def _serve(pager: Pager, source: _Source, pid: int, marker: Path) -> None:
     try:
         pidfd = os.pidfd_open(pid)
         os.nice(_NICE)
-        _serve_patiently(pager, pidfd)
+        _serve_patiently(pager, source, pidfd)
         marker.unlink(missing_ok=True)
     except VmckptError as exc:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -223,7 +256,7 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def _serve_patiently(pager: Pager, pidfd: int) -> None:
+def _serve_patiently(pager: Pager, source: _Source, pidfd: int) -> None:
     """Serve; while the store does not answer the guest waits. Raises as `Pager.serve`."""
     left, since_s = pager.left, time.monotonic()
     while True:
@@ -239,6 +272,9 @@ def _serve_patiently(pager: Pager, pidfd: int) -> None:
             sys.stderr.write(f"it is tried again: {exc.what}: {exc.why}\n")
         if select.select([pidfd], [], [], AGAIN_S)[0]:
             raise ProcessLookupError
+        with suppress(VmckptError, OSError):  # it does not answer yet
+            source.open_again()
+            pager.read_from(source.area)
 
 
 def present(ram_file: Path) -> "np.ndarray":

@@ -11,7 +11,7 @@ from vmckpt.vm.cards import cards_of
 from vmckpt.vm.spec import Spec
 
 # Devices that reach past QEMU to the host's kernel or devices, or to a program beside it.
-_OUTWARD = ("vhost-", "ivshmem-", "vfio-", "usb-host")
+_OUTWARD = ("vhost-", "ivshmem-", "vfio-", "usb-host", "pvrdma")
 # The base class of a PCI function that is a network controller (/sys/.../class).
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NETWORK_CLASS = "0x02"

@@ -39,9 +39,10 @@ from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.leftovers import end_stale, end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
-from vmckpt.replicate.request import Files, Request, read_request
+from vmckpt.replicate.request import REQUEST, Files, Request, read_request
 from vmckpt.replicate.sides import last_word
 from vmckpt.sequence.steps import finish
+from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -69,7 +70,8 @@ async def recover(
 
     async def settle() -> None:
         async with host.lock(lock, owner("replicate --recover", request.run)):
-            await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
+            if await _is_going_on(request):
+                await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
 
     await retry(settle, BusyError, every_s=POLL_S)
 
@@ -266,10 +268,21 @@ async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
     has said more.
     """
     files = Files.of(request.primary, request.vm)
-    if not await request.primary.exists(files.request):
+    if not await _is_going_on(request):
         return True
     mark = f"replica\0release\0{files.path}\0" + "--standby-is-dead\0" * at_any_rate
     return bool(await request.primary.find_processes(mark))
+
+
+async def _is_going_on(request: Request) -> bool:
+    """Whether the VM's replication is still this one: while this waited it may have been ended, and
+    the VM protected anew.
+    """
+    path = Files.of(request.primary, request.vm).request
+    with suppress(StorageError):
+        found = await load_from(request.primary, path, REQUEST)
+        return found is not None and found.run == request.run
+    return False
 
 
 async def _is_at_home(request: Request) -> bool:

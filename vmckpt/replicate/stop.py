@@ -238,10 +238,14 @@ async def _end_standby(
 async def _require_nowhere_else(
     name: str, primary: Side, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
-    """No other host has the guest, which its standby may have passed on; the arbiter is not asked.
+    """No other host has the guest, which its standby may have passed on, nor a standby that may yet
+    take it over; the arbiter is not asked.
 
     Raises RefusedError; of what no host says any more not when it `is_dead`.
     """
+    others = [host for host in hosts if host.name != primary.host.name]
+    # Before the homes: one that takes it over has it at home before it ends.
+    following = await ask_every(others, lambda one: services(one, name))
     homes = await _homes_but(name, primary.host.name, hosts)
     if homes.given:
         raise RefusedError(
@@ -250,13 +254,19 @@ async def _require_nowhere_else(
             f"{primary.host.name} has is older",
             remedy=f"vmckpt replicate failover {name}",
         )
+    if any(following.given):
+        raise RefusedError(
+            f"a standby of '{name}' is at work",
+            why="its host gave no answer before, and does now",
+            remedy=f"the same again: vmckpt replicate stop {name}",
+        )
     if is_dead:
         return
     standby = primary.status.get("standby")
     if standby not in {host.name for host in hosts}:
         raise _not_certain(name, f"its standby's host, {standby}, is none of those that are known")
-    if homes.silent:
-        why = "; ".join(f"{silent.what}: {silent.why}" for silent in homes.silent)
+    if unheard := following.silent or homes.silent:
+        why = "; ".join(f"{silent.what}: {silent.why}" for silent in unheard)
         raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
     said = [await last_word(host, Files.of(host, name)) for host in hosts]
     if any(

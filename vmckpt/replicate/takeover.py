@@ -6,6 +6,7 @@ and is left alone; one that wants to finds that it may not.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from vmckpt.deadlines import poll
@@ -16,6 +17,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.rule import Holding, is_entitled
 from vmckpt.lease.standby import Fencing, Move, View, decide
 from vmckpt.replicate.channel import PATIENCE_S
+from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
 from vmckpt.replicate.following import LOST, Following
 from vmckpt.replicate.replica import Replica
@@ -52,7 +54,7 @@ class TakeOver:
         self._fencing = Fencing.READY
         self._dead: Holding | None = None
         self._asked = asked
-        self._is_alone = False
+        self._alone_until_s = -math.inf
         self.why = self.arbiter_fails = ""
 
     def is_due(self, receiving: "asyncio.Future[str]") -> bool:
@@ -92,8 +94,10 @@ class TakeOver:
                 await asyncio.sleep(TICK_S)
 
     def go_alone(self) -> None:
-        """The operator has made sure that the primary is dead: no term is needed any more."""
-        self._is_alone = True
+        """The operator has made sure that the primary is dead: no term is needed, for as long as
+        the command waits. What it is worth later nobody has made sure of.
+        """
+        self._alone_until_s = boottime_s() + TIMEOUT_S
 
     def _how_lost(self, receiving: "asyncio.Future[str]") -> str:
         primary = self._primary
@@ -125,11 +129,14 @@ class TakeOver:
         while self._replica.is_applying:  # noqa: ASYNC110
             await asyncio.sleep(TICK_S)
         seen, me, since_s = self._lease.seen, self._lease.claimant, boottime_s() - SILENCE_S
-        is_heard = not receiving.done() and max(self._primary.heard_by_path_s()) > since_s
+        is_heard = max(self._primary.heard_by_path_s()) > since_s and (
+            not receiving.done() or await self._service_lives()
+        )
         is_stale = seen is not None and not (
             is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
         )
-        if not self._is_alone or is_heard or is_stale or not self._replica.complete:
+        is_told = boottime_s() < self._alone_until_s
+        if not is_told or is_heard or is_stale or not self._replica.complete:
             return Move.WAIT
         return Move.WAIT if await self._lack() else Move.PROMOTE
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.errors import StorageError
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.bundled import Holdings
@@ -41,7 +42,7 @@ class Report:
     packs: int = 0
     # Of how many all of the content was read.
     packs_read: int = 0
-    # Whether a disk could not read something, which may be read another time.
+    # Whether something could not be read, or was not seen, that may be another time.
     unread: bool = False
     # False: the place takes no records of damage (an exported file, one that may only be read).
     noted: bool = True
@@ -82,6 +83,8 @@ class _Check:
         # The packs that checkpoints need, as far as these can be read.
         self._needed: set[bytes] = set()
         self._total = 0
+        # Why what is needed may be there unseen.
+        self._unread: StorageError | None = None
         self._names_there: Index | None = None
 
     def run(self) -> Report:
@@ -94,7 +97,8 @@ class _Check:
         self._strangers(sizes)
         newest = self._opened.packs.look_again()
         held = backend.look()
-        report.unread |= backend.unread() is not None
+        self._unread = backend.unread()
+        report.unread |= self._unread is not None
         # What a bundle has of older generations gc has written anew since: nothing reads it.
         packs = [
             (pack_id, generation, size)
@@ -246,7 +250,8 @@ class _Check:
         except MissingError:
             return  # removed, meanwhile
         except DamagedError as exc:
-            self._found(f"{CHECKPOINTS}/{checkpoint_id}", exc)
+            # Whether it is read another time is of no matter to others.
+            self._found(f"{CHECKPOINTS}/{checkpoint_id}", exc.why)
             self._lost(checkpoint_id, exc.what)
             return
         for name, area in maps.areas.items():
@@ -260,8 +265,10 @@ class _Check:
         needed = _packs_in(maps)
         self._needed |= needed
         absent = needed - self._good.keys()
+        why = f": {self._unread.what}: {self._unread.why}" if self._unread else ""
         for pack in sorted(absent):
-            self._found(f"{PACKS}/{pack.hex()}", f"checkpoint {checkpoint_id} needs it: missing")
+            text = f"checkpoint {checkpoint_id} needs it: missing{why}"
+            self._found(f"{PACKS}/{pack.hex()}", text)
 
     def _missing(self, area: AreaMap, maps: Maps) -> int:
         total, packs = 0, packs_of(area.refs)

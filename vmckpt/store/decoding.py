@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, NoReturn
 from uuid import UUID
 
-from vmckpt.store.errors import damaged
+from vmckpt.store.errors import damaged, too_large
 
 # Words of a checkpoint's maker nest no deeper.
 MOST_DEPTH = 64
@@ -27,7 +27,7 @@ def decoding(name: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as exc:
-        raise damaged(f"{name} is damaged", "it takes more memory than there is") from exc
+        raise too_large(name, "it takes more memory than there is") from exc
     except RecursionError as exc:
         raise damaged(f"{name} is damaged", f"it nests more than {MOST_DEPTH} deep") from exc
     except (

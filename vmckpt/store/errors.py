@@ -10,8 +10,8 @@ class DamagedError(StorageError):
 
 
 class UnreadableError(DamagedError):
-    """A disk cannot read bytes of an object now. They may be right, and be read another time: what
-    rests on them is neither removed nor given up.
+    """A disk cannot read bytes of an object now, or this machine has not the memory for them. They
+    may be right, and be read another time: what rests on them is neither removed nor given up.
     """
 
 
@@ -25,4 +25,11 @@ def damaged(what: str, why: str) -> DamagedError:
         what,
         why=why,
         remedy="`vmckpt store check` says which checkpoints are touched; the others are whole",
+    )
+
+
+def too_large(name: str, why: str) -> UnreadableError:
+    """The error for what takes more memory than this machine has."""
+    return UnreadableError(
+        f"{name} cannot be read here", why=why, remedy="read it on a machine with more memory"
     )

@@ -55,11 +55,14 @@ def look_at_checkpoints(store: Store, needed: Needed) -> None:
         except MissingError:  # removed, meanwhile
             return None
         except DamagedError as exc:
+            # One that may be read another time, or elsewhere, is not to be removed.
+            is_lost = not isinstance(exc, UnreadableError)
+            remedy = "remove it (vmckpt checkpoint rm), then run this again"
             raise RefusedError(
                 f"nothing can be collected in {store.place}",
-                why=f"checkpoint {checkpoint_id} is damaged ({exc.why}): it is not known what it "
-                "needs",
-                remedy="remove it (vmckpt checkpoint rm), then run this again",
+                why=f"checkpoint {checkpoint_id} {'is damaged' if is_lost else 'cannot be read'} "
+                f"({exc.why}): it is not known what it needs",
+                remedy=remedy if is_lost else exc.remedy,
             ) from exc
 
     there = store.opened.backend.versions(CHECKPOINTS)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.compression import compress, unpack
-from vmckpt.store.errors import damaged
+from vmckpt.store.errors import damaged, too_large
 from vmckpt.store.pack import Numbers
 
 Refs = NDArray[np.uint64]
@@ -53,11 +53,9 @@ def resized(refs: Refs, chunks: int) -> Refs:
 
 
 def require_memory(chunks: int, name: str) -> None:
-    """Raises DamagedError when this machine cannot hold maps of so many chunks."""
+    """Raises UnreadableError when this machine cannot hold maps of so many chunks."""
     if 24 * chunks > _MEMORY_BYTES // 2:  # the base, what differs from it, and that in the making
-        raise damaged(
-            f"{name} cannot be read", f"it has areas of {chunks} chunks: more than fits in memory"
-        )
+        raise too_large(name, f"it has areas of {chunks} chunks: more than fits in memory")
 
 
 def encode(refs: Refs, base: Refs) -> bytes:
@@ -83,9 +81,9 @@ def encode(refs: Refs, base: Refs) -> bytes:
 
 
 def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
-    """The inverse: a new array. Raises DamagedError."""
-    most = min(4 * _COLUMNS * (len(base) + 1), _MEMORY_BYTES // 16)
-    raw = unpack(data, None, name, most)
+    """The inverse: a new array. Raises DamagedError; UnreadableError: not on this machine."""
+    most = 4 * _COLUMNS * (len(base) + 1)
+    raw = unpack(data, None, name, most, fitting=_MEMORY_BYTES // 16)
     if len(raw) % (4 * _COLUMNS):
         raise damaged(f"{name} is damaged", "a map ends too early")
     columns = np.frombuffer(raw, dtype=np.uint8).reshape(4, -1).T

@@ -11,7 +11,8 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from http.client import HTTPException
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.qemu.agent import GuestAgent
@@ -150,9 +151,18 @@ async def _tcp(vm: Vm, address: str, port: str) -> str:
     return ""
 
 
+class _OfOneHost(urllib.request.HTTPRedirectHandler):
+    """What a guest says to ask instead is asked only of itself: this machine reaches more."""
+
+    def redirect_request(self, req: urllib.request.Request, *more: Any) -> Any:
+        """None: it is not followed."""
+        is_same = urlsplit(more[-1]).hostname == urlsplit(req.full_url).hostname
+        return super().redirect_request(req, *more) if is_same else None
+
+
 def _http(url: str) -> str:
     """Blocking. By no proxy: what is asked is the guest."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _OfOneHost)
     try:
         with opener.open(url, timeout=CHECK_TIMEOUT_S):
             return ""

@@ -95,8 +95,15 @@ class BundledBackend:
         return self._known.holders(pack)
 
     def unread(self) -> StorageError | None:
-        """Why a disk could not read what a bundle has, when they were listed last."""
-        errors = self._known.unreadable.values()
+        """Why packs may be there that were not seen when they were listed last."""
+        known = self._known
+        if not (known.loose or known.bundles or known.unreadable):
+            return UnreadableError(
+                f"the store {self.place} has no pack at all",
+                why="its disk is perhaps not mounted",
+                remedy="mount it; if its content is lost, remove the checkpoints that need it",
+            )
+        errors = known.unreadable.values()
         return next((one for one in errors if isinstance(one, UnreadableError)), None)
 
     def names(self, folder: str) -> dict[str, int]:

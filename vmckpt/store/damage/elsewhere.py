@@ -74,6 +74,9 @@ class Elsewhere:
             lost = np.flatnonzero(~found)
             names = self.names(pack, slots[lost])
             out[lost], found[lost] = self._by_name(names, size, unread)
+            noted = lost[~found[lost]]
+            names_noted = names[~found[lost]]
+            out[noted], found[noted] = self._by_noted_name(pack, names_noted, unread)
             left = ~found[lost] & ~table.has(slots[lost]) & (slots[lost] < table.slot_count)
             if left.any():  # gc has written that down, but its records may be damaged in their turn
                 self._records.note([named(pack, slots[lost[left]], names[left])])
@@ -137,12 +140,28 @@ class Elsewhere:
                 chosen = packs == number
                 places = left[chosen]
                 contents = self._read_other(index.packs[number], slots[chosen], size, unread)
-                hashes = self._sealer.hashes(memoryview(contents.reshape(-1).data), size)
-                same = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2) == names[places]
-                right = same.all(axis=1)
+                right = self._have_names(contents, names[places])
                 out[places[right]] = contents[right]
                 found[places[right]] = True
         return out, found
+
+    def _by_noted_name(self, pack: Pack, names: Hashes, unread: Unread) -> tuple[Contents, Found]:
+        """The same, of other packs' chunks that were noted: a disk may have failed just once."""
+        size = pack.table.chunk_bytes
+        wanted, which = np.unique(names, axis=0, return_inverse=True)
+        out = np.zeros((len(wanted), size), dtype=np.uint8)
+        found = np.zeros(len(wanted), dtype=bool)
+        for pack_id, (slots, rows) in self._records.places(wanted).items():
+            if pack_id != pack.id:
+                contents = self._read_other(pack_id, slots, size, unread)
+                right = self._have_names(contents, wanted[rows])
+                out[rows[right]], found[rows[right]] = contents[right], True
+        return out[which.reshape(-1)], found[which.reshape(-1)]
+
+    def _have_names(self, contents: Contents, names: Hashes) -> Found:
+        hashes = self._sealer.hashes(memoryview(contents.reshape(-1).data), contents.shape[1])
+        found: Found = (np.frombuffer(hashes, dtype="<u8").reshape(-1, 2) == names).all(axis=1)
+        return found
 
     def _read_other(self, pack_id: bytes, slots: Numbers, size: int, unread: Unread) -> Contents:
         """Chunks of another pack; zeroes, which have no such name, where they cannot be read."""

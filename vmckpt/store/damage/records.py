@@ -27,7 +27,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, row
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.header import HEADER_BYTES, Header
 from vmckpt.store.pack import Hashes, Numbers, Pack, every
 from vmckpt.store.sealing.seal import Box, Sealer
@@ -110,6 +110,20 @@ class DamageRecords:
                         found[place] = np.frombuffer(name, dtype="<u8")
         return found
 
+    def places(self, names: Hashes) -> dict[bytes, tuple[Numbers, Numbers]]:
+        """Where chunks of these names, no two alike, were noted: by pack their slots, and of each
+        which of the names it has.
+        """
+        rows = {one.tobytes(): row for row, one in enumerate(names.astype("<u8"))}
+        found = {}
+        with self._mutex:
+            for pack_id, generations in self._known.items():
+                noted = [one for known in generations.values() for one in known.items()]
+                here = {slot: rows[name] for slot, name in noted if name in rows}
+                if here:
+                    found[pack_id] = np.array(list(here)), np.array(list(here.values()))
+        return found
+
     def note_frame(self, pack: Pack, frame: int) -> None:
         """Write down that a frame cannot be read. Never raises: the reader has an error to tell."""
         slots = pack.table.frame_slots(frame)
@@ -170,8 +184,9 @@ class DamageRecords:
 
         with self._mutex:
             written = dict(self._written)
-            # Read twice, just now.
-            bad = list(self.unreadable)
+            # Read twice, just now; what a disk cannot read it may read later.
+            unreadable = self.unreadable.items()
+            bad = [name for name, exc in unreadable if not isinstance(exc, UnreadableError)]
         kept = {
             name: mine
             for name, found in written.items()

@@ -18,7 +18,7 @@ from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.store import Store
 
 _UNREAD = (
-    "a disk cannot read some of the store now, perhaps just what this lacks: see `store check`"
+    "some of the store cannot be read or seen now, perhaps just what this lacks: see `store check`"
 )
 
 
