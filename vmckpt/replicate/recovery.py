@@ -264,20 +264,25 @@ async def _takes_term(
 
 async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
     """Whether the replication was ended, or another process waits to do this of which the operator
-    has said more.
+    has said more. Where the kernel does not say (no free descriptor) that is seen the next time.
     """
-    files = Files.of(request.primary, request.vm)
     if not await _is_going_on(request):
         return True
-    mark = f"replica\0release\0{files.path}\0" + "--standby-is-dead\0" * at_any_rate
-    return bool(await request.primary.find_processes(mark))
+    path = Files.of(request.primary, request.vm).path
+    mark = f"replica\0release\0{path}\0" + "--standby-is-dead\0" * at_any_rate
+    with suppress(OutcomeUnknownError):
+        return bool(await request.primary.find_processes(mark))
+    return False
 
 
 async def _is_going_on(request: Request) -> bool:
-    """Whether the VM's replication is still this one: while this waited it may have been ended, and
-    the VM protected anew.
+    """Whether the VM's replication is still this one, as far as its file can be read: while this
+    waited it may have been ended, and the VM protected anew.
     """
-    text = await request.primary.read_text(Files.of(request.primary, request.vm).request)
+    try:
+        text = await request.primary.read_text(Files.of(request.primary, request.vm).request)
+    except OSError:
+        return True
     with suppress(ValueError, KeyError, TypeError):
         return text is not None and Request.from_text(text).run == request.run
     return False
