@@ -485,3 +485,22 @@ def test_a_recovery_outlives_a_host_without_free_descriptors(
     with running(vm):
         asyncio.run(main())
     assert looks
+
+
+def test_a_release_that_another_was_quicker_with_does_not_wait_for_the_arbiter(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """It kept the VM's lock: after two operators' `stop` the VM was busy for good."""
+    _, files = protected(hosts, tmp_path)
+    broken(tmp_path)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(recover(files.path, at_any_rate=True))
+        await asyncio.wait({waiting}, timeout=0.5)
+        assert not waiting.done()
+        off = {"role": "primary", "state": "ended", "ending": "off", "run": "1", "why": "-"}
+        files.status.write_text(json.dumps(off))
+        async with asyncio.timeout(20):
+            await waiting
+
+    asyncio.run(main())

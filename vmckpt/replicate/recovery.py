@@ -38,7 +38,7 @@ from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.leftovers import end_stale, end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
-from vmckpt.replicate.request import Files, Request, read_request
+from vmckpt.replicate.request import ENDED, Files, Request, has_left, read_request
 from vmckpt.replicate.sides import last_word
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
@@ -68,7 +68,7 @@ async def recover(
     while True:
         with suppress(BusyError):
             async with host.lock(lock, owner("replicate --recover", request.run)):
-                if not await _is_going_on(request):
+                if not await _is_going_on(request, at_any_rate=at_any_rate):
                     return
                 await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
                 return
@@ -266,7 +266,7 @@ async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
     """Whether the replication was ended, or another process waits to do this of which the operator
     has said more. Where the kernel does not say (no free descriptor) that is seen the next time.
     """
-    if not await _is_going_on(request):
+    if not await _is_going_on(request, at_any_rate=at_any_rate):
         return True
     path = Files.of(request.primary, request.vm).path
     mark = f"replica\0release\0{path}\0" + "--standby-is-dead\0" * at_any_rate
@@ -275,14 +275,19 @@ async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
     return False
 
 
-async def _is_going_on(request: Request) -> bool:
-    """Whether the VM's replication is still this one, as far as its file can be read: while this
-    waited it may have been ended, and the VM protected anew.
+async def _is_going_on(request: Request, *, at_any_rate: bool) -> bool:
+    """Whether there is something to do, as far as the files can be read: while this waited the
+    replication may have been ended, and the VM protected anew, or another operator's process may
+    have done what this one is to do `at_any_rate`.
     """
+    files = Files.of(request.primary, request.vm)
     try:
-        text = await request.primary.read_text(Files.of(request.primary, request.vm).request)
+        text = await request.primary.read_text(files.request)
+        said = await last_word(request.primary, files)
     except OSError:
         return True
+    if at_any_rate and said is not None and said["state"] in ENDED and not has_left(said):
+        return False
     with suppress(ValueError, KeyError, TypeError):
         return text is not None and Request.from_text(text).run == request.run
     return False
