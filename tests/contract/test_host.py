@@ -97,6 +97,17 @@ def test_a_command_that_outlasts_its_time_is_ended(host: Host, ask: Ask, tmp_pat
     assert process.find_by_argument(mark) == []
 
 
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_command_that_prints_without_end_is_ended(
+    host: Host, ask: Ask, tmp_path: Path, stream: int
+) -> None:
+    mark = str(tmp_path / "mark")
+    flood = f"import os\nwhile True: os.write({stream}, b'a' * 65536)"
+    with pytest.raises(HostDownError, match="printed more than 64"):
+        run(ask, host, *PYTHON, flood, mark, timeout_s=60)
+    assert process.find_by_argument(mark) == []
+
+
 def test_a_command_whose_child_keeps_its_output_open_is_given_up_in_time(
     host: Host, ask: Ask, tmp_path: Path
 ) -> None:

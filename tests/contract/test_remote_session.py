@@ -110,6 +110,18 @@ def test_a_question_is_asked_again_over_a_new_connection(tmp_path: Path) -> None
     play(work, tmp_path)
 
 
+def test_an_answer_that_is_too_long_for_a_message_ends_no_connection(tmp_path: Path) -> None:
+    """Each of these bytes takes six of the message."""
+
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        with pytest.raises(HostDownError, match="too long"):
+            await host.run(["head", "-c", str(12 << 20), "/dev/zero"])
+        assert await host.exists(tmp_path)
+        assert len(serves.children) == 1
+
+    play(work, tmp_path)
+
+
 def test_many_questions_share_one_connection(tmp_path: Path) -> None:
     async def work(host: RemoteHost, serves: PipedServes) -> None:
         paths = [tmp_path / f"{number}" for number in range(50)]

@@ -1,6 +1,7 @@
 """The arbiter is gone for good, or was put back to what it had before: what an operator can do."""
 
 import asyncio
+import errno
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.contract.test_replication_leftovers import WithoutArbiter, home, reco
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
@@ -455,3 +456,51 @@ def test_a_recovery_that_waited_for_the_vm_does_nothing_about_its_next_replicati
     found = asyncio.run(FileStore(tmp_path / "leases").read("web"))
     assert found is not None
     assert found.record.holder == "a/2"
+
+
+def test_a_recovery_outlives_a_host_without_free_descriptors(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for an operator's process, was not told, and ended: the guest stayed paused."""
+    vm, files = protected(hosts, tmp_path)
+    broken(tmp_path)
+    looks = list[str]()
+
+    async def unknown(_host: Host, mark: str) -> list[ProcessId]:
+        looks.append(mark)
+        raise OutcomeUnknownError("cannot tell", why="Too many open files", remedy="-")
+
+    async def unread(_host: Host, _path: Path) -> str | None:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(recover(files.path))
+        await asyncio.wait({waiting}, timeout=0.5)
+        monkeypatch.setattr(LocalHost, "find_processes", unknown)
+        monkeypatch.setattr(LocalHost, "read_text", unread)
+        await asyncio.wait({waiting}, timeout=1.5)
+        assert not waiting.done()
+        waiting.cancel()
+
+    with running(vm):
+        asyncio.run(main())
+    assert looks
+
+
+def test_a_release_that_another_was_quicker_with_does_not_wait_for_the_arbiter(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """It kept the VM's lock: after two operators' `stop` the VM was busy for good."""
+    _, files = protected(hosts, tmp_path)
+    broken(tmp_path)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(recover(files.path, at_any_rate=True))
+        await asyncio.wait({waiting}, timeout=0.5)
+        assert not waiting.done()
+        off = {"role": "primary", "state": "ended", "ending": "off", "run": "1", "why": "-"}
+        files.status.write_text(json.dumps(off))
+        async with asyncio.timeout(20):
+            await waiting
+
+    asyncio.run(main())

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tests.replication_model.asking import FAILOVER, PROTECT, START, STOP, STOP_OFF
+from tests.replication_model.asking import FAILOVER, FAILOVER_DEAD, PROTECT, START, STOP, STOP_OFF
 from tests.replication_model.world import Act, Plan
 
 COMMANDS = (START, PROTECT, FAILOVER, STOP, STOP_OFF)
@@ -21,7 +21,7 @@ def plan_of(seed: int) -> Plan:
     """The schedule of that seed: of any kind, or of one in which a law is easily broken."""
     random = Random(seed)
     kind = random.choice([_any, _any, _any, _one, _pair, _cut_off, _back, _off, _both])
-    acts = kind(random)
+    acts = (_operators if seed % 16 == 11 else kind)(random)
     if random.random() < 0.97:
         acts.insert(0, Act(random.choice([0.2, 0.5]), PROTECT))
     if seed % 8 == 7:
@@ -107,6 +107,19 @@ def _off(random: Random) -> list[Act]:
     acts = [first, off, Act(4.0, STOP_OFF), Act(random.uniform(15.0, 30.0), START)]
     acts.append(Act(random.choice([2.0, 60.0]), "cut operator", random.choice("aab"), 60.0))
     acts += [_asked(random, 4.0) for _ in range(random.choice([1, 2, 3]))]
+    return acts
+
+
+def _operators(random: Random) -> list[Act]:
+    """Two operators, while services die and the arbiter does not answer."""
+    acts = [Act(4.0 + random.random(), random.choice(["lose arbiter", "stop arbiter"]), "a", 40.0)]
+    for _ in range(random.choice([3, 5, 8])):
+        after_s = random.choice([0.0, 0.5, 2.0, 12.0]) * random.random()
+        kind = random.choice(["kill service", "crash", "destroy", "cut operator", "cut link"])
+        acts.append(Act(after_s, kind, random.choice(["primary", "standby"]), 10.0))
+        for _ in range(2):
+            asked = random.choice([*COMMANDS, STOP, FAILOVER_DEAD])
+            acts.append(Act(random.choice([0.0, 0.5, 4.0]) * random.random(), asked, "b"))
     return acts
 
 

@@ -79,7 +79,7 @@ class Recovery(Proc):
 
     async def _settle(self) -> None:
         host, files = self.host, self._files
-        if host.files is not files:
+        if not self._is_going_on():
             return
         home = host.home
         if not (self.at_any_rate or host.qemu_of(home) is not None):
@@ -108,7 +108,13 @@ class Recovery(Proc):
     def _is_left_to_others(self) -> bool:
         """recovery._is_left_to_others"""
         is_said = any(one.said > self.said for one in _others(self))
-        return not self._is_dead and (is_said or self.host.files is not self._files)
+        return not self._is_dead and (is_said or not self._is_going_on())
+
+    def _is_going_on(self) -> bool:
+        """recovery._is_going_on"""
+        word = self._files.word
+        is_over = word is not None and word.ending not in ("yours", "replaced")
+        return self.host.files is self._files and not (self.at_any_rate and is_over)
 
     def _note_replica(self) -> None:
         if self.host.home is not None:

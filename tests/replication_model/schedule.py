@@ -75,9 +75,9 @@ class Schedule:
     def _do(self, act: Act) -> None:
         world = self.world
         host = self._host(act.on)
-        if act.kind not in COMMANDS:
+        if act.kind not in (*COMMANDS, FAILOVER_DEAD):
             self._expect(act, host)
-        if act.kind == STOP_OFF and not self._is_off():
+        if not self._is_so(act.kind):
             return
         world.note(f"-- {act.kind} {host.name} {act.for_s:.2f}")
         world.seen[act.kind] += 1
@@ -92,7 +92,7 @@ class Schedule:
                 world.is_arbiter_lost |= how == "lose"
                 for one in world.hosts:
                     one.to_arbiter_from_s = until_s
-            case _ if act.kind in COMMANDS:
+            case _ if act.kind in (*COMMANDS, FAILOVER_DEAD):
                 self._command(act.kind, host)
             case ["kill", "command"]:
                 for proc in list(self._desk.procs):
@@ -101,6 +101,19 @@ class Schedule:
                 self._hurt(what, whom, host, act.for_s)
             case [what]:
                 self._take_down(what, host, act.for_s)
+
+    def _is_so(self, command: str) -> bool:
+        """Whether the operator may say what it says."""
+        if command == STOP_OFF:
+            return self._is_off()
+        return command != FAILOVER_DEAD or self._is_dead()
+
+    def _is_dead(self) -> bool:
+        """Whether what the operator would say of a primary is so: all but its standby is off."""
+        return any(
+            host.find(Standby) and not other_of(self.world.hosts, host).is_up
+            for host in self.world.hosts
+        )
 
     def _cut_off(self, what: str, host: Host, until_s: float) -> None:
         if what == "arbiter":

@@ -17,6 +17,8 @@ COMMAND_TIMEOUT_S = 30.0
 MOST_READ_BYTES = 1 << 20
 # A QEMU that was broken into makes its log as large as it likes.
 MOST_TEXT_BYTES = 8 << 20
+# Of each stream of a command, whose words may be a guest's (a hook, by SSH).
+MOST_SAID_BYTES = 64 << 20
 
 
 class Completed(NamedTuple):

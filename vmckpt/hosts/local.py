@@ -22,6 +22,7 @@ from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
+    MOST_SAID_BYTES,
     MOST_TEXT_BYTES,
     Allocation,
     Completed,
@@ -40,6 +41,7 @@ from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
 from vmckpt.hosts.unix_socket import connected, listens_as
 from vmckpt.state.durable import make_dir_durably, remove_durably, replace, sync_directory
+from vmckpt.units import format_size
 
 KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005
@@ -67,7 +69,7 @@ class LocalHost(Entry):
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end.
 
-        Raises HostDownError when it cannot be started or outlasts `timeout_s`.
+        Raises HostDownError when it cannot be started, outlasts `timeout_s`, or prints too much.
         """
         try:
             leave_session(argv)
@@ -83,7 +85,10 @@ class LocalHost(Entry):
             raise self._cannot_run(argv[0], str(exc)) from exc
         try:
             async with asyncio.timeout(timeout_s):
-                stdout, stderr = await child.communicate()
+                stdout, stderr = await asyncio.gather(
+                    _said(child, child.stdout), _said(child, child.stderr)
+                )
+                await child.wait()
         except (TimeoutError, asyncio.CancelledError) as exc:
             # All of its session: a child of the command's would hold our ends of its pipes.
             with suppress(ProcessLookupError):
@@ -93,6 +98,9 @@ class LocalHost(Entry):
             if isinstance(exc, TimeoutError):
                 raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
             raise
+        if max(len(stdout), len(stderr)) > MOST_SAID_BYTES:
+            why = f"it printed more than {format_size(MOST_SAID_BYTES)}, and was ended"
+            raise self._cannot_run(argv[0], why)
         return Completed(
             child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace")
         )
@@ -399,6 +407,18 @@ class LocalHost(Entry):
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
+
+
+async def _said(child: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
+    """All that it prints, or so much that it is too much; then its session is ended."""
+    said = bytearray()
+    while stream and (piece := await stream.read(_PIECE_BYTES)):
+        if len(said) <= MOST_SAID_BYTES:
+            said += piece
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    return bytes(said)
 
 
 def _text(path: Path) -> str:

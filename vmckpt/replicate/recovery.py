@@ -39,10 +39,16 @@ from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.leftovers import end_stale, end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
-from vmckpt.replicate.request import REQUEST, Files, Request, read_request
+from vmckpt.replicate.request import (
+    ENDED,
+    REQUEST,
+    Files,
+    Request,
+    has_left,
+    read_request,
+)
 from vmckpt.replicate.sides import last_word
 from vmckpt.sequence.steps import finish
-from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -70,7 +76,7 @@ async def recover(
 
     async def settle() -> None:
         async with host.lock(lock, owner("replicate --recover", request.run)):
-            if await _is_going_on(request):
+            if await _is_going_on(request, at_any_rate=at_any_rate):
                 await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
 
     await retry(settle, BusyError, every_s=POLL_S)
@@ -265,23 +271,32 @@ async def _takes_term(
 
 async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
     """Whether the replication was ended, or another process waits to do this of which the operator
-    has said more.
+    has said more. Where the kernel does not say (no free descriptor) that is seen the next time.
+    """
+    if not await _is_going_on(request, at_any_rate=at_any_rate):
+        return True
+    path = Files.of(request.primary, request.vm).path
+    mark = f"replica\0release\0{path}\0" + "--standby-is-dead\0" * at_any_rate
+    with suppress(OutcomeUnknownError):
+        return bool(await request.primary.find_processes(mark))
+    return False
+
+
+async def _is_going_on(request: Request, *, at_any_rate: bool) -> bool:
+    """Whether there is something to do, as far as the files can be read: while this waited the
+    replication may have been ended, and the VM protected anew, or another operator's process may
+    have done what this one is to do `at_any_rate`.
     """
     files = Files.of(request.primary, request.vm)
-    if not await _is_going_on(request):
+    try:
+        text = await request.primary.read_text(files.request)
+        said = await last_word(request.primary, files)
+    except OSError:
         return True
-    mark = f"replica\0release\0{files.path}\0" + "--standby-is-dead\0" * at_any_rate
-    return bool(await request.primary.find_processes(mark))
-
-
-async def _is_going_on(request: Request) -> bool:
-    """Whether the VM's replication is still this one: while this waited it may have been ended, and
-    the VM protected anew.
-    """
-    path = Files.of(request.primary, request.vm).request
+    if at_any_rate and said is not None and said["state"] in ENDED and not has_left(said):
+        return False
     with suppress(StorageError):
-        found = await load_from(request.primary, path, REQUEST)
-        return found is not None and found.run == request.run
+        return text is not None and REQUEST.decode(text, files.request).run == request.run
     return False
 
 

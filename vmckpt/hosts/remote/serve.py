@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt import __version__
+from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.ownership import require_own
-from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, broken, read_frame, with_json
+from vmckpt.hosts.remote.frames import (
+    MAGIC,
+    MOST_BYTES,
+    PROTOCOL,
+    Frame,
+    Kind,
+    broken,
+    read_frame,
+    with_json,
+)
 from vmckpt.hosts.remote.link import Link
 from vmckpt.hosts.remote.values import pack, pack_error, unbind, unpack
+from vmckpt.units import format_size
 
 HELLO_TIMEOUT_S = 20.0
 QUESTIONS = {
@@ -46,6 +57,17 @@ async def serve(
     os.environ["VMCKPT_STATE_DIR"] = theirs["state_dir"]
     host = LocalHost(theirs["name"], Path(theirs["state_dir"]), "127.0.0.1")
     await _Server(host, reader, writer).run()
+
+
+def _fitting(answer: Frame) -> Frame:
+    """Raises HostDownError when it is none that the asker would take."""
+    if (size := len(answer.payload)) <= MOST_BYTES:
+        return answer
+    raise HostDownError(
+        "an answer is too long for a message",
+        why=f"it has {format_size(size)}, a message {format_size(MOST_BYTES)}",
+        remedy="report this, unless it is a guest that floods what asks it",
+    )
 
 
 def _own_address() -> str | None:
@@ -87,7 +109,7 @@ class _Server:
 
     async def _answer(self, frame: Frame) -> None:
         try:
-            reply = with_json(Kind.ANSWER, frame.number, await self._do(frame))
+            reply = _fitting(with_json(Kind.ANSWER, frame.number, await self._do(frame)))
         except asyncio.CancelledError:
             # Who cancelled it waits for this, and reads no more than that it has ended.
             reply = with_json(Kind.ANSWER, frame.number, None)
