@@ -222,10 +222,11 @@ def test_an_attendant_hears_what_it_is_told_and_ends_with_the_block(tmp_path: Pa
 def test_an_attendant_that_is_frozen_is_found_out(tmp_path: Path) -> None:
     program = "import os\nwhile said := os.read(0, 4096): os.write(0, b'.' * said.count(b'\\n'))"
     with attended([sys.executable, "-c", program], tmp_path / "log", answer_s=3.0) as say:
-        (child,) = find_by_argument(program)
         for _ in range(3):
             say("inf")
             time.sleep(0.3)
+        # Not before: a process has no command line at the moment when it becomes its program.
+        (child,) = find_by_argument(program)
         os.kill(child.pid, signal.SIGSTOP)
         given_up_s = time.monotonic() + 30
         with pytest.raises(TimeoutError):

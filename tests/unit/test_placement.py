@@ -148,6 +148,17 @@ def test_who_belongs_together_goes_together_and_to_those_who_stay() -> None:
     assert "with web, db" in first
 
 
+def test_a_vm_that_has_to_be_with_vms_of_two_hosts_stays() -> None:
+    """It went to one of the two."""
+    both = mover("web", 1, together=frozenset({"shop", "mail"}))
+    rooms = [
+        room("h1", 8, together=frozenset({"shop"})),
+        room("h2", 8, together=frozenset({"mail"})),
+    ]
+    (reason,) = place([both], rooms).stay.values()
+    assert "h1: those it has to be with are on h2" in reason
+
+
 def test_replicas_go_to_different_hosts_and_the_one_too_many_says_why() -> None:
     replicas = [mover(f"r{n}", 1, apart=frozenset({"web"})) for n in range(3)]
     placed = place(

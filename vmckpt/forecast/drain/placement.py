@@ -74,14 +74,16 @@ def _units(movers: Sequence[Mover], rooms: Sequence[Room]) -> tuple[list[_Unit],
             stay |= {one.name: _whose(reason, group) for one in group}
             continue
         together = frozenset(word for one in group for word in one.together)
-        homes = {room.name for room in rooms if room.together & together}
+        homes = [
+            {room.name for room in rooms if word in room.together} for word in sorted(together)
+        ]
         closed = {host: reason for one in group for host, reason in one.closed.items()}
         candidates = []
         for room in rooms:
             if any(room.name not in one.costs for one in group):
                 closed.setdefault(room.name, "it may not go there")
-            elif homes and room.name not in homes:
-                closed[room.name] = f"those it has to be with are on {', '.join(sorted(homes))}"
+            elif away := next((there for there in homes if there and room.name not in there), None):
+                closed[room.name] = f"those it has to be with are on {', '.join(sorted(away))}"
             else:
                 candidates.append(room.name)
         memory_bytes = sum(one.memory_bytes for one in group)
