@@ -232,6 +232,10 @@ class _Restoring:
                 await self._host.make_private_dir(self._files.memory(IN_MEMORY))
             helper = None
             if not wish.eager and not self._is_whole:
+                ram_dir = self._planned.spec.ram_dir
+                if await self._host.exists(ram_dir):  # else it is refused
+                    # The pager puts the first pages there, perhaps before there is a QEMU.
+                    await self._host.make_private_dir(self._files.memory(ram_dir))
                 # It takes its time to begin: meanwhile all is checked.
                 helper = await self._pager()
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
