@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -16,15 +18,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.contract.test_checkpoint_disks import SIZE, make
+from tests.contract.test_restore_disks import spec
+from tests.unit.test_checkpoint_tree import facts
+from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.first_pages import read_noted
+from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.pager import present
 from vmckpt.checkpoint.paging import Pager, is_whole, see_to_pages
+from vmckpt.checkpoint.restore import Source, Wish, restore
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES
-from vmckpt.store.open import create_store
+from vmckpt.store.open import create_store, open_store
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -425,3 +433,29 @@ def test_a_guest_that_ends_ends_its_pager(guest: Guest) -> None:
         assert await pager.ended() == 0
 
     asyncio.run(go())
+
+
+def test_a_pager_that_is_quicker_than_qemu_finds_the_directory_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts the first pages there: a restore failed with "the pager did not begin"."""
+    disk = DiskFacts(str(tmp_path / "web.raw"), "raw", SIZE, read_only=False, area="disk-0")
+    said = replace(facts("one"), spec=spec(tmp_path), disks=(disk,), macs=())
+    make(tmp_path, said.to_json())
+    host, place = LocalHost("local", tmp_path, "127.0.0.1"), str(tmp_path / "checkpoints")
+    with open_store(place) as store:
+        point = store.find("one")
+    source = Source(place, point.id, known=digest(point))
+    found = list[tuple[Path, int]]()
+
+    async def start(_place: str, _id: str, _log: Path, ram_file: Path, **_more: object) -> None:
+        found.append((ram_file.parent, stat.S_IMODE(ram_file.parent.stat().st_mode)))
+        raise OSError("no pager")
+
+    monkeypatch.setattr(Pager, "start", start)
+    wish = Wish("copy", in_place=False, eager=False, plugged=False, keep_macs=False)
+    with pytest.raises(OSError, match="no pager"):
+        asyncio.run(restore(host, source, wish, lambda _: None))
+    ((directory, mode),) = found
+    assert mode == 0o700
+    assert not directory.exists()  # nothing of it is left
