@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.schedule_work import OnlyTaking
 from vmckpt.cli.loop import run_until_interrupted
 from vmckpt.cli.main import told
 from vmckpt.errors import BusyError, VmckptError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Record
-from vmckpt.fleet.schedule.run import Checked, Event, Gone, Point, Tools, clock
+from vmckpt.fleet.schedule.run import Event, Point, Tools, clock
 from vmckpt.fleet.schedule.scheduler import run_due, serve
 from vmckpt.hosts.lock import read_owner
 
 
-class Files:
+class Files(OnlyTaking):
     """`Work`: a checkpoint is a file of its id's name, made under the VM's lock by a service."""
 
     def __init__(self, directory: Path) -> None:
@@ -46,15 +47,6 @@ class Files:
         if await child.wait():
             raise BusyError("'web' is busy", why="another service is at it", remedy="wait")
         return Point(record.making.id, "point", 0.01, 0.1, 1)
-
-    async def copy(self, record: Record, point: Point) -> list[str]:
-        return []
-
-    async def prune(self, record: Record, taken: str) -> Gone:
-        return Gone([])
-
-    async def check(self, record: Record) -> Checked:
-        return Checked([], [], {})
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         return None

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.schedule_work import OnlyTaking
 from vmckpt.errors import HostDownError, NotFoundError
 from vmckpt.fleet.schedule import scheduler
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Record, add, load, new_record, schedules_dir
 from vmckpt.fleet.schedule.request import Request, When
-from vmckpt.fleet.schedule.run import Checked, Event, Gone, Point, Tools, clock
+from vmckpt.fleet.schedule.run import Event, Point, Tools, clock
 
 pytestmark = pytest.mark.contract
 
 Take = Callable[[str], Awaitable[None]]
 
 
-class Scripted:
+class Scripted(OnlyTaking):
     """`Work` that does `take` for each VM, and then has a checkpoint."""
 
     def __init__(self, take: Take) -> None:
@@ -32,15 +33,6 @@ class Scripted:
         begins("store", "host")
         await self._take(record.vm)
         return Point("a" * 32, "point", 0.01, 1.0, 100)
-
-    async def copy(self, record: Record, point: Point) -> list[str]:
-        return []
-
-    async def prune(self, record: Record, taken: str) -> Gone:
-        return Gone([])
-
-    async def check(self, record: Record) -> Checked:
-        return Checked([], [], {})
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         raise HostDownError("host is down", why="it has no power", remedy="wait")

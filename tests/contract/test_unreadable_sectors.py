@@ -238,17 +238,23 @@ def test_what_is_perhaps_in_a_bundle_whose_lists_cannot_be_read_is_not_lost(
         require_whole(store)
 
 
-@pytest.mark.parametrize("subset", ["100%", "1/1000"])
-def test_a_checkpoint_is_not_lost_whose_content_is_perhaps_elsewhere(
-    made: Made, sectors: Sectors, subset: str
-) -> None:
-    """In its place it is damaged, and where else it is a disk cannot read it now."""
+def damaged_with_a_copy(made: Made) -> tuple[str, str]:
+    """Damage content of the store, and put it again: the checkpoint of the copy, and its pack."""
     name, span = made.frames()
     with made.open() as store:
         flip(made.place / name, span.start)
         check(store)
         again = save(store, made.first_ram, vm="other")
-        (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
+    (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
+    return again.id, other
+
+
+@pytest.mark.parametrize("subset", ["100%", "1/1000"])
+def test_a_checkpoint_is_not_lost_whose_content_is_perhaps_elsewhere(
+    made: Made, sectors: Sectors, subset: str
+) -> None:
+    """In its place it is damaged, and where else it is a disk cannot read it now."""
+    _, other = damaged_with_a_copy(made)
     sectors[other] = range(1000, 1001)
     with made.open() as store:
         done = repair(store, plan_repair(store, subset=parse_subset(subset)), remove_lost=True)
@@ -265,16 +271,12 @@ def test_what_a_disk_could_not_read_once_still_stands_in_for_what_is_damaged(
     made: Made, sectors: Sectors, is_needed: bool
 ) -> None:
     """Elsewhere it was noted as damaged, and can be read again."""
-    name, span = made.frames()
+    again, other = damaged_with_a_copy(made)
+    sectors[other] = range(1000, 1001)
     with made.open() as store:
-        flip(made.place / name, span.start)
-        check(store)
-        again = save(store, made.first_ram, vm="other")
-        (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
-        sectors[other] = range(1000, 1001)
         check(store)
         if not is_needed:
-            store.remove([again.id])
+            store.remove([again])
     sectors.clear()
     with made.open() as store:
         require_same(store, made.first, made.first_ram)

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import StorageError
 from vmckpt.foreign import MalformedError, parse
-from vmckpt.state.durable import remove_durably, write_durably
+from vmckpt.state.durable import remove_durably, storage_errors, write_durably
 
 # Records are written by vmckpt alone: bounded all the same, what fills a file may be damage.
 MOST_BYTES = 64 << 20
@@ -137,12 +137,11 @@ class Documents(Generic[T]):
     def load(self, name: str) -> T | None:
         """A record; None when there is none. Raises StorageError."""
         path = self.path(name)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as exc:
-            raise _inaccessible("read", path, exc) from exc
+        with storage_errors(f"read {path}"):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return None
         return self.schema.decode(data, path, any_text=True)
 
     def load_all(self) -> Listing[T]:
@@ -164,15 +163,6 @@ class Documents(Generic[T]):
 
     def remove(self, name: str) -> None:
         """Remove a record for good; none is no error. Raises StorageError."""
-        try:
-            remove_durably(path := self.path(name))
-        except OSError as exc:
-            raise _inaccessible("remove", path, exc) from exc
-
-
-def _inaccessible(verb: str, path: Path, exc: OSError) -> StorageError:
-    return StorageError(
-        f"cannot {verb} {path}",
-        why=exc.strerror or str(exc),
-        remedy="correct the directory's owner and mode, or repair the storage",
-    )
+        path = self.path(name)
+        with storage_errors(f"remove {path}"):
+            remove_durably(path)

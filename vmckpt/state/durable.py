@@ -5,13 +5,25 @@ leaves an empty file. So a record's content is synced before the rename, and its
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmckpt.errors import StorageError
 
 # Never follows a link that stands there, and never opens a file that another user made.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAKE_ROOM = "free space there, or correct the directory's owner and mode"
+_MEND = "repair the storage, or correct the directory's owner and mode"
+
+
+@contextmanager
+def storage_errors(action: str, remedy: str = _MEND) -> Iterator[None]:
+    """An OSError in the block is a StorageError: `action` ("write PATH") cannot be done."""
+    try:
+        yield
+    except OSError as exc:
+        raise StorageError(f"cannot {action}", why=exc.strerror or str(exc), remedy=remedy) from exc
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -19,22 +31,10 @@ def write_durably(path: Path, text: str) -> None:
 
     Its directory is made if need be.
     """
-    try:
+    with storage_errors(f"make {path.parent}", _MAKE_ROOM):
         make_dir_durably(path.parent)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot make {path.parent}",
-            why=exc.strerror or str(exc),
-            remedy="free space there, or correct the directory's owner and mode",
-        ) from exc
-    try:
+    with storage_errors(f"write {path}", _MAKE_ROOM):
         replace(path, text)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot write {path}",
-            why=exc.strerror or str(exc),
-            remedy="free space there, or correct the directory's owner and mode",
-        ) from exc
 
 
 def replace(path: Path, text: str, *, mode: int = 0o600) -> None:
@@ -86,7 +86,7 @@ def fill(path: Path, text: str) -> None:
     """
     data, part = text.encode(), part_of(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
+    with storage_errors(f"write {path}", _MAKE_ROOM):
         with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
             file.write(data)
             file.truncate()
@@ -94,12 +94,6 @@ def fill(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         part.rename(path)
         sync_directory(path.parent)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot write {path}",
-            why=exc.strerror or str(exc),
-            remedy="free space there, or correct the directory's owner and mode",
-        ) from exc
 
 
 def part_of(path: Path) -> Path:
@@ -112,16 +106,10 @@ def rename_durably(path: Path, name: str) -> None:
 
     Where there is no such file nothing is done.
     """
-    try:
+    with storage_errors(f"rename {path} to {name}"):
         if path.exists():
             path.rename(path.with_name(name))
         sync_directory(path.parent)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot rename {path} to {name}",
-            why=exc.strerror or str(exc),
-            remedy="repair the storage, or correct the directory's owner and mode",
-        ) from exc
 
 
 def remove_durably(path: Path) -> None:
