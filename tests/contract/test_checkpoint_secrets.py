@@ -5,14 +5,20 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.job_examples import EXAMPLES
+from vmckpt.checkpoint.jobs import KINDS, RECOVER
 from vmckpt.checkpoint.secret import forget_old_secrets, taken_from, written_on
-from vmckpt.checkpoint.service import Asked, Files, recover_from, request_for
 from vmckpt.errors import StorageError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.jobs.handle import attach
+from vmckpt.jobs.kind import Kind
+from vmckpt.jobs.serve import recover, serve
 from vmckpt.vm.paths import IN_MEMORY
 
 
@@ -25,12 +31,22 @@ def left() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_it_goes_with_a_killed_service(left: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_revoked", [False, True])
+@pytest.mark.parametrize("kind", [one for one in KINDS if one is not RECOVER], ids=lambda k: k.name)
+def test_it_goes_with_a_killed_job_and_one_that_never_begins(
+    left: Path, tmp_path: Path, kind: Kind[Any, Any], *, is_revoked: bool
+) -> None:
     host = LocalHost("here", tmp_path, "127.0.0.1")
-    files = Files.of(host, "r1")
-    files.path.mkdir(parents=True)
-    files.request.write_text(request_for(host, Asked("restore", "web", "/store"), {}, left))
-    asyncio.run(recover_from(files.path))
+    job = attach(kind, host, "r1")
+    request = EXAMPLES[kind.name].request
+    request = replace(request, store=replace(request.store, key=left))
+    job.files.path.mkdir(parents=True)
+    asyncio.run(job.give("web", request))
+    if is_revoked:
+        job.files.revoked.touch()
+        asyncio.run(serve(kind, job.files.path, ["true"]))
+    else:
+        asyncio.run(recover(kind, job.files.path))
     assert not left.exists()
 
 
@@ -81,7 +97,7 @@ def test_a_secret_is_in_a_directory_of_its_owners_alone(tmp_path: Path) -> None:
             assert path is not None
             modes = [one.stat().st_mode & 0o7777 for one in (path.parent, path)]
             assert modes == [0o700, 0o600]
-            return taken_from(str(path))
+            return taken_from(path)
 
     assert asyncio.run(taken()) == b"the secret"
     assert not list(IN_MEMORY.glob(f"vmckpt-key-{run}*"))

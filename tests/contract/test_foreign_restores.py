@@ -60,12 +60,12 @@ def test_another_sites_is_refused_until_it_is_trusted(state: Path) -> None:
     refused = why(entry, WISH)
     assert is_refused_as_foreign(refused)
     assert "/root/.ssh/id_rsa" in refused.why
-    copy = WISH._replace(name="copy", keep_macs=False)
+    copy = replace(WISH, name="copy", keep_macs=False)
     assert is_refused_as_foreign(why(entry, copy))
     wish = fork.Wish(entry.id, "f", 1, plugged=False)
     with pytest.raises(RefusedError, match="was not taken by this site"):
         asyncio.run(fork_on(local_host(), entry, wish, lambda _: None))
-    assert not is_refused_as_foreign(why(entry, WISH._replace(trust=True)))
+    assert not is_refused_as_foreign(why(entry, replace(WISH, trust=True)))
     assert not (state / "op/vms").exists() or not list((state / "op/vms").iterdir())
 
 

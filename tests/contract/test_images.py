@@ -109,17 +109,17 @@ def test_beside_a_vm_that_cannot_be_read_nothing_is_said_to_be_unused(
 def test_what_forks_will_stand_on_is_in_use_before_there_are_any(
     host: LocalHost, tmp_path: Path
 ) -> None:
-    point, run = "0123456789abcdef" * 2, tmp_path / "checkpointing/r1"
+    point, run = "0123456789abcdef" * 2, tmp_path / "jobs/fork/r1"
     names = (f"{point}-0.qcow2", f".{point}-0.qcow2.r1", f"{'f' * 32}-0.qcow2")
     for name in names:
         (tmp_path / "images" / name).write_bytes(b"x")
     run.mkdir(parents=True)
-    run.joinpath("request.json").write_text(json.dumps({"wish": {"checkpoint": point}}))
-    used = ("checkpoint run r1",)
+    run.joinpath("order.json").write_text(json.dumps({"request": {"wish": {"checkpoint": point}}}))
+    used = ("fork run r1",)
     assert users(host) == {names[0]: used, names[1]: used, names[2]: ()}
-    run.joinpath("status.json").write_text('{"state": "running"}')
+    run.joinpath("outcome.json").write_text('{"is_over": false}')
     assert users(host)[names[0]] == used
-    run.joinpath("status.json").write_text('{"state": "done"}')
+    run.joinpath("outcome.json").write_text('{"is_over": true}')
     assert not any(users(host).values())
 
 

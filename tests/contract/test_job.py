@@ -3,10 +3,9 @@
 import asyncio
 import errno
 import io
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,21 @@ from vmckpt.errors import (
     StorageError,
 )
 from vmckpt.events.lines import Lines
-from vmckpt.events.types import Event, Note, heard_or_not
+from vmckpt.events.types import Event, Note
 from vmckpt.hosts import process
+from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.remote.values import pack_error, unpack_error
+from vmckpt.jobs.files import JobFiles
+from vmckpt.jobs.handle import attach
+from vmckpt.jobs.kind import OUTCOME, Job, Outcome, writer
+from vmckpt.jobs.serve import serve
 from vmckpt.migrate import insist as insisting
-from vmckpt.migrate import job as jobs
 from vmckpt.migrate.delegate import migrate_there
-from vmckpt.migrate.job import RESULT, Job, JobDir, Result, find_out, forget_old, run_job
+from vmckpt.migrate.job import MIGRATE, MigrationJob, Request, finish
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.recover import FINISHED
 from vmckpt.migrate.report import Report
@@ -62,8 +65,8 @@ class Breaking(LocalHost):
             return await LocalHost.spawn(self, argv, stderr_path)
         if isinstance(self.of_spawn, OutcomeUnknownError):
             stopped = NotFoundError("the job spoke", why="it began", remedy="-")
-            result = stderr_path.parent / "result.json"
-            result.write_text(json.dumps({"error": pack_error(stopped, self.name)}))
+            outcome = Outcome(None, tuple(pack_error(stopped, self.name)))
+            (stderr_path.parent / "outcome.json").write_text(OUTCOME.encode(outcome))
         raise self.of_spawn
 
     async def write_text(self, path: Path, text: str) -> None:
@@ -117,7 +120,7 @@ def test_a_job_that_may_have_begun_is_watched_and_keeps_its_link(state: Path) ->
         async with ended(state):
             with pytest.raises(NotFoundError, match="the job spoke"):
                 await migrate_there(a_vm(source), target, Options(), ignore)
-            assert list((state / "b/jobs").iterdir())
+            assert list((state / "b/jobs/migrate").iterdir())
 
     asyncio.run(play())
 
@@ -132,7 +135,7 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
         async with ended(state):
             with pytest.raises(StorageError, match="the disk is full"):
                 await migrate_there(a_vm(source), target, Options(), ignore)
-            assert not list((state / "a/jobs").iterdir())
+            assert not list((state / "a/jobs/migrate").iterdir())
 
     asyncio.run(play())
 
@@ -145,9 +148,12 @@ def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:
     assert not (state / "a/jobs").exists()
 
 
-def a_job(state: Path) -> tuple[Job, LocalHost, LocalHost]:
+def a_job(state: Path, *, offline: bool = False) -> tuple[MigrationJob, LocalHost, LocalHost]:
     a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
-    return Job("r1", "web", a, b, Options(), Place("127.0.0.1", 1, "", "")), a, b
+    files = JobFiles.of(a.state_dir, MIGRATE.name, "r1")
+    there = Entry(**entry_fields(b))
+    request = Request(there, Options(offline=offline), Place("127.0.0.1", 1, "", ""))
+    return Job(files, a, "web", request), a, b
 
 
 async def make_home(host: LocalHost) -> None:
@@ -167,13 +173,15 @@ def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
     async def play() -> None:
         await JOURNAL.write((a, b))
         async with b.lock(lock_path(b.state_dir, "web"), Owner("r1", "migrate to b", 1, 1.0)):
-            finding = asyncio.create_task(find_out(job, lambda _: None))
+            finding = asyncio.create_task(finish(job, b))
             await asyncio.sleep(0.5)
             assert not finding.done()
             await make_home(b)
             await JOURNAL.remove((a, b))
         found = await asyncio.wait_for(finding, 20)
-        assert (found.host, found.outcome) == ("b", FINISHED)
+        assert found is not None
+        assert found.recovery is not None
+        assert (found.recovery.host, found.recovery.outcome) == ("b", FINISHED)
 
     asyncio.run(play())
 
@@ -182,83 +190,83 @@ def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
 def test_without_a_journal_a_vm_at_the_source_was_not_moved(
     state: Path, *, offline: bool, is_now: str
 ) -> None:
-    job, a, b = a_job(state)
-    job = replace(job, options=Options(offline=offline))
+    job, a, b = a_job(state, offline=offline)
 
     async def play() -> None:
         await make_home(a)
         with pytest.raises(OperationFailedError, match="before it had changed anything") as caught:
-            await find_out(job, lambda _: None)
+            await finish(job, b)
         assert f"'web' {is_now} where it was" in caught.value.remedy
         await make_home(b)  # another of that name
         with pytest.raises(OperationFailedError, match="before it had changed anything"):
-            await find_out(job, lambda _: None)
+            await finish(job, b)
 
     asyncio.run(play())
 
 
-def test_files_that_cannot_be_written_are_the_jobs_result(state: Path) -> None:
+@contextmanager
+def with_target(monkeypatch: pytest.MonkeyPatch, target: Host) -> Iterator[None]:
+    """Jobs of the block reach that target."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Request, "open_target", lambda _: target)
+        yield
+
+
+def ordered(state: Path) -> JobFiles:
+    """A job that may begin."""
     job, a, _ = a_job(state)
-    files = JobDir.of(a.state_dir, "r1")
-    files.events.mkdir(parents=True)
-    asyncio.run(run_job(job, ["vmckpt"]))
-    error = unpack_error(json.loads(files.result.read_text())["error"])
+    given = attach(MIGRATE, a, "r1")
+    given.files.path.mkdir(parents=True)
+    asyncio.run(given.give("web", job.request))
+    return given.files
+
+
+def outcome(files: JobFiles) -> Outcome:
+    return OUTCOME.decode(files.outcome.read_text(), files.outcome)
+
+
+def test_files_that_cannot_be_written_are_the_jobs_result(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ordered(state)
+    files.events.mkdir()
+    with with_target(monkeypatch, LocalHost("b", state / "b", "127.0.0.1")):
+        asyncio.run(serve(MIGRATE, files.path, ["vmckpt"]))
+    error = unpack_error(list(outcome(files).error or ()))
     assert isinstance(error, StorageError)
     assert "events.jsonl" in error.what
 
 
-def test_on_a_full_disk_too_the_target_is_let_go(state: Path) -> None:
-    full = StorageError("the disk is full", why="full", remedy="-")
-    source = Breaking("a", state / "a", "127.0.0.1", of_write=full)
+def test_on_a_full_disk_too_the_target_is_let_go(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ordered(state)
+
+    async def full(*_: object) -> None:
+        raise StorageError("the disk is full", why="full", remedy="-")
 
     async def play() -> None:
         serves = PipedServes()
-        job = replace(a_job(state)[0], source=source, target=serves.host(state / "b", "b"))
-        there = JobDir.of(state / "b", "r1").path
+        target = serves.host(state / "b", "b")
+        there = JobFiles.of(state / "b", MIGRATE.name, "r1").path
         there.mkdir(parents=True)
         # It is asked for something before, so that there is a connection to end.
-        assert await job.target.exists(there)
+        assert await target.exists(there)
         try:
-            await run_job(job, ["vmckpt"])
-            # The result has had its room on the disk since before.
-            result = json.loads(JobDir.of(state / "a", "r1").result.read_text())
-            assert "the disk is full" in unpack_error(result["error"]).what
+            with with_target(monkeypatch, target):
+                await serve(MIGRATE, files.path, ["vmckpt"])
+            # The outcome has had its room on the disk since before.
+            assert "the disk is full" in unpack_error(list(outcome(files).error or ())).what
             assert not there.exists()
             assert serves.children[0].wait(20) == 0
         finally:
             serves.end()
 
+    monkeypatch.setattr(LocalHost, "write_text", full)
     asyncio.run(play())
 
 
-def test_a_disk_that_fills_up_while_a_job_runs_takes_nothing_from_its_good_end(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, a, _ = a_job(state)
-    no_room = StorageError("the disk is full", why="full", remedy="-")
-    full = Breaking("a", state / "a", "127.0.0.1", of_write=no_room)
-    files = JobDir.of(a.state_dir, "r1")
-    files.path.mkdir(parents=True)
-    files.events.symlink_to("/dev/full")
-
-    async def migrate(*given: object, **_: object) -> Report:
-        object.__setattr__(job, "source", full)
-        tell = given[3]
-        assert callable(tell)
-        heard_or_not(tell)(Note(0.0, "done", "it arrived"))
-        return REPORT
-
-    monkeypatch.setattr(jobs, "migrate", migrate)
-
-    async def play() -> None:
-        await make_home(a)
-        await run_job(job, ["vmckpt"])
-
-    asyncio.run(play())
-    assert RESULT.decode(files.result.read_text(), files.result) == Result(report=REPORT)
-
-
-def test_events_that_a_full_disk_kept_back_follow_whole(tmp_path: Path) -> None:
+def test_events_that_a_full_disk_kept_back_follow_whole() -> None:
     class Full(io.BytesIO):
         room = 10
 
@@ -270,13 +278,9 @@ def test_events_that_a_full_disk_kept_back_follow_whole(tmp_path: Path) -> None:
             return super().write(part)
 
     lines, notes = Full(), [Note(float(n), "n", "text") for n in range(3)]
-    tell = jobs._teller(lines)
+    tell = writer(lines)
     for note in notes[:2]:
         tell(note)
     lines.room = 10_000
     tell(notes[2])
     assert list(Lines().feed(lines.getvalue())) == notes
-
-
-def test_nothing_to_forget_is_fine(tmp_path: Path) -> None:
-    forget_old(tmp_path, 1e12)

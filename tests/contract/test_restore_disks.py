@@ -31,8 +31,8 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
 PLATFORM = Platform("pc-q35-9.9", "tcg", "qemu64")
-IN_PLACE = Wish(None, in_place=True, eager=False, plugged=True, keep_macs=False, disks_only=True)
-COPY = Wish("copy", in_place=False, eager=False, plugged=False, keep_macs=False, disks_only=True)
+IN_PLACE = Wish(None, in_place=True, eager=False, plugged=True, keep_macs=False)
+COPY = Wish("copy", in_place=False, eager=False, plugged=False, keep_macs=False)
 
 
 def spec(folder: Path, image: str = "web.raw", memory: str = "64M") -> str:
@@ -135,7 +135,7 @@ def test_a_vm_that_runs_or_is_not_there_is_left_alone(host: LocalHost) -> None:
     assert "vm stop web" in told.value.remedy
     assert as_before(host)
     with pytest.raises(NotFoundError):
-        restored(host, IN_PLACE._replace(name="none"))
+        restored(host, replace(IN_PLACE, name="none"))
 
 
 def test_damage_leaves_the_old_disks(host: LocalHost) -> None:

@@ -245,15 +245,15 @@ def test_who_was_an_idle_one_before_stays_one_until_somebody_needs_it() -> None:
 RECOVERY = """
 import os
 from pathlib import Path
-from vmckpt.checkpoint import service
-from vmckpt.cli.checkpointing import checkpointing
+from vmckpt.cli.job import job
+from vmckpt.jobs import serve
 
-async def recover_from(directory):
+async def recover(kind, directory):
     print(os.sched_getscheduler(0))
 
-service.recover_from = recover_from
+serve.recover = recover
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-checkpointing(Path("nowhere"), recover=True, last=False)
+job("restore", Path("nowhere"), recover=True)
 """
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from vmckpt.events.types import Event, Note
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
-from vmckpt.migrate.job import JobDir
+from vmckpt.jobs.handle import attach
+from vmckpt.jobs.kind import OUTCOME, Outcome
+from vmckpt.migrate.job import MIGRATE, Result
 from vmckpt.migrate.recover import FINISHED, Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import watch
@@ -53,20 +54,26 @@ def full(source: LocalHost) -> Iterator[None]:
         subprocess.run(["umount", state], check=True)
 
 
-def watched(source: LocalHost, result: dict[str, Any]) -> tuple[object, list[Event]]:
-    """What watching a job with that result returns or raises, and what it tells."""
-    files, said = JobDir.of(source.state_dir, "r1"), list[Event]()
-    files.path.mkdir(parents=True)
-    files.result.write_text(json.dumps(result))
+def watched(source: LocalHost, end: Result | VmckptError) -> tuple[object, list[Event]]:
+    """What watching a job that ended so returns or raises, and what it tells."""
+    job, said = attach(MIGRATE, source, "r1"), list[Event]()
+    job.files.path.mkdir(parents=True)
+    error = tuple(pack_error(end, "a")) if isinstance(end, VmckptError) else None
+    outcome = Outcome(None if error else builtins(end), error)
+    job.files.outcome.write_text(OUTCOME.encode(outcome))
+
+    async def play() -> object:
+        return await watch(job, said.append)
+
     try:
-        return asyncio.run(watch(source, "r1", said.append)), said
+        return asyncio.run(play()), said
     except VmckptError as exc:
         return exc, said
 
 
 @pytest.mark.usefixtures("full")
 def test_a_full_disk_does_not_hide_that_a_vm_is_lost(source: LocalHost) -> None:
-    ended, said = watched(source, {"error": pack_error(LOST, "a")})
+    ended, said = watched(source, LOST)
     assert isinstance(ended, VmLostError)
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
     # Neither fetched nor completed, and still the whole of what was there.
@@ -75,7 +82,7 @@ def test_a_full_disk_does_not_hide_that_a_vm_is_lost(source: LocalHost) -> None:
 
 @pytest.mark.usefixtures("full")
 def test_a_full_disk_does_not_hide_that_a_vm_has_moved(source: LocalHost) -> None:
-    ended, said = watched(source, {"report": builtins(REPORT)})
+    ended, said = watched(source, Result(report=REPORT))
     assert isinstance(ended, Report)
     assert ended.outcome == "completed"
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
@@ -83,7 +90,7 @@ def test_a_full_disk_does_not_hide_that_a_vm_has_moved(source: LocalHost) -> Non
 
 @pytest.mark.usefixtures("full")
 def test_a_full_disk_does_not_hide_a_recovery(source: LocalHost) -> None:
-    ended, _ = watched(source, {"recovery": asdict(RECOVERY)})
+    ended, _ = watched(source, Result(recovery=RECOVERY))
     assert ended == RECOVERY
 
 
@@ -104,7 +111,7 @@ def test_a_record_of_the_source_that_is_none_is_not_kept_here(source: LocalHost,
     path = source.state_dir / "runs/r1.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | HOSTILE[what]))
     RunRecord("r1", "migrate", {"vm": "web", "source": "a"}).save(runs_dir())
-    ended, said = watched(source, {"report": builtins(REPORT)})
+    ended, said = watched(source, Result(report=REPORT))
     assert isinstance(ended, Report)
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
     assert RunRecord.load(runs_dir() / "r1.json").request == {"vm": "web", "source": "a"}
@@ -115,14 +122,14 @@ def test_what_was_asked_of_a_run_is_as_it_is_known_here(source: LocalHost) -> No
     theirs.add(Note(0.5, "x", "y"))
     theirs.save(source.state_dir / "runs")
     RunRecord("r1", "migrate", {"vm": "web"}).save(runs_dir())
-    watched(source, {"report": builtins(REPORT)})
+    watched(source, Result(report=REPORT))
     kept = RunRecord.load(runs_dir() / "r1.json")
     assert kept.request == {"vm": "web", "disk_bytes": 7}
     assert (kept.forecast, len(kept.events)) == (None, 1)
 
 
 def test_a_record_that_was_cut_off_says_how_the_run_ended(source: LocalHost) -> None:
-    watched(source, {"error": pack_error(LOST, "a")})
+    watched(source, LOST)
     result = RunRecord.load(runs_dir() / "r1.json").result
     assert result is not None
     assert result["outcome"] == "lost"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import at_work
 from tests.qemu.world import COMMAND, World, image, qemu, world
-from vmckpt.hosts.process import find_by_argument
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
 
@@ -190,7 +190,7 @@ async def _killed(made: World) -> None:
 async def kill_service(made: World, command: "subprocess.Popen[str]", after_s: float) -> None:
     """SIGKILL what does the work on the host, and whoever asked."""
     await asyncio.sleep(after_s)
-    for process in find_by_argument(f"checkpointing\0{made.state_dir}"):
+    for process in at_work(made.state_dir):
         if "--recover" in _words(process.pid):
             continue
         os.kill(process.pid, signal.SIGKILL)

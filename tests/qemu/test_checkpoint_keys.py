@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import at_work
 from tests.qemu.test_checkpoint import all_there, guest, kill_service, load, sound
 from tests.qemu.world import World, eventually, qemu, world
-from vmckpt.hosts.process import find_by_argument
 from vmckpt.store.open import open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource
 
@@ -66,7 +66,7 @@ async def _sealed(made: World) -> None:
 
 
 def _is_at_work(made: World) -> bool:
-    return bool(find_by_argument(f"checkpointing\0{made.state_dir}")) and not _keys(made)
+    return bool(at_work(made.state_dir)) and not _keys(made)
 
 
 def _require_no_key(made: World) -> None:
@@ -76,7 +76,7 @@ def _require_no_key(made: World) -> None:
 def _keys(made: World) -> list[str]:
     """Files in memory that have what opens the store; other tests may have theirs there."""
     state = made.state("lab-a")
-    own = [path.name for path in (*state.glob("checkpointing/*"), *state.glob("vms/*/qemu-*"))]
+    own = [path.name for path in (*state.glob("jobs/*/*"), *state.glob("vms/*/qemu-*"))]
     found = (*Path("/dev/shm").glob("vmckpt-key-*"), *Path("/dev/shm").glob("vmckpt-*/key"))
     keys = [str(path) for path in found]
     return [key for key in keys if any(one.removeprefix("qemu-") in key for one in own)]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import at_work
 from tests.qemu.test_checkpoint import all_there, guest, kill_service, load, sound, take
 from tests.qemu.world import World, eventually, qemu, world
-from vmckpt.hosts.process import find_by_argument
 from vmckpt.qemu import block
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import read_vm
@@ -30,7 +30,7 @@ async def killed_once(made: World, true: Callable[[], object], *words: str) -> N
 
 def recovered(made: World) -> bool:
     """Whether no service works any more, nor what comes after its death."""
-    return not find_by_argument(f"checkpointing\0{made.state_dir}")
+    return not at_work(made.state_dir)
 
 
 def vms(made: World) -> dict[str, str]:

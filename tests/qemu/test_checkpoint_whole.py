@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import at_work
 from tests.qemu.test_adopt import BLOCKDEV, HAND, adopt, by_hand
 from tests.qemu.test_checkpoint import all_there, console, guest, load, sound
 from tests.qemu.world import World, eventually, qemu, world
-from vmckpt.hosts.process import find_by_argument
 from vmckpt.lab.guest import GuestControl
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.argv import default_mac
@@ -141,7 +141,7 @@ def test_nothing_is_touched_if_it_would_not_fit() -> None:
 
 
 def _kill_services(made: World, *, with_recovery: bool) -> None:
-    for process in find_by_argument(f"checkpointing\0{made.state_dir}"):
+    for process in at_work(made.state_dir):
         with suppress(OSError):  # it has ended
             words = Path(f"/proc/{process.pid}/cmdline").read_text()
             if with_recovery or "--recover" not in words:

@@ -64,7 +64,7 @@ def test_a_checkpoint_whose_service_is_killed(made: World, word: str) -> None:
         while command.poll() is None and (not mark.exists() or mark.read_text() != word):
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        send(signal.SIGKILL, find_by_argument(f"{made.state(host)}/checkpointing"))
+        send(signal.SIGKILL, find_by_argument(f"{made.state(host)}/jobs/checkpoint"))
     finally:
         made.kill(command)
     settled(made)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import at_work
 from tests.qemu.talking import Witness, guests, talking
 from tests.qemu.world import World, kill, qemu, read, world
 from vmckpt.epoch.output import brief_holds
@@ -77,13 +78,13 @@ async def _reach(
     if moment == "any":
         await asyncio.sleep(rng.uniform(0.2, 1.1) * usual_s)
         return
-    before = set(made.state_dir.glob("lab/*/checkpointing/*/"))
+    before = set(made.state_dir.glob("lab/*/jobs/*/*/"))
 
     def has_come() -> bool:
         if moment == "commit":
             return any((made.state_dir / "groups").glob("*.json"))
-        told = set(made.state_dir.glob("lab/*/checkpointing/*/")) - before
-        return any("the moment" in read(one / "status.json") for one in told)
+        told = set(made.state_dir.glob("lab/*/jobs/*/*/")) - before
+        return any("the moment" in read(one / "events.jsonl") for one in told)
 
     while command.poll() is None and not has_come():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -92,7 +93,7 @@ async def _reach(
 
 def _services(made: World) -> list[ProcessId]:
     """Those at work, found fast: by what they have written down of themselves."""
-    told = [read(path) for path in made.state_dir.glob("lab/*/checkpointing/*/process.json")]
+    told = [read(path) for path in made.state_dir.glob("lab/*/jobs/*/*/process.json")]
     return [one for one in (ProcessId(**json.loads(text)) for text in told if text)
             if is_alive(one)]  # fmt: skip
 
@@ -142,13 +143,11 @@ async def _free(made: World, vm: str, control: GuestControl) -> None:
 
 async def _all_or_nothing(made: World, witness: Witness, name: str) -> bool:
     """Whether the group is whole; then it is consistent. If not, there is nothing of it."""
-    for process in find_by_argument(f"checkpointing\0{made.state_dir}"):
+    for process in at_work(made.state_dir):
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
     given_up_s = asyncio.get_running_loop().time() + PATIENCE_S
-    while find_by_argument(f"checkpointing\0{made.state_dir}") or find_by_argument(
-        f"--name\0{name}"
-    ):
+    while at_work(made.state_dir) or find_by_argument(f"--name\0{name}"):
         assert asyncio.get_running_loop().time() < given_up_s
         await asyncio.sleep(0.1)
     listed = await asyncio.to_thread(made.ok, "checkpoint", "list")

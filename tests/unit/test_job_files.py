@@ -1,6 +1,5 @@
 """What a migration that runs on its source host leaves to read."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,12 @@ from hypothesis import strategies as st
 from vmckpt.errors import NotFoundError
 from vmckpt.events.lines import Lines, from_line, to_line
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
+from vmckpt.hosts.host import Entry
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
-from vmckpt.migrate.job import KEPT_S, REQUEST, Job, JobDir, forget_old, read_job
+from vmckpt.jobs.files import JobFiles
+from vmckpt.jobs.kind import ORDER
+from vmckpt.migrate.job import MIGRATE, Request
 from vmckpt.options.migration import Method, Options, Tls
 
 EVENTS: list[Event] = [
@@ -50,33 +52,17 @@ def test_lines_come_whole_however_the_bytes_come(sizes: list[int]) -> None:
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     source = LocalHost("a", tmp_path, "192.0.2.1", bridge="br0", migration_ports=(5, 9))
-    target = LocalHost("b", Path("/b"), "192.0.2.2", qemu="/opt/qemu")
+    target = Entry("b", Path("/b"), "192.0.2.2", qemu="/opt/qemu")
     options = Options(method=Method.POSTCOPY, tls=Tls.PSK, timeout_s=5.0)
-    job = Job("r1", "web", source, target, options, Place("192.0.2.2", 7, "ab", "cd"))
-    files = JobDir.of(tmp_path, "r1")
+    request = Request(target, options, Place("192.0.2.2", 7, "ab", "cd"))
+    files = JobFiles.of(tmp_path, MIGRATE.name, "r1")
     with pytest.raises(NotFoundError):
-        read_job(tmp_path, "r1")
+        MIGRATE.job(files)
     files.path.mkdir(parents=True)
-    files.request.write_text(REQUEST.encode(job.request))
-    found = read_job(tmp_path, "r1")
-    assert (found.run, found.vm, found.source, found.link) == ("r1", "web", source, job.link)
-    assert found.options == options
-    assert found.options.method is Method.POSTCOPY
-    there = found.target
+    files.order.write_text(ORDER.encode(MIGRATE.order(source, "web", request)))
+    found = MIGRATE.job(files)
+    assert (found.run, found.vm, found.host, found.request) == ("r1", "web", source, request)
+    assert found.request.options.method is Method.POSTCOPY
+    there = found.request.open_target()
     assert (there.name, there.state_dir, there.qemu) == ("b", Path("/b"), "/opt/qemu")
     assert not there.is_this_machine
-
-
-def test_jobs_that_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
-    old, new = KEPT_S + 10, KEPT_S - 10
-    ages = {"ended": (old, old), "cut-off": (old, None), "new": (new, new), "tells": (old, new)}
-    for name, (asked, last) in ages.items():
-        files = JobDir.of(tmp_path, name)
-        files.path.mkdir(parents=True)
-        for path, age in ((files.request, asked), (files.events, last)):
-            if age is not None:
-                path.touch()
-                os.utime(path, (1e9 - age, 1e9 - age))
-        os.utime(files.path, (1e9 - asked, 1e9 - asked))
-    forget_old(tmp_path, 1e9)
-    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["new", "tells"]

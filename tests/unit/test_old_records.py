@@ -11,6 +11,7 @@ import pytest
 from vmckpt.checkpoint.known_stores import Known, known
 from vmckpt.checkpoint.making import Making
 from vmckpt.checkpoint.retention import Rule
+from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.fleet.drain import record as drains
 from vmckpt.fleet.guard import record as guards
 from vmckpt.fleet.schedule import due
@@ -25,7 +26,6 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.last_measured import all_kept
 from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.group import journal as groups
-from vmckpt.hosts.host import entry_fields
 from vmckpt.hosts.inventory import local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import PROCESS, ProcessId
@@ -34,15 +34,11 @@ from vmckpt.hosts.uids import Uids
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import Window
 from vmckpt.memory.windows import Course, Dirtied
+from vmckpt.migrate import watch
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.job import RESULT, JobDir, Result, read_job
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.report import Report
-from vmckpt.options import policy as steps
 from vmckpt.options import replication as wishes
-from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
-from vmckpt.options.policy import Act, Policy
 from vmckpt.replicate import request as replication
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.disks import copies
@@ -143,7 +139,7 @@ def test_the_records_of_a_vm(state: Path) -> None:
 
 
 def test_what_a_host_is_asked_for(state: Path) -> None:
-    """A job's request, and a replication's."""
+    """A replication's request."""
     uids, link = Uids(300_000, 400_000), Place("192.0.2.2", 4711, "ab:cd", "token")
     a = LocalHost(
         "a", Path("/var/lib/vmckpt"), "192.0.2.1", migration_ports=(49152, 49215), vm_uids=uids
@@ -151,17 +147,6 @@ def test_what_a_host_is_asked_for(state: Path) -> None:
     b = LocalHost(
         "b", Path("/var/lib/vmckpt"), "192.0.2.2", bridge="br0", second_address="198.51.100.2"
     )
-    policy = Policy(
-        (steps.Rule(3, Act.RAISE_DOWNTIME, 50, 2000), steps.Rule(0, Act.ABORT, passes=5))
-    )
-    options = Options(
-        method=Method.HYBRID, on_timeout=OnTimeout.PAUSE, timeout_s=30.0, disks=Disks.COPY,
-        tls=Tls.PSK, policy=policy,
-    )  # fmt: skip
-    job = read_job(state, "r7")
-    assert (job.run, job.vm, job.source, job.options, job.link) == ("r7", "web", a, options, link)
-    assert entry_fields(job.target) == entry_fields(b)
-    assert job.forecast == {"way": "precopy", "total_s": [1.0, 2.0, None]}
     wished = wishes.Options("host:c", ("fence", "--now"), None, 0.01, True, 3.0, "/root/cred")
     request = replication.Request(
         "r8", "web", 'name = "web"\n', PLATFORM, a, b, wished, one_machine=False,
@@ -187,16 +172,20 @@ def test_what_is_under_way_at_a_store(state: Path) -> None:
     assert known("lab-a:/srv") == Known("lab-a:/srv", "ab" * 16, True, 3, accepted=True)
 
 
-def test_how_a_job_ended_and_what_was_measured(state: Path) -> None:
-    files = JobDir.of(state, "r7")
-    found = RESULT.decode(files.result.read_text(), files.result)
-    assert found == Result(
-        Report(
-            "r7", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
-            None, None, None, 7, 3, ("slow",), "/var/lib/vmckpt/runs/r7.json",
-        )
-    )  # fmt: skip
-    assert PROCESS.decode(files.process.read_text(), files.process) == ProcessId(4711, 99)
+def test_a_migration_that_it_began_on_a_host_is_refused_by_name(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = LocalHost("a", state, "192.0.2.1")
+    monkeypatch.setattr(watch, "all_hosts", lambda: [host])
+    with pytest.raises(RefusedError, match="run r7 on a was begun by an earlier vmckpt"):
+        asyncio.run(watch.find_job("r7"))
+    with pytest.raises(NotFoundError):
+        asyncio.run(watch.find_job("r9"))
+
+
+def test_who_did_a_job_and_what_was_measured(state: Path) -> None:
+    process = state / "jobs/r7/process.json"
+    assert PROCESS.decode(process.read_text(), process) == ProcessId(4711, 99)
     content = Content(0.25, 0.5, 0.25, 0.5)
     counts = ((Dirtied(0.5, 0), Dirtied(1.0, 100)),)
     measured = DirtyRate(

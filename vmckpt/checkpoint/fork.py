@@ -57,7 +57,8 @@ from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
 READ_ONLY_RAM = (8, 2, 0)
 
 
-class Wish(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wish:
     """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ...
 
     `known`, `is_foreign`: see `restore.Source`; `trust`: see `foreign.py`.

@@ -184,7 +184,7 @@ async def lent(host: Host, path: str) -> socket:
 
     Raises HostDownError.
     """
-    directory = host.state_dir / "checkpointing" / f"lend-{secrets.token_hex(4)}"
+    directory = host.state_dir / "lent" / secrets.token_hex(4)
     await host.make_dir(directory)
     try:
         log, ear = directory / "log", directory / "ear"

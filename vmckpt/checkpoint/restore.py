@@ -74,7 +74,8 @@ from vmckpt.vm.paths import IN_MEMORY, lock_path
 from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
-class Wish(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wish:
     """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
 
     name: str | None
@@ -82,8 +83,6 @@ class Wish(NamedTuple):
     eager: bool
     plugged: bool
     keep_macs: bool
-    # Its disks alone: the VM is off then (`restore_disks.py`).
-    disks_only: bool = False
     trust: bool = False
 
 
@@ -209,7 +208,7 @@ class _Restoring:
         self._member = member
         self._planned, self._point, self._source = planned, point, source
         if any(device.match for device in planned.spec.passthrough):
-            wish = wish._replace(eager=True)  # a host's device has all of the memory there
+            wish = replace(wish, eager=True)  # a host's device has all of the memory there
         self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files

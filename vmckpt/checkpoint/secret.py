@@ -49,13 +49,13 @@ async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterato
         await finish(host.remove(directory))
 
 
-def taken_from(path: str | None) -> bytes | None:
+def taken_from(path: Path | None) -> bytes | None:
     """The secret that was left for this process; its file is gone. Raises OperationFailedError."""
     if path is None:
         return None
     try:
-        secret = bytes.fromhex(Path(path).read_text())
-        forget(Path(path))
+        secret = bytes.fromhex(path.read_text())
+        forget(path)
     except (OSError, ValueError) as exc:
         raise OperationFailedError(
             "what opens the encrypted store is not there",

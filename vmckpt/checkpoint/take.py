@@ -64,7 +64,8 @@ COPY_SHARE = 0.5
 PAGE_S = 4e-6
 
 
-class Wish(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wish:
     """What is asked of a checkpoint.
 
     `id`, if given, is what it is to be called for good: then it is taken once, however often and by

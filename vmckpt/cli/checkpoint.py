@@ -1,6 +1,7 @@
 """vmckpt checkpoint: create, list, show, diff, verify, pin, rm, prune, restore, and its disks."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -102,23 +103,23 @@ def create(
     if one is None:
         checkpoint_group.create(str(group), wish, max_hold, store, key, as_json=json)
         return
-    result = run(create_(run(find_own(one)), store, wish, teller(json), key))
+    taken = run(create_(run(find_own(one)), store, wish, teller(json), key))
     text = (
-        f"{result['name']} is checkpoint {result['id'][:12]} of {one}: paused "
-        f"{result['pause_ms']:.1f} ms, {format_size(result['stored'])} stored, "
-        f"{result['took_s']:.2f} s in all"
+        f"{taken.facts.name} is checkpoint {taken.id[:12]} of {one}: paused "
+        f"{taken.facts.pause_ms:.1f} ms, {format_size(taken.stored_bytes)} stored, "
+        f"{taken.facts.took_s:.2f} s in all"
     )
-    if result["apart"]:
+    if taken.apart:
         text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
-    if result["damaged"]:
-        text += f"\nall of it is stored anew: {result['damaged']} (vmckpt store check)"
-    if result["replaced"]:
-        text += f"\nreplaced: {', '.join(id_[:12] for id_ in result['replaced'])}"
-    if result["not_replaced"]:
-        warn(f"warning: the one that it replaces is still there: {result['not_replaced']}")
-    if not_ended := result.get("not_ended"):
-        warn(f"warning: QEMU still has something of it, which the next one removes: {not_ended}")
-    show({"vm": one, **result}, text, as_json=json)
+    if taken.damaged:
+        text += f"\nall of it is stored anew: {taken.damaged} (vmckpt store check)"
+    if taken.replaced:
+        text += f"\nreplaced: {', '.join(id_[:12] for id_ in taken.replaced)}"
+    if taken.not_replaced:
+        warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
+    if why := taken.not_ended:
+        warn(f"warning: QEMU still has something of it, which the next one removes: {why}")
+    show({"vm": one, **taken.to_json()}, text, as_json=json)
 
 
 @app.command("list")
@@ -396,7 +397,9 @@ def restore(
     if kind is Kind.savevm:
         snapshot.load(_whose(vm), str(one), yes, json)
         return
-    from vmckpt.checkpoint.operate import restore_to
+    from dataclasses import asdict
+
+    from vmckpt.checkpoint.operate import restore_disks_to, restore_to
     from vmckpt.checkpoint.restore import Wish
     from vmckpt.checkpoint.tree import in_words
     from vmckpt.errors import UsageError
@@ -415,7 +418,6 @@ def restore(
         eager=eager,
         plugged=plugged(network, default=as_ is None),
         keep_macs=keep_macs,
-        disks_only=disks_only,
         trust=trust,
     )
     if one is None:
@@ -430,17 +432,20 @@ def restore(
             yes=yes,
             as_json=json,
         )
-    result = run(restore_to(where, found, wish, teller(json), key))
-    for text in result["warnings"]:
-        warn(f"warning: {text}")
     if disks_only:
-        text = f"{result['vm']} is off on {result['host']}, with the disks of {found.name}:"
-        show(result, "\n  ".join([text, *result["disks"]]), as_json=json)
+        off = run(restore_disks_to(where, found, wish, key))
+        text = f"{off.vm} is off on {off.host}, with the disks of {found.name}:"
+        _tell(asdict(off), "\n  ".join([text, *off.disks]), off.warnings, as_json=json)
         return
-    text = (
-        f"{result['vm']} runs on {result['host']} from {found.name}, {result['running_ms']:.0f} ms"
-    )
-    show(result, text, as_json=json)
+    runs = run(restore_to(where, found, wish, teller(json), key))
+    text = f"{runs.vm} runs on {runs.host} from {found.name}, {runs.running_ms:.0f} ms"
+    _tell(asdict(runs), text, runs.warnings, as_json=json)
+
+
+def _tell(facts: dict[str, Any], text: str, warnings: Iterable[str], *, as_json: bool) -> None:
+    for warning in warnings:
+        warn(f"warning: {warning}")
+    show(facts, text, as_json=as_json)
 
 
 app.command()(checkpoint_disks.export_disk)

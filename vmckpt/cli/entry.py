@@ -63,14 +63,14 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             from vmckpt.cli.link import link
 
             return partial(link, Path(directory))
-        case ["checkpointing", _, "--last"]:
-            from vmckpt.hosts.scheduling import session_comes_last
+        case ["job", kind, directory, *rest] if rest in ([], ["--recover"], ["--last"]):
+            if rest == ["--last"]:
+                from vmckpt.hosts.scheduling import session_comes_last
 
-            session_comes_last()  # before all else, which is work too
-        case ["job", run, *rest] if not run.startswith("-") and rest in ([], ["--recover"]):
+                session_comes_last()  # before all else, which is work too
             from vmckpt.cli.job import job
 
-            return partial(job, run, recover=bool(rest))
+            return partial(job, kind, Path(directory), recover=rest == ["--recover"])
     return None
 
 

@@ -52,15 +52,14 @@ def fork(
     where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
     wish = Wish(entry.id, called, count, plugged, trust, overcommit)
-    result = run(fork_on(where, entry, wish, lambda _: None, key))
-    for one in result["forks"]:
-        for text in one["warnings"]:
-            warn(f"warning: {one['name']}: {text}")
-    failed = [one for one in result["forks"] if one["error"]]
-    rows = [
-        (one["name"], f"{one['took_ms']:.0f} ms", one["error"] or "runs") for one in result["forks"]
-    ]
-    show({"checkpoint": entry.id, **result}, table(("fork", "took", "state"), rows), as_json=json)
+    forks = run(fork_on(where, entry, wish, lambda _: None, key)).forks
+    for one in forks:
+        for text in one.warnings:
+            warn(f"warning: {one.name}: {text}")
+    failed = [one for one in forks if one.error]
+    rows = [(one.name, f"{one.took_ms:.0f} ms", one.error or "runs") for one in forks]
+    facts = {"checkpoint": entry.id, "forks": [one.to_json() for one in forks]}
+    show(facts, table(("fork", "took", "state"), rows), as_json=json)
     if failed:
         warn(f"{len(failed)} of {count} forks did not start")
         raise typer.Exit(7)

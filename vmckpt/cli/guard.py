@@ -94,7 +94,7 @@ def run_(
     from vmckpt.fleet.guard.guard import guard
     from vmckpt.fleet.guard.health import parse_check, parse_command
     from vmckpt.fleet.guard.record import OnFailure, Proof, Request, Where
-    from vmckpt.migrate.recorded import new_run
+    from vmckpt.jobs.files import new_run
     from vmckpt.units import parse_duration_s
 
     for text in check or ():

@@ -33,7 +33,7 @@ COMMANDS = (
     "serve",
 )
 # Started by vmckpt itself: not in --help.
-HIDDEN = ("link", "job", "replica", "observe", "checkpointing", "lend", "settle-groups")
+HIDDEN = ("link", "job", "replica", "observe", "lend", "settle-groups")
 NOUNS = (
     "vm",
     "replicate",

@@ -34,7 +34,7 @@ def start(
     """Protect a running VM; returns when the standby could go on with it."""
     from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.recorded import new_run
+    from vmckpt.jobs.files import new_run
     from vmckpt.replicate.begin import start as start_
 
     vm, there = run(find_own(name)), find_host(standby)
@@ -60,7 +60,7 @@ def keep(
 ) -> None:
     """Keep a VM protected for ever: again whenever its protection has ended. For a service."""
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.recorded import new_run
+    from vmckpt.jobs.files import new_run
     from vmckpt.replicate.keep import keep as keep_
     from vmckpt.replicate.keeping import Window
 
@@ -113,7 +113,7 @@ def failback(
     """Have a host protect the VM, and when both are the same, go on with it."""
     from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory import all_hosts, find_host
-    from vmckpt.migrate.recorded import new_run
+    from vmckpt.jobs.files import new_run
     from vmckpt.replicate.failback import came_from, last_options
     from vmckpt.replicate.failback import failback as failback_
 

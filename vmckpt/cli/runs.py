@@ -82,9 +82,9 @@ async def _attach(run: str) -> "Report | Recovery":
     if is_done_here(check_name(run, "run")):
         with display(f"run {run}") as emit:
             return await retell(run, emit)
-    host = await find_job(run)
-    with display(f"run {run} on {host.name}") as emit:
-        return await watch(host, run, emit)
+    job = await find_job(run)
+    with display(f"run {run} on {job.host.name}") as emit:
+        return await watch(job, emit)
 
 
 def _unfinished(record: "RunRecord", busy: set[str]) -> str:

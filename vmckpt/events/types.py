@@ -56,6 +56,10 @@ Event = PhaseBegan | Progress | JobProgress | Note
 Emit = Callable[[Event], None]
 
 
+def unheard(_: Event) -> None:
+    """Hears nothing: for operations that nobody watches."""
+
+
 def heard_or_not(emit: Emit) -> Emit:
     """`emit`, but a listener that has gone (a closed terminal or pipe) does not stop the teller."""
 

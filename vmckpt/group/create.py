@@ -3,12 +3,13 @@
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.checkpoint.group_member import TOGETHER_S
+from vmckpt.checkpoint.jobs import Take
 from vmckpt.checkpoint.operate import Work, taking
-from vmckpt.checkpoint.take import Wish
+from vmckpt.checkpoint.take import Taken, Wish
 from vmckpt.errors import UsageError, VmckptError
 from vmckpt.group.head import ANSWER_S, Head, cut
 from vmckpt.group.journal import Journal, Part, groups_dir, led, settle
@@ -72,14 +73,18 @@ def require_group(names: Sequence[str]) -> None:
         )
 
 
-async def _work(vm: Vm, asked: Asked, key: KeySource | None) -> Work:
-    wish = asked.wish._replace(name=f"{asked.name}.{vm.name}")
+async def _work(vm: Vm, asked: Asked, key: KeySource | None) -> Work[Take, Taken]:
+    wish = replace(asked.wish, name=f"{asked.name}.{vm.name}")
     work = await taking(vm, asked.store, wish, key)
-    return work._replace(asked=work.asked._replace(held_s=asked.most_held_s))
+    return work._replace(held_s=asked.most_held_s)
 
 
 async def _taken(
-    works: Sequence[Work], asked: Asked, group_id: str, tell: Tell, key: KeySource | None
+    works: Sequence[Work[Take, Taken]],
+    asked: Asked,
+    group_id: str,
+    tell: Tell,
+    key: KeySource | None,
 ) -> dict[str, Any]:
     journal, stored = None, dict[str, Mapping[str, Any]]()
     done: dict[str, Mapping[str, Any]] = {}
@@ -110,12 +115,12 @@ def _journal(
 ) -> Journal:
     parts = [
         Part(
-            vm=service.vm,
+            vm=service.work.vm,
             host=service.work.host.name,
             process=service.process,
             store_host=service.work.place.host.name if service.work.place.host else None,
             store=service.work.place.path,
-            checkpoint=stored[service.vm]["id"],
+            checkpoint=stored[service.work.vm]["id"],
         )
         for service in services
     ]

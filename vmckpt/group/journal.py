@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.operate import ended
 from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.errors import (
     BusyError,
@@ -21,6 +20,7 @@ from vmckpt.errors import (
 from vmckpt.group.services import END_S
 from vmckpt.hosts.inventory import find_host, local_host, state_dir
 from vmckpt.hosts.process import ProcessId
+from vmckpt.jobs.handle import ended
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Documents, Schema
 from vmckpt.vm.lifecycle import owner

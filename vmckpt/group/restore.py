@@ -36,7 +36,7 @@ async def restore_group(
     works = await all_of(
         restoring(hosts[vm], entry, wish, key) for vm, entry in group.entries.items()
     )
-    works = [work._replace(asked=work.asked._replace(held_s=0.0)) for work in works]
+    works = [work._replace(held_s=0.0) for work in works]
     async with at_work(works) as (head, _):
         results = await restore(head, tell)
     return {"group": group.id, "name": group.name, "members": results}

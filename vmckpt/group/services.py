@@ -3,38 +3,33 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
 from vmckpt.checkpoint.group_member import HEAD_S
-from vmckpt.checkpoint.operate import Work, begun, died, ended, said
-from vmckpt.checkpoint.service import FAILED, RESTORE, Files
-from vmckpt.errors import VmckptError
+from vmckpt.checkpoint.jobs import RESTORE
+from vmckpt.checkpoint.operate import Work, begun
+from vmckpt.errors import HostDownError, VmckptError
+from vmckpt.events.types import unheard
 from vmckpt.group.head import Head
 from vmckpt.hosts.process import ProcessId
-from vmckpt.hosts.remote.values import unpack_error
+from vmckpt.jobs.handle import Handle
 from vmckpt.sequence.steps import all_of, finish
 
 # A member that is told that it is off lets its guest run at once, and undoes the rest.
 END_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One member's service."""
+class Service(NamedTuple):
+    """One member's job; `process` does it."""
 
-    work: Work
-    files: Files
+    work: Work[Any, Any]
+    job: Handle[Any, Any]
     process: ProcessId
-
-    @property
-    def vm(self) -> str:
-        """Whose it is."""
-        return self.work.asked.vm
 
 
 @asynccontextmanager
-async def at_work(works: Sequence[Work]) -> AsyncIterator[tuple[Head, Sequence[Service]]]:
+async def at_work(works: Sequence[Work[Any, Any]]) -> AsyncIterator[tuple[Head, Sequence[Service]]]:
     """Services that do them, and their head, for the block.
 
     An error in the block is an error for all of them: each undoes what it can, and has ended when
@@ -49,35 +44,39 @@ async def at_work(works: Sequence[Work]) -> AsyncIterator[tuple[Head, Sequence[S
             raise
         for line in lines:
             await stack.enter_async_context(line.beating())
-        head = Head(dict(zip((service.vm for service in services), lines, strict=True)))
+        head = Head(dict(zip((service.work.vm for service in services), lines, strict=True)))
         try:
             yield head, services
         except BaseException as exc:
             head.give_up(str(exc) or "cancelled")
             await finish(_ended(services))
             raise
-        if works[0].asked.verb != RESTORE:
+        if works[0].kind.name != RESTORE.name:
             await finish(_ended(services))
 
 
-async def _begun(stack: AsyncExitStack, work: Work) -> Service:
-    files, process = await stack.enter_async_context(begun(work))
-    return Service(work, files, process)
+async def _begun(stack: AsyncExitStack, work: Work[Any, Any]) -> Service:
+    job = await stack.enter_async_context(begun(work))
+    process = await job.worker()
+    if process is None:
+        raise HostDownError(
+            f"whether the {work.kind.what} of '{work.vm}' has begun is not known",
+            why=f"the connection to {work.host.name} broke",
+            remedy="ask again",
+        )
+    return Service(work, job, process)
 
 
 async def _line(service: Service) -> Line:
-    host, files = service.work.host, service.files
+    host, control = service.work.host, service.job.files.control
     given_up_s = asyncio.get_running_loop().time() + HEAD_S
-    while not await host.await_path(files.ear, 1.0):
+    while not await host.await_path(control, 1.0):
         is_late = asyncio.get_running_loop().time() > given_up_s
         if is_late or not await host.is_alive(service.process):
-            status = said(await host.read_text(files.status))
-            if status.get("state") == FAILED:
-                raise unpack_error(status.get("error"))
-            raise await died(host, files, service.work.asked.verb)
-    sock = await host.connect(files.ear)
+            await service.job.outcome(unheard)
+    sock = await host.connect(control)
     reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_LINE_BYTES)
-    return Line(reader, writer, f"'{service.vm}' on {host.name}")
+    return Line(reader, writer, f"'{service.work.vm}' on {host.name}")
 
 
 async def _called_off(services: Sequence[Service]) -> None:
@@ -92,7 +91,6 @@ async def _ended(services: Sequence[Service]) -> None:
 
 
 async def _end(service: Service) -> None:
-    host = service.work.host
     with suppress(VmckptError):  # of a host that is silent nobody knows; its members give up alone
-        if await ended(host, service.process, END_S):
-            await host.remove(service.files.path)
+        if await service.job.ended(END_S):
+            await service.job.remove()

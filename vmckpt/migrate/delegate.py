@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import OutcomeUnknownError, VmckptError
+from vmckpt.errors import VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
-from vmckpt.hosts.host import Host, entry_fields
+from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.inventory import runs_dir
-from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
-from vmckpt.migrate.job import REQUEST, Job, JobDir
-from vmckpt.migrate.recorded import new_run, request_of
+from vmckpt.jobs.files import JobFiles, new_run
+from vmckpt.jobs.handle import attach, begin
+from vmckpt.migrate.job import MIGRATE, Request
+from vmckpt.migrate.recorded import request_of
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON, watch
@@ -26,7 +26,6 @@ from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import require
 from vmckpt.preflight.migration.method import domain_checks
 from vmckpt.sequence.steps import both, finish
-from vmckpt.state.documents import save_to
 from vmckpt.vm.inventory import Vm
 
 
@@ -44,40 +43,27 @@ async def migrate_there(
     """
     require(domain_checks(options), f"'{vm.name}' cannot migrate to {target.name}")
     run, source = new_run(), vm.host
-    files, there = JobDir.of(source.state_dir, run), JobDir.of(target.state_dir, run).path
+    there = JobFiles.of(target.state_dir, MIGRATE.name, run).path
+    job = attach(MIGRATE, source, run)
     try:
-        # Both processes take their time to start: the job waits for its request.
-        begun, link = await both(_begin(source, run, files), have_listen(target, there))
+        # Both processes take their time to start: the job waits for its order.
+        job, link = await both(begin(MIGRATE, source, run), have_listen(target, there))
     except BaseException:
-        await finish(both(_remove(target, there), _remove(source, files.path)))
+        await finish(both(_remove(target, there), _remove(source, job.files.path)))
         raise
     try:
-        itself = LocalHost(**entry_fields(source))
-        job = Job(run, vm.name, itself, target, options, link, forecast)
         request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
-        await save_to(source, files.request, REQUEST, job.request)
+        there_entry = Entry(**entry_fields(target))
+        await job.give(vm.name, Request(there_entry, options, link, forecast))
     except BaseException as exc:
         # Without its directory the listener ends; a job that began after all finds nobody there.
         await finish(_remove(target, there))
-        # A cancellation may have come after the request: the job needs its files to say so.
+        # A cancellation may have come after the order: the job needs its files to say so.
         if isinstance(exc, Exception):
-            await finish(_remove(source, files.path))
+            await finish(_remove(source, job.files.path))
         raise
-    return await watch(source, run, emit, begun)
-
-
-async def _begin(source: Host, run: str, files: JobDir) -> ProcessId | None:
-    """Start the job's process, which ends when its directory is removed, or nothing comes.
-
-    None when the connection broke: whether it has begun is to be seen there.
-    """
-    await source.make_dir(files.path)
-    command = [*await source.own_command(), "job", run]
-    try:
-        return await source.spawn(command, files.log)
-    except OutcomeUnknownError:
-        return None
+    return await watch(job, emit)
 
 
 async def _remove(host: Host, path: Path) -> None:

@@ -1,7 +1,6 @@
 """What surrounds every migration, whoever carries it out: its events told and kept, its record."""
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import runs_dir
+from vmckpt.jobs.files import new_run
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.units import format_duration
@@ -127,28 +127,18 @@ async def recorded(
 
 
 @asynccontextmanager
-async def dead_mans_switch(
-    name: str, run: str, on_death: Sequence[str] | None = None
-) -> AsyncIterator[None]:
-    """For the block: if this process dies in it, another one recovers the VM at once.
-
-    By the command `on_death`, where it is not the usual one.
-    """
+async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
+    """For the block: if this process dies in it, another one recovers the VM at once."""
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "vmckpt.cli.entry"]
     command += ["migrate", "--recover", name, "--insist", "--json"]
-    with armed(on_death or command, runs_dir() / f"{run}.recovery.log"):
+    with armed(command, runs_dir() / f"{run}.recovery.log"):
         yield
 
 
 def where_it_was(vm: object, asked: Options) -> str:
     """What becomes of a VM that was not moved, in words."""
     return f"'{vm}' {'is off' if asked.offline else 'goes on'} where it was"
-
-
-def new_run() -> str:
-    """The id of a run that begins now."""
-    return time.strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
 
 
 def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """One migration of a VM of vmckpt's own from beginning to end: what holds it, what is checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +32,21 @@ async def migrate(
     emit: Emit,
     *,
     run: str | None = None,
-    on_death: Sequence[str] | None = None,
+    has_switch: bool = False,
     forecast: Mapping[str, Any] | None = None,
 ) -> "Report":
     """Move `vm`, running or `offline`, to `target`; returns when the source holds nothing of it.
 
     Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
-    is the run's id if it has one already, `on_death` the command that recovers the VM should this
-    process die. Raises RefusedError (nothing was changed), BusyError, OperationFailedError or
-    TimedOutError (undone: the VM is on the source), CancelledByUserError (likewise), VmLostError,
-    OutcomeUnknownError (ask both ends).
+    is the run's id if it has one already; `has_switch`: what recovers the VM should this process
+    die is there (a job's). Raises RefusedError (nothing was changed), BusyError,
+    OperationFailedError or TimedOutError (undone: the VM is on the source), CancelledByUserError
+    (likewise), VmLostError, OutcomeUnknownError (ask both ends).
     """
     request = request_of(vm.name, (vm.host, target), options)
     async with (
         recorded(request, options, emit, run, forecast=forecast) as record,
-        dead_mans_switch(vm.name, record.id, on_death),
+        nullcontext() if has_switch else dead_mans_switch(vm.name, record.id),
         locked(vm.name, (vm.host,), f"migrate to {target.name}", record.id),
     ):
         vm = await read_again(vm)

@@ -17,6 +17,7 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError,
 from vmckpt.foreign import Fields
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
+from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec import parse_spec
 
@@ -29,10 +30,12 @@ _STAT = "%d:%i %s %b %B %F"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
+# Kinds of job that make or read checkpoints.
+_OF_CHECKPOINTS = ("checkpoint", "restore", "restore-disks", "fork")
 # Folders of operations that name images, what they are, and the file in each one's own folder.
 _OPERATIONS = (
     ("replicas", "replication of", "request.json"),
-    ("checkpointing", "checkpoint run", "request.json"),
+    *((f"{DIRECTORY}/{kind}", f"{kind} run", "order.json") for kind in _OF_CHECKPOINTS),
     ("left", "cleanup of", ""),
 )
 
@@ -268,15 +271,18 @@ async def _said(host: Host) -> list[_Said]:
 async def _being_read(host: Host) -> list[tuple[str, str]]:
     """The checkpoints that runs on the host read at this moment, and which runs."""
     found = []
-    folder = host.state_dir / "checkpointing"
-    for name in await host.list_dir(folder):
-        request = await host.read_text(folder / name / "request.json")
-        status = await host.read_text(folder / name / "status.json")
-        with suppress(ValueError):
-            wish, told = Fields.parse(request or "{}"), Fields.parse(status or "{}")
-            checkpoint = wish.fields("wish").text("checkpoint", None)
-            if checkpoint and told.text("state", None) not in ("done", "failed"):
-                found.append((f"checkpoint run {name}", checkpoint))
+    for kind in _OF_CHECKPOINTS:
+        for run in await host.list_dir(jobs_dir(host.state_dir, kind)):
+            job = JobFiles.of(host.state_dir, kind, run)
+            order, told = await host.read_text(job.order), await host.read_text(job.outcome)
+            with suppress(ValueError):
+                asked = Fields.parse(order or "{}").fields("request")
+                checkpoint = asked.text("checkpoint", None)
+                if checkpoint is None:  # a fork's
+                    checkpoint = asked.fields("wish").text("checkpoint", None)
+                is_over = Fields.parse(told).flag("is_over") if told else False
+                if checkpoint and not is_over:
+                    found.append((f"{kind} run {run}", checkpoint))
     return found
 
 

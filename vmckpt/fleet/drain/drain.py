@@ -35,7 +35,7 @@ from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
-from vmckpt.migrate.recorded import new_run
+from vmckpt.jobs.files import new_run
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.look import remove, verify
-from vmckpt.checkpoint.operate import create, restore_to, revoke
+from vmckpt.checkpoint.operate import create, restore_to
 from vmckpt.checkpoint.restore import Wish
-from vmckpt.checkpoint.service import CREATE
 from vmckpt.checkpoint.take import Wish as PointWish
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
@@ -61,6 +61,7 @@ from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host, local_host
+from vmckpt.jobs.handle import revoke
 from vmckpt.sequence.steps import finish
 from vmckpt.store.naming import IfTaken, dated
 from vmckpt.vm.inventory import Vm, homes
@@ -274,10 +275,10 @@ class _Guarding:
         tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
         wish = PointWish(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
         taken = await create(vm, self._request.store, wish, self._tools.tell)
-        self._save(checkpoint=taken["id"])
+        self._save(checkpoint=taken.id)
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
-        self._tools.tell(f"{entry.name}: the VM stood still for {taken['pause_ms']:.1f} ms")
+        self._tools.tell(f"{entry.name}: the VM stood still for {taken.facts.pause_ms:.1f} ms")
         if self._request.proof is Proof.RUN:
             self._tools.tell("proving it: a copy of it runs")
             await self._run_a_copy(entry, vm.host)
@@ -325,14 +326,9 @@ class _Guarding:
 
     async def _end_services(self) -> None:
         host = find_host(self._record.host or local_host().name)
-        await revoke(host, self._is_mine)
+        await revoke(CHECKPOINT, host, lambda _, asked: _is_of(asked.wish.tags, self._record))
+        await revoke(RESTORE, host, lambda vm, _: vm == self._copy_name)
         await self._remove_copy(host)
-
-    def _is_mine(self, request: Mapping[str, Any]) -> bool:
-        """Whether a killed guard asked for this: its host may be at it still."""
-        if request["vm"] == self._copy_name:
-            return True
-        return request["verb"] == CREATE and _is_of(request["wish"].get("tags", {}), self._record)
 
     async def _remove_points(self) -> None:
         # A checkpoint that was there before it was written down is known by its tag.

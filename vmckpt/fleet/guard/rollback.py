@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from vmckpt.checkpoint.catalogue import Entry, catalogue
-from vmckpt.checkpoint.operate import restore_to, revoke
+from vmckpt.checkpoint.jobs import RESTORE, Restore
+from vmckpt.checkpoint.operate import restore_to
 from vmckpt.checkpoint.restore import Wish
-from vmckpt.checkpoint.service import RESTORE
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -24,6 +24,7 @@ from vmckpt.fleet.guard.record import Phase, Record, ended, save
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.jobs.handle import revoke
 from vmckpt.vm.inventory import Vm
 
 # What the command left at work on the VM, a migration say, is waited for so long.
@@ -98,7 +99,7 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
         try:
             host, in_place = await _home(record, find, tell)
             # Put back by a killed one later than by us, it would lose what it did since.
-            await revoke(host, partial(_puts_back, record))
+            await revoke(RESTORE, host, partial(_puts_back, record))
             wish = Wish(name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True)
             await restore_to(host, entry, wish, tell)
             break
@@ -117,9 +118,8 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
     return vm
 
 
-def _puts_back(record: Record, request: Mapping[str, Any]) -> bool:
-    asked = (request["verb"], request["vm"], request["wish"].get("checkpoint"))
-    return asked == (RESTORE, record.vm, record.checkpoint)
+def _puts_back(record: Record, vm: str, asked: Restore) -> bool:
+    return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
 
 
 async def _home(record: Record, find: Find, tell: Tell) -> tuple[Host, bool]:

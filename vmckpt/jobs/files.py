@@ -1,0 +1,97 @@
+"""The directory of one job, STATE/jobs/KIND/RUN on its host."""
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+DIRECTORY = "jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """The files of one job."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, state_dir: Path, kind: str, run: str) -> Self:
+        """Those of a run, below a host's state directory."""
+        return cls(jobs_dir(state_dir, kind) / run)
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.path.name
+
+    @property
+    def order(self) -> Path:
+        """What is to be done (`kind.Order`); the process starts before it is there."""
+        return self.path / "order.json"
+
+    @property
+    def process(self) -> Path:
+        """Which process does it; written before it looks for `revoked`."""
+        return self.path / "process.json"
+
+    @property
+    def revoked(self) -> Path:
+        """There once the work is no longer wanted; looked for before anything is begun."""
+        return self.path / "revoked"
+
+    @property
+    def events(self) -> Path:
+        """Its events, a line of JSON each."""
+        return self.path / "events.jsonl"
+
+    @property
+    def outcome(self) -> Path:
+        """What came of it (`kind.Outcome`)."""
+        return self.path / "outcome.json"
+
+    @property
+    def control(self) -> Path:
+        """Where a job that can be spoken with listens."""
+        return self.path / "control.sock"
+
+    @property
+    def log(self) -> Path:
+        """Its process's standard error."""
+        return self.path / "job.log"
+
+    @property
+    def recovery_log(self) -> Path:
+        """Standard error of its dead-man's switch."""
+        return self.path / "recovery.log"
+
+
+def new_run() -> str:
+    """The id of a run that begins now."""
+    return time.strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
+
+
+def jobs_dir(state_dir: Path, kind: str) -> Path:
+    """Where the jobs of one kind have their directories."""
+    return state_dir / DIRECTORY / kind
+
+
+def earlier_order(state_dir: Path, run: str) -> Path:
+    """Where an earlier vmckpt wrote what a migration was to do."""
+    return state_dir / DIRECTORY / run / "job.json"
+
+
+def forget_old(state_dir: Path, kind: str, kept_s: float, now_unix_s: float) -> None:
+    """Remove the jobs of a kind, ended or cut off, in which nothing was written for so long.
+
+    Those of earlier versions, too, which had other directories.
+    """
+    earlier = (*state_dir.glob("checkpointing/*/"), *state_dir.glob(f"{DIRECTORY}/*/job.json"))
+    paths = [path.parent if path.is_file() else path for path in earlier]
+    for path in (*jobs_dir(state_dir, kind).glob("*/"), *paths):
+        with suppress(FileNotFoundError):  # another job removes it too
+            last_unix_s = max(one.stat().st_mtime for one in (path, *path.iterdir()))
+            if now_unix_s - last_unix_s > kept_s:
+                shutil.rmtree(path)

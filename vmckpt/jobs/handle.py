@@ -1,0 +1,278 @@
+"""The operator's side: a job begun on a host, watched, cancelled, or found again."""
+
+import asyncio
+import operator
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from vmckpt.codec import convert
+from vmckpt.deadlines import poll
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    StorageError,
+)
+from vmckpt.events.lines import Lines
+from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.foreign import MalformedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import PROCESS, ProcessId
+from vmckpt.hosts.remote.values import unpack_error
+from vmckpt.jobs.files import JobFiles, jobs_dir
+from vmckpt.jobs.kind import ORDER, OUTCOME, Kind, Outcome
+from vmckpt.jobs.serve import command, recovery
+from vmckpt.state.documents import load_from, save_to
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+# Between two looks at what it tells, and at whether it lives.
+POLL_S, ALIVE_S = 0.02, 1.0
+RECONNECT_S = 1.0
+# Between the end of a process and what it wrote last.
+LAST_WORDS_S = 3.0
+START_TIMEOUT_S = 30.0
+# A job that is told to end undoes what it has begun, unless its storage keeps it.
+END_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handle(Generic[Q, R]):
+    """A job of the host's; `process` where its beginning was seen from here."""
+
+    kind: Kind[Q, R]
+    host: Host
+    files: JobFiles
+    process: ProcessId | None = None
+
+    async def give(self, vm: str, request: Q) -> None:
+        """Write its order, for which it waits. Raises StorageError, HostDownError."""
+        order = self.kind.order(self.host, vm, request)
+        await save_to(self.host, self.files.order, ORDER, order)
+
+    async def outcome(
+        self,
+        emit: Emit,
+        *,
+        patience_s: float = 0.0,
+        final: Callable[[Outcome], object] = lambda outcome: outcome.is_final,
+    ) -> R:
+        """Its result, once that is final; its events go to `emit` from the first one on.
+
+        For `patience_s` a silent host is asked again. Raises what the job does; HostDownError;
+        OperationFailedError: it does not begin; OutcomeUnknownError: nothing says how it ended.
+        """
+        found = await _Watch(self, heard_or_not(emit), patience_s).until(final)
+        return self.result_of(found)
+
+    def result_of(self, found: Outcome) -> R:
+        """The result that an outcome has. Raises the error that it has; OutcomeUnknownError."""
+        if found.result is None and found.error is not None:
+            raise unpack_error(list(found.error))
+        try:
+            return convert(self.kind.result, found.result)
+        except MalformedError as exc:
+            raise OutcomeUnknownError(
+                f"what came of the {self.kind.what} on {self.host.name} cannot be read",
+                why=f"its result is malformed: {exc}",
+                remedy="`vmckpt vm list` shows where the VM is and how",
+            ) from exc
+
+    async def told(self) -> Outcome | None:
+        """What came of it so far. Raises StorageError, HostDownError."""
+        return await load_from(self.host, self.files.outcome, OUTCOME)
+
+    async def worker(self) -> ProcessId | None:
+        """Which process does it; None: it has not said so yet."""
+        if self.process is not None:
+            return self.process
+        with suppress(StorageError):
+            return await load_from(self.host, self.files.process, PROCESS)
+        return None
+
+    async def cancel(self, what: str, within_s: float | None = None) -> None:
+        """Have it undo what it can, and wait until it has ended, for 120 s. `what` it is, in words.
+
+        Raises BusyError: it does not end.
+        """
+        process = await self.worker()
+        if process is None:
+            return
+        within_s = END_S if within_s is None else within_s
+        await self.host.interrupt(process)
+        if not await self.ended(within_s):
+            raise BusyError(
+                f"{what} on {self.host.name} has not ended",
+                why=f"its process {process.pid} there was told to {within_s:g} s ago; it is "
+                "frozen, or waits for its storage",
+                remedy="have its storage answer, or end it by force on that host: what it had "
+                "begun is undone then",
+            )
+
+    async def ended(self, within_s: float) -> bool:
+        """Wait until its process has ended, for so long at most; whether it has."""
+        process = await self.worker()
+        return process is None or await ended(self.host, process, within_s)
+
+    async def remove(self) -> None:
+        """Remove its files; one that has not begun then does not. Raises HostDownError."""
+        await self.host.remove(self.files.path)
+
+
+async def begin(kind: Kind[Q, R], host: Host, run: str, *, last: bool = False) -> Handle[Q, R]:
+    """Start a job's process, which waits for its order. `last`: guests come first on its host.
+
+    It ends when its directory is removed, or no order comes. When the connection breaks, whether it
+    has begun is to be seen there: the handle has no process then. Raises StorageError,
+    HostDownError.
+    """
+    files = JobFiles.of(host.state_dir, kind.name, run)
+    await host.make_dir(files.path)
+    words = command(await host.own_command(), kind.name, files.path)
+    process = None
+    with suppress(OutcomeUnknownError):
+        process = await host.spawn([*words, "--last"] if last else words, files.log)
+    return Handle(kind, host, files, process)
+
+
+def attach(kind: Kind[Q, R], host: Host, run: str) -> Handle[Q, R]:
+    """A job that was begun before."""
+    return Handle(kind, host, JobFiles.of(host.state_dir, kind.name, run))
+
+
+async def ended(host: Host, process: ProcessId, within_s: float) -> bool:
+    """Wait until a job's process has ended, for so long at most; whether it has."""
+    return not await poll(
+        lambda: host.is_alive(process), operator.not_, every_s=POLL_S, within_s=within_s
+    )
+
+
+async def revoke(kind: Kind[Q, Any], host: Host, unwanted: Callable[[str, Q], bool]) -> None:
+    """Have jobs of a kind that a killed command started undo what they are at, and wait for it.
+
+    Those that are `unwanted`, by their VM and request. One that has not begun yet never does; what
+    was told stays. Raises BusyError: one does not end.
+    """
+    for run in await host.list_dir(jobs_dir(host.state_dir, kind.name)):
+        job = attach(kind, host, run)
+        text = await host.read_text(job.files.order)
+        try:
+            order, request = kind.read_order(text or "", job.files.order, host.name)
+        except StorageError:
+            continue  # it has none yet, or one of another vmckpt's
+        if not unwanted(order.vm, request):
+            continue
+        # In this order: whoever has not said yet who it is sees this, and does nothing.
+        await host.write_text(job.files.revoked, "")
+        told = None
+        with suppress(StorageError):
+            told = await job.told()
+        if told is None:
+            await job.cancel(f"the {kind.what} of '{order.vm}'")
+
+
+class _Watch:
+    """Reads what a job tells, over as many connections as it takes."""
+
+    def __init__(self, job: Handle[Any, Any], emit: Emit, patience_s: float) -> None:
+        self._job, self._host, self._files = job, job.host, job.files
+        self._emit, self._patience_s = emit, patience_s
+        self._lines, self._offset = Lines(), 0
+        self._at_s = 0.0
+        self._process: ProcessId | None = None
+        self._looked_s: float | None = None
+        self._died_s: float | None = None
+        self._lost_s: float | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._began_s = self._clock()
+
+    async def until(self, final: Callable[[Outcome], object]) -> Outcome:
+        """The outcome that is final, or the last one of a process that has died."""
+        while True:
+            try:
+                found = await self._look()
+                self._say_found()
+                if found is not None and (final(found) or self._died_s is not None):
+                    return found
+                if found is None:
+                    await self._host.await_path(self._files.outcome, POLL_S)
+                else:
+                    await asyncio.sleep(POLL_S)
+            except HostDownError as exc:
+                now_s = self._clock()
+                self._lost_s = now_s if self._lost_s is None else self._lost_s
+                if now_s - self._lost_s >= self._patience_s:
+                    raise
+                self._say_lost(exc, is_new=now_s == self._lost_s)
+                await asyncio.sleep(RECONNECT_S)
+
+    async def _look(self) -> Outcome | None:
+        # Asked first: what it told before its end is whole then.
+        found = await self._job.told()
+        while data := await self._host.read_from(self._files.events, self._offset):
+            self._offset += len(data)
+            for event in self._lines.feed(data):
+                self._at_s = max(self._at_s, event.at_s)
+                self._emit(event)
+        if found is None or not found.is_final:
+            await self._check_alive(is_told=found is not None)
+        return found
+
+    async def _check_alive(self, *, is_told: bool) -> None:
+        now_s = self._clock()
+        if self._process is None:
+            with suppress(StorageError):
+                self._process = await load_from(self._host, self._files.process, PROCESS)
+        if self._process is None:
+            await self._check_begins(now_s)
+            return
+        if self._looked_s is not None and now_s - self._looked_s < ALIVE_S:
+            return
+        self._looked_s = now_s
+        if await self._host.is_alive(self._process) or (
+            not is_told and await self._is_being_recovered()
+        ):
+            self._died_s = None
+            return
+        self._died_s = now_s if self._died_s is None else self._died_s
+        if not is_told and now_s - self._died_s > LAST_WORDS_S:
+            words = (await self._host.read_text(self._files.log) or "").strip().splitlines()
+            raise OutcomeUnknownError(
+                f"nobody knows how the {self._job.kind.what} ended",
+                why=f"its process on {self._host.name} is gone, and so is its dead-man's switch"
+                + "".join(f"; {line}" for line in words[-2:]),
+                remedy="vmckpt vm show VM ends what was cut off, and says where the VM is",
+            )
+
+    async def _is_being_recovered(self) -> bool:
+        # The switch is there as long as the job, and then does its work.
+        mark = "\0".join(recovery((), self._job.kind.name, self._files.path))
+        return bool(await self._host.find_processes(mark))
+
+    async def _check_begins(self, now_s: float) -> None:
+        """A process that has not said yet that it works on it is still starting."""
+        begun = self._job.process
+        starts = begun is None or await self._host.is_alive(begun)
+        if starts and now_s - self._began_s < START_TIMEOUT_S:
+            return
+        if await self._host.exists(self._files.process) or await self._job.told() is not None:
+            return  # it has said so at this moment
+        words = (await self._host.read_text(self._files.log) or "").strip()
+        raise OperationFailedError(
+            f"the {self._job.kind.what} does not begin on {self._host.name}",
+            why=words[-300:] or f"no process within {START_TIMEOUT_S:g} s",
+            remedy=f"vmckpt host check {self._host.name}",
+        )
+
+    def _say_lost(self, exc: HostDownError, *, is_new: bool) -> None:
+        if is_new:
+            text = f"{exc.what}: {exc.why}; the job goes on there, waiting to see it again"
+            self._emit(Note(self._at_s, "connection", text))
+
+    def _say_found(self) -> None:
+        if self._lost_s is not None:
+            self._emit(Note(self._at_s, "connection", f"{self._host.name} answers again"))
+        self._lost_s = None

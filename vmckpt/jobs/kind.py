@@ -1,0 +1,178 @@
+"""What a kind of job is, what it is asked (`Order`), and what came of it (`Outcome`)."""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+
+from vmckpt.codec import builtins, convert
+from vmckpt.errors import NotFoundError, StorageError
+from vmckpt.events.lines import to_line
+from vmckpt.events.types import Emit, Event, heard_or_not, unheard
+from vmckpt.foreign import MalformedError
+from vmckpt.hosts.host import Entry, entry_fields
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.values import pack_error
+from vmckpt.jobs.files import JobFiles
+from vmckpt.state.documents import Schema
+from vmckpt.state.durable import fill, reserve
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+# An outcome is a few KiB: it is told, whatever fills the disk meanwhile.
+OUTCOME_BYTES = 64 << 10
+# Events kept in memory while the disk is full; later ones are dropped.
+UNWRITTEN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """order.json: what to do to the VM `vm` of `host`, in the kind's own words."""
+
+    host: Entry
+    vm: str
+    request: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """outcome.json: the kind's result, or `error` as `pack_error` has it.
+
+    A job may tell its result and work on. While not `is_final` it may still become an error;
+    `is_over`: nothing is left to do.
+    """
+
+    result: Mapping[str, Any] | None = None
+    error: tuple[str, ...] | None = None
+    is_final: bool = True
+    is_over: bool = True
+
+
+ORDER = Schema(Order, "see `vmckpt vm list`")
+OUTCOME = Schema(Outcome, "`vmckpt vm list` shows where the VM is and how", omits_none=True)
+
+
+class Job(Generic[Q, R]):
+    """One job, in the process that does it or recovers it."""
+
+    def __init__(self, files: JobFiles, host: LocalHost, vm: str, request: Q) -> None:
+        self.files, self.host, self.vm, self.request = files, host, vm, request
+        self.emit: Emit = unheard
+        self._outcome: Outcome | None = None
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.files.run
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What came of it so far."""
+        return self._outcome
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """For the block `emit` writes to the job's file. Raises OSError."""
+        with self.files.events.open("ab", buffering=0) as lines:
+            self.emit = writer(lines)
+            yield
+
+    def reserve(self) -> None:
+        """Have room on the disk for the outcome. Raises StorageError."""
+        reserve(self.files.outcome, OUTCOME_BYTES)
+
+    def resume(self) -> None:
+        """Read what was told by the process that died."""
+        path = self.files.outcome
+        if path.exists():
+            self._outcome = OUTCOME.decode(path.read_bytes(), path, any_text=True)
+
+    def tell(self, result: R, *, is_final: bool) -> None:
+        """Tell the result, and work on. Raises OSError."""
+        self._outcome = Outcome(builtins(result), None, is_final, is_over=False)
+        part = self.files.outcome.with_name(".told")
+        part.write_text(OUTCOME.encode(self._outcome))
+        part.rename(self.files.outcome)
+
+    def succeed(self, result: R | None) -> None:
+        """End: with this result, or the one that was told. Raises StorageError."""
+        told = None if result is None else builtins(result)
+        if told is None and self._outcome is not None:
+            told = self._outcome.result
+        self._end(Outcome(told))
+
+    def fail(self, error: Exception) -> None:
+        """End with an error; a result that was final stays. Raises StorageError."""
+        before = self._outcome
+        stays = before.result if before is not None and before.is_final else None
+        self._end(Outcome(stays, tuple(pack_error(error, self.host.name))))
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        fill(self.files.outcome, OUTCOME.encode(outcome))
+
+
+class Worker(NamedTuple, Generic[R]):
+    """What does one job.
+
+    `work` does it, and returns the result, or None when it was told already. `recover` runs after
+    the death of the process that worked: it finishes or undoes, returns as `work` does, or raises
+    what is to be said of a job that was cut off.
+    """
+
+    work: Callable[[], Awaitable[R | None]]
+    recover: Callable[[], Awaitable[R | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[Q, R]):
+    """A kind of job.
+
+    `worker` gives what does a job, for the block. The block ends after the outcome was told, also
+    of a job that was revoked: what the order has outside of the job's directory is released then.
+
+    `what` it is, in words ("checkpoint"). `kept_s`: how long what it told can be read.
+    """
+
+    name: str
+    what: str
+    request: type[Q]
+    result: type[R]
+    worker: Callable[[Job[Q, R]], AbstractAsyncContextManager[Worker[R]]]
+    kept_s: float = 86_400.0
+
+    def order(self, host: Any, vm: str, request: Q) -> Order:
+        """The order for a host (`Entry` or `Host`)."""
+        return Order(Entry(**entry_fields(host)), vm, builtins(request))
+
+    def read_order(self, data: bytes | str, path: Path, host: str = "") -> tuple[Order, Q]:
+        """An order of this kind. Raises StorageError: damaged, or another version's."""
+        order = ORDER.decode(data, path, host, any_text=True)
+        try:
+            return order, convert(self.request, order.request)
+        except MalformedError as exc:
+            raise ORDER.damaged(path, str(exc), host) from exc
+
+    def job(self, files: JobFiles) -> Job[Q, R]:
+        """The job of this machine that has these files. Raises NotFoundError."""
+        try:
+            order, request = self.read_order(files.order.read_bytes(), files.order)
+        except (OSError, StorageError) as exc:
+            raise NotFoundError(
+                f"there is no {self.what} '{files.run}' here", why=str(exc), remedy=ORDER.remedy
+            ) from exc
+        return Job(files, LocalHost(**entry_fields(order.host)), order.vm, request)
+
+
+def writer(lines: BinaryIO) -> Emit:
+    """Writes each event as a line; on a full disk it keeps them, and no job from its end."""
+    unwritten = bytearray()
+
+    def tell(event: Event) -> None:
+        if len(unwritten) < UNWRITTEN_BYTES:
+            unwritten.extend(to_line(event).encode())
+        # What is there of a line that does not fit is its beginning: the rest may follow.
+        del unwritten[: lines.write(unwritten)]
+
+    return heard_or_not(tell)

@@ -1,0 +1,92 @@
+"""The host's side: the process of a job, and the one that recovers it."""
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from vmckpt.deadlines import poll
+from vmckpt.errors import CancelledByUserError, OperationFailedError, VmckptError
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.process import PROCESS, identify
+from vmckpt.jobs.files import JobFiles, forget_old
+from vmckpt.jobs.kind import Job, Kind
+from vmckpt.state.documents import save_to
+
+# The operator may lose its connection for a while before it has written the order.
+ORDER_S, ORDER_POLL_S = 60.0, 0.005
+COMMAND = "job"
+
+
+def command(own: Sequence[str], kind: str, directory: Path) -> list[str]:
+    """The hidden command that does a job, with `own` being a host's own vmckpt."""
+    return [*own, COMMAND, kind, str(directory)]
+
+
+def recovery(own: Sequence[str], kind: str, directory: Path) -> list[str]:
+    """The hidden command that recovers it."""
+    return [*command(own, kind, directory), "--recover"]
+
+
+async def serve(kind: Kind[Any, Any], directory: Path, own_command: Sequence[str]) -> None:
+    """Do the job of this directory. Errors become its outcome.
+
+    Raises NotFoundError: no order came, or the directory is gone.
+    """
+    gc.freeze()  # or a collection while a guest is paused would look at all that was imported
+    files = JobFiles(directory)
+    await poll(
+        lambda: files.order.exists() or not directory.exists(),
+        every_s=ORDER_POLL_S,
+        within_s=ORDER_S,
+    )
+    job = kind.job(files)
+    with ExitStack() as stack:
+        async with kind.worker(job) as worker, _concluded(kind, job):
+            job.reserve()
+            stack.enter_context(job.telling())
+            if me := identify(os.getpid()):
+                await save_to(job.host, files.process, PROCESS, me)
+            if files.revoked.exists():
+                raise _cancelled(kind, job)
+            forget_old(job.host.state_dir, kind.name, kind.kept_s, time.time())
+            on_death = recovery(own_command, kind.name, directory)
+            stack.enter_context(armed(on_death, files.recovery_log))
+            job.succeed(await worker.work())
+
+
+async def recover(kind: Kind[Any, Any], directory: Path) -> None:
+    """After the death of a job's process: finish or undo what it did, and say which."""
+    job = kind.job(JobFiles(directory))
+    async with kind.worker(job) as worker, _concluded(kind, job):
+        job.resume()
+        with job.telling():
+            result = await worker.recover()
+        if result is None and (job.outcome is None or job.outcome.result is None):
+            raise OperationFailedError(
+                f"the {kind.what} of '{job.vm}' was cut off",
+                why=f"its process on {job.host.name} was killed",
+                remedy="ask again; `vmckpt vm list` shows how the VM is",
+            )
+        job.succeed(result)
+
+
+@asynccontextmanager
+async def _concluded(kind: Kind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[None]:
+    """An error of the block, or its cancellation, is the job's outcome."""
+    try:
+        yield
+    except (VmckptError, OSError) as exc:
+        job.fail(exc)
+    except asyncio.CancelledError:
+        job.fail(_cancelled(kind, job))
+
+
+def _cancelled(kind: Kind[Any, Any], job: Job[Any, Any]) -> CancelledByUserError:
+    return CancelledByUserError(
+        f"the {kind.what} of '{job.vm}' was cancelled", why="asked to stop", remedy="ask again"
+    )
