@@ -80,14 +80,14 @@ class LocalBackend:
         with self._reading(name) as fd:
             # No more than there is: a file may say that a part of it is 4 GiB.
             left = max(0, os.fstat(fd).st_size - start)
-            return os.pread(fd, left if length is None else min(left, length), start)
+            return read_all(fd, start, left if length is None else min(left, length))
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of a file."""
         with self._reading(name) as fd:
             size = os.fstat(fd).st_size
             start = max(0, size - length)
-            return os.pread(fd, size - start, start), size
+            return read_all(fd, start, size - start), size
 
     def write(self, name: str) -> "LocalWriter":
         """A file under another name, until it is published."""
@@ -371,6 +371,17 @@ def append_only_error(name: str, place: str) -> RefusedError:
         why="this client may add to the store, and remove or replace nothing (append-only)",
         remedy="do it where the store is, or with a key that is not restricted to --append-only",
     )
+
+
+def read_all(fd: int, start: int, length: int) -> bytes:
+    """So many bytes, fewer at the end of the file. Raises OSError.
+
+    A read that meets a sector that the disk cannot read returns what lies before it, and no error.
+    """
+    data = os.pread(fd, length, start)
+    while len(data) < length and (more := os.pread(fd, length - len(data), start + len(data))):
+        data += more
+    return data
 
 
 def write_all(fd: int, data: Buffer) -> None:
