@@ -204,6 +204,22 @@ def prune_all_but_one() -> list[str]:
     return [one.why for one in asyncio.run(done).decisions]
 
 
+def test_one_that_is_being_read_keeps_no_other_from_being_removed(state: Path) -> None:
+    """A disk of it may be mounted for weeks."""
+    with open_store(str(state / "checkpoints")) as store:
+        save(store, memory(16, 1), vm=VM, facts=facts("three").to_json())
+        (one, *_) = [m for m in store.manifests() if m.facts["name"] == "one"]
+        with store.read(one.id):
+            assert prune_all_but_one() == [
+                "it is being read: not removed yet",
+                "no rule keeps it",
+                "last",
+            ]
+            assert ids(state) == ["one", "three"]
+    prune_all_but_one()
+    assert ids(state) == ["three"]
+
+
 def test_pin_and_unpin_as_they_are_typed(state: Path) -> None:
     pinned = vmckpt(state, "checkpoint", "pin", "one", "--reason", "the audit", "--json")
     assert json.loads(pinned.stdout)["pin"]["reason"] == "the audit"
