@@ -282,7 +282,7 @@ def test_a_guard_that_expires_takes_its_pin_and_its_checkpoint_along(state: Path
     write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
     assert ids(state) == ["two"]
-    assert load_all() == []
+    assert load_all().records == {}
     assert list((state / "guards").glob("*.pin")) == []
 
 
@@ -291,7 +291,7 @@ def test_what_the_operator_pinned_too_outlives_its_guard(state: Path) -> None:
     asyncio.run(pin(seen().find("one"), "by hand"))
     write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
-    assert (ids(state), load_all()) == (["one", "two"], [])
+    assert (ids(state), load_all().records) == (["one", "two"], {})
 
 
 def test_a_guard_that_is_gone_leaves_a_pin_that_the_next_command_takes_out(state: Path) -> None:
