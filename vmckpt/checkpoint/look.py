@@ -12,6 +12,7 @@ from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.checkpoint.retention import Candidate, Rule, Verdict, contradictions, plan
 from vmckpt.errors import BusyError, NotFoundError, RefusedError
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.backends.cached import uncached
 from vmckpt.store.order import in_order
 from vmckpt.store.pins import pinned_error
 from vmckpt.store.store import Store
@@ -59,7 +60,10 @@ async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDif
 
 
 async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
-    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError."""
+    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError.
+
+    From the stores themselves, and nothing that is kept here of object storage.
+    """
     found = {}
     for place in entry.places:
         async with opened(place, key) as store:
@@ -69,7 +73,7 @@ async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
 
 def _verify(store: Store, entry: Entry) -> int:
     total = 0
-    with store.read(entry.id) as point:
+    with uncached(store.opened.backend), store.read(entry.id) as point:
         for area in entry.manifest.areas:
             for _, contents in point.area(area.name).stream():
                 total += len(contents)
