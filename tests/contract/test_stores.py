@@ -3,6 +3,8 @@
 import errno
 import os
 import resource
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -551,6 +553,27 @@ def test_a_folder_whose_disk_is_not_mounted_is_not_an_empty_one(
     with open_store(str(place)) as store:
         collect(store, plan_gc(store))
         require_same(store, first, memory(PAGES, 1))
+
+
+def test_a_folder_on_another_file_system_is_read_and_says_why_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    place, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        first = save(store, ram)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == place.stat().st_dev:
+            pytest.skip("the temporary files of this test are in /dev/shm")
+        shutil.move(place / "packs", other)
+        (place / "packs").symlink_to(Path(other, "packs"))
+        with open_store(str(place)) as store:
+            assert check(store).whole
+            require_same(store, first, ram)
+            with pytest.raises(StorageError, match="packs") as error:
+                save(store, memory(PAGES, 2))
+            assert "another file system" in error.value.why
+            assert "move all of the store" in error.value.remedy
+            assert store.ids() == [first.id]
 
 
 def test_a_file_that_goes_while_its_folder_is_listed_takes_no_other_with_it(

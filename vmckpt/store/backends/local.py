@@ -393,14 +393,13 @@ def write_all(fd: int, data: Buffer) -> None:
 
 def storage_error(exc: OSError, name: str, place: str) -> StorageError:
     """What a failed call on a file means."""
-    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StorageError(
-        f"cannot use {name} in {place}",
-        why=exc.strerror or str(exc),
-        remedy="nothing that was in the store is harmed: make room there"
-        if full
-        else "check that it is there, and its rights",
-    )
+    why, remedy = exc.strerror or str(exc), "check that it is there, and its rights"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "nothing that was in the store is harmed: make room there"
+    if exc.errno == errno.EXDEV:
+        why = "its folder leads to another file system, and what is complete is renamed into it"
+        remedy = "move all of the store to that file system, and link the store's own directory"
+    return StorageError(f"cannot use {name} in {place}", why=why, remedy=remedy)
 
 
 def sync_folder(folder: Path) -> None:
