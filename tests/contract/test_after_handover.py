@@ -109,7 +109,16 @@ async def go_wrong(kind: type[Migration], source: Source, target: LocalHost) -> 
     options = Options(method=Method.STOP, offline=True)
     checked = Preflight((), options, Agreement({}, {}, {}))
     async with on_the_link(source, target, "r1", 0, lambda *_: None) as link:
-        moving = kind(vm, target, checked, run="r1", began_s=0.0, emit=lambda _: None, link=link)
+        moving = kind(
+            vm,
+            target,
+            checked,
+            run="r1",
+            began_s=0.0,
+            emit=lambda _: None,
+            link=link,
+            identities=("ida", "idb"),
+        )
         with pytest.raises(VmckptError) as ended:
             await moving.run()
     return ended.value

@@ -167,6 +167,44 @@ def test_an_agent_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> N
         time.sleep(0.01)
 
 
+FLOOD = "while True: os.write({}, b'a' * 65536)"
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_an_agent_that_prints_without_end_proves_nothing(tmp_path: Path, stream: int) -> None:
+    flooding = agent(tmp_path, FLOOD.format(stream), timeout_s=60)
+    with pytest.raises(OperationFailedError, match="printed more than 64"):
+        asyncio.run(flooding.fence(target(os.getpid())))
+
+
+def test_an_agent_whose_output_another_session_holds_is_given_up_in_time(tmp_path: Path) -> None:
+    # As the process that ssh leaves behind with ControlPersist may.
+    pid_file = tmp_path / "pid"
+    does = (
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(60)"
+    )
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(TimedOutError, match="gave no answer"):
+            asyncio.run(agent(tmp_path, does, timeout_s=2.0).fence(target(os.getpid())))
+        assert time.monotonic() - began_s < 20
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+def test_a_host_that_prints_without_end_proves_nothing(
+    victim: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    transport = tmp_path / "transport"
+    transport.write_text(AGENT.format(python=sys.executable, does=FLOOD.format(1)))
+    transport.chmod(0o755)
+    with pytest.raises(OperationFailedError, match="prints without end"):
+        asyncio.run(Agent((*BY_KILL, str(transport)), 60).fence(target(victim.pid)))
+    assert victim.poll() is None
+
+
 IPMITOOL = """\
 import os, sys
 from pathlib import Path

@@ -3,11 +3,16 @@
 import asyncio
 import http.server
 import json
+import os
+import shlex
+import signal
 import socket
 import socketserver
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -118,10 +123,33 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
                 "no-such-program",
             )
     assert "HTTP 503" in found[0]
-    assert "BadStatusLine" in found[1]
+    assert "does not answer as a web server does" in found[1]
     assert "refused" in found[2].lower()
     assert found[3].endswith("exit status 4: no")
     assert "No such file" in found[4]
+
+
+def test_a_check_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 60.0)
+    flood = "import os\nwhile True: os.write(2, b'a' * 65536)"
+    [found] = ailments(monkeypatch, "running", shlex.join([sys.executable, "-c", flood]))
+    assert found.endswith("it printed more than 64.0 MiB, and was ended")
+
+
+def test_a_check_whose_output_another_session_holds_is_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As the process that ssh leaves behind with ControlPersist may.
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 1.0)
+    pid_file = tmp_path / "pid"
+    check = f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 60' & sleep 60"
+    began_s = time.monotonic()
+    try:
+        [found] = ailments(monkeypatch, "running", shlex.join(["sh", "-c", check]))
+        assert found.endswith("no answer within 1 s")
+        assert time.monotonic() - began_s < 20
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 class _Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -148,6 +176,58 @@ def test_a_guest_has_nobody_asked_but_itself(monkeypatch: pytest.MonkeyPatch) ->
         [found] = ailments(monkeypatch, "running", f"{url}/away")
     assert "HTTP 302" in found
     assert _Elsewhere.asked == ["/on", "/end", "/away"]
+
+
+class _Endless(socketserver.StreamRequestHandler):
+    """A guest whose redirect, or header, has no end."""
+
+    sent: ClassVar[int] = 0
+
+    def handle(self) -> None:
+        begins = b"HTTP/1.1 302 Found\r\nLocation: /\r\n"
+        if b"body" in self.rfile.readline():
+            begins += b"\r\n"
+        with suppress(OSError):
+            self.wfile.write(begins)
+            while type(self).sent < 64 << 20:
+                type(self).sent += self.connection.send(b"a: b\r\n" * 10_000)
+
+
+@pytest.mark.parametrize("path", ["body", "head"])
+def test_a_guest_whose_answer_has_no_end_is_not_read_to_it(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(_Endless, "sent", 0)
+    with talking(_Endless) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}/{path}"
+        [found] = ailments(monkeypatch, "running", url)
+    assert "no end" in found
+    assert _Endless.sent < 32 << 20
+
+
+class _Dripping(socketserver.StreamRequestHandler):
+    """A guest that says a little of its answer now and then; `gone`: it was hung up on."""
+
+    gone: ClassVar[threading.Event] = threading.Event()
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            for _ in range(200):
+                self.wfile.write(b"H")
+                time.sleep(0.05)
+            return
+        self.gone.set()
+
+
+def test_a_check_that_is_given_up_leaves_nothing_that_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.5)
+    with talking(_Dripping) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        [found] = ailments(monkeypatch, "running", url)
+        assert found.endswith("no answer within 0.5 s")
+        assert _Dripping.gone.wait(5)
 
 
 class _Hostile(socketserver.StreamRequestHandler):

@@ -57,11 +57,11 @@ def test_a_clock_that_is_set_removes_no_way_back_before_its_time(
 ) -> None:
     """Set forward by a day, it was removed when the next guard was begun or guards were listed."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    kept = asyncio.run(guard.commit(record("r", Phase.OPEN)))
+    kept = asyncio.run(guard.commit(record("r", Phase.OPEN), print))
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
     asyncio.run(guard.expire())
-    [known] = load_all()
+    [known] = load_all().require_sound()
     assert known == kept
     now = clock()
     late = now._replace(boot_s=now.boot_s + kept.request.keep_s)
@@ -88,3 +88,17 @@ def test_what_was_shown_of_a_commands_output_takes_no_room_on_its_host(
     log = host.state_dir / command.WORK_DIRECTORY / "r/output"
     assert sum(shown) == log.stat().st_size == 24 << 20
     assert log.stat().st_blocks * 512 <= 2 << 20
+
+
+def test_what_came_of_it_can_be_kept_though_the_commands_host_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed open for good, its checkpoint pinned, and the VM could have no other guard."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    told = list[str]()
+    opened = replace(record("r", Phase.OPEN), worker=Worker("gone", "/nowhere"))
+    kept = asyncio.run(guard.commit(opened, told.append))
+    assert kept.phase is Phase.KEPT
+    assert load_all().require_sound() == [kept]
+    assert "something of the command stays on gone" in told[0]
+    guard._require_none_open("web")

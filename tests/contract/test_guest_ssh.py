@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ HOOK = """\
 #!/bin/sh
 read -r request
 echo "$1 $request" >> {log}
+echo "${{SSH_AUTH_SOCK-none}}" > {log}.agent
 case $1 in
     lock) sleep 60 ;;
     release) echo '{{"ok": false, "why": "somebody'"'"'s"}}'; exit 1 ;;
@@ -76,6 +79,24 @@ def test_a_phase_is_run_and_answers(told: Told) -> None:
     phase, _, request = told.log.read_text().strip().partition(" ")
     assert phase == "checkpoint"
     assert json.loads(request) == {"format": 1, "device": "gpu0", "run": "run-1", "limit_s": 20}
+
+
+def test_a_guest_is_not_lent_the_keys_of_who_asks_it(
+    told: Told, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before = tmp_path / "agent", server.config.read_text()
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        server.config.write_text(f"{before}\nHost *\n    ForwardAgent yes\n")
+        while not path.exists():
+            time.sleep(0.01)
+        told.do(Phase.CHECKPOINT)
+    finally:
+        server.config.write_text(before)
+        agent.kill()
+        agent.wait()
+    assert told.log.with_suffix(".agent").read_text() == "none\n"
 
 
 def test_what_the_hook_says_is_told(told: Told) -> None:

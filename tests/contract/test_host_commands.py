@@ -101,6 +101,21 @@ def test_what_cannot_be_added_leaves_nothing(
     assert not list(operator.state_dir.rglob("*.json"))
 
 
+def test_one_machine_is_added_once(operator: Operator, tmp_path: Path) -> None:
+    """Its VMs were at home on two hosts: no command worked on them, `local`'s neither."""
+    there = ("--state-dir", str(tmp_path / "there"))
+    assert operator.add("h1", *there)[0] == 0
+    code, said = operator.add("h2", *there)
+    assert code == 4
+    assert said["error"]["what"] == "'h2' would be 'h1' once more"
+    code, said = operator.add("h3", "--state-dir", str(operator.state_dir))
+    assert code == 4
+    assert said["error"]["what"] == "'h3' would be 'local' once more"
+    assert operator.add("h4", "--state-dir", str(tmp_path / "another"))[0] == 0
+    hosts = operator.vmckpt("host", "list")[1]["hosts"]
+    assert [host["name"] for host in hosts] == ["local", "h1", "h4"]
+
+
 @pytest.mark.parametrize("option", ["--state-dir", "--libvirt"])
 def test_a_path_that_is_relative_is_refused(operator: Operator, option: str) -> None:
     code, refused = operator.add("a", option, "some/where")

@@ -1,19 +1,24 @@
 """Leases in files: killed and stopped processes, a full disk, files that somebody touched."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from vmckpt.errors import OutcomeUnknownError, StorageError
-from vmckpt.lease.file_store import KEPT, MOVED, FileStore
+from vmckpt.lease import file_store
+from vmckpt.lease.file_store import KEPT, MOST_WAITING, MOVED, FileStore
+from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span, encode
+from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
 SPAN = Span(1.0)
@@ -151,6 +156,62 @@ def test_an_answer_that_a_server_lost_does_not_make_the_writer_give_way(
     assert put(FileStore(tmp_path), 1, NONE_YET).version == 1
 
 
+@pytest.mark.parametrize("fails", ["link", "list", "sync"])
+def test_an_error_after_which_a_record_may_stand_there_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A share that is mounted "soft": what took too long is an error here, and done on the server.
+
+    A standby that had claimed the term took it for another's, and gave its guest up.
+    """
+    store = FileStore(tmp_path)
+    primary = Lease(store, "web", Claimant("a/1"), Span(0.1))
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(0.1))
+
+    def late(self: Path, target: Path) -> None:
+        os.link(target, self)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def unlisted(_directory: Path) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    async def main() -> None:
+        await primary.take()
+        await primary.record_in_sync("b/1")
+        await standby.look()
+        with monkeypatch.context() as patch:
+            if fails == "link":
+                patch.setattr(Path, "hardlink_to", late)
+            elif fails == "list":
+                patch.setattr(
+                    Path, "hardlink_to", lambda self, target: _linked(patch, self, target)
+                )
+            else:
+                patch.setattr(file_store, "_settle", lambda *_: unlisted(tmp_path))
+            with pytest.raises(OutcomeUnknownError):
+                await standby.claim()
+        await standby.look()
+        assert standby.held is not None
+        assert standby.held.term == 2
+
+    def _linked(patch: pytest.MonkeyPatch, path: Path, target: Path) -> None:
+        os.link(target, path)
+        patch.setattr(file_store, "_highest", unlisted)
+
+    asyncio.run(main())
+
+
+def test_a_refusal_is_none_that_may_have_been_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_path: Path, _target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    with pytest.raises(StorageError, match="hard links"):
+        put(FileStore(tmp_path), 1, NONE_YET)
+
+
 def test_a_record_of_an_older_vmckpt_goes_on_and_is_not_replaced_by_it(tmp_path: Path) -> None:
     single = tmp_path / "web.lease"
     single.write_text("7\n" + encode(Record(3, "lab-a", 7, SPAN)))
@@ -205,6 +266,30 @@ def test_a_file_that_somebody_touched_grants_nothing(tmp_path: Path) -> None:
         put(store, 2, first.version)
     path.write_text(whole)
     assert read(store) == first
+
+
+def test_a_directory_that_gives_no_answer_for_hours_takes_no_thread_each_time(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "web.leases").mkdir()
+    pipe = tmp_path / "web.leases" / ("0" * 19 + "1")
+    os.mkfifo(pipe)
+    store, before = FileStore(tmp_path, timeout_s=0.002), threading.active_count()
+
+    async def main() -> None:
+        for _ in range(4 * MOST_WAITING):
+            with pytest.raises(ArbiterDownError, match="no answer"):
+                await store.read("web")
+        assert threading.active_count() <= before + MOST_WAITING
+        # When the server is back it is asked as before.
+        with pipe.open("w"):
+            pipe.unlink()
+        async with asyncio.timeout(20):
+            while threading.active_count() > before:  # noqa: ASYNC110 - other threads' end
+                await asyncio.sleep(0.01)
+        assert await store.read("web") is None
+
+    asyncio.run(main())
 
 
 def test_a_directory_that_gives_no_answer_is_not_waited_for(tmp_path: Path) -> None:

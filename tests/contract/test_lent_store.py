@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +152,36 @@ def test_a_far_side_that_does_not_answer_keeps_nobody(
     assert time.monotonic() - began_s < 10
     theirs.close()
     saying.join()
+
+
+@pytest.mark.parametrize(
+    ("words_bytes", "data_bytes", "length"),
+    [(2, (1 << 32) - 1, None), (2, 1 << 28, 16), ((1 << 28) - 1, 0, 16)],
+    ids=["a whole object", "more than was asked for", "an answer that is too long"],
+)
+def test_memory_is_not_taken_for_what_a_far_side_announces(
+    words_bytes: int, data_bytes: int, length: int | None
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    def far() -> None:
+        theirs.recv(1 << 16)
+        theirs.sendall(struct.pack("<II", words_bytes, data_bytes) + b"{}")
+        theirs.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=far)
+    thread.start()
+    hostile = LentBackend(ours, "there:/store")
+    tracemalloc.start()
+    try:
+        with pytest.raises(StorageError, match="does not answer"):
+            hostile.read("packs/x", 0, length)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+        thread.join()
+        theirs.close()
+        hostile.close()
 
 
 def test_copies_from_one_host_to_another(store: Store, short_path: Path) -> None:

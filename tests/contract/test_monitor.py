@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,25 @@ def test_a_question_is_answered() -> None:
     async def client(monitor: Monitor) -> None:
         assert monitor.is_open
         assert await monitor.ask("qom-get", {"path": "/machine"}) == "pc"
+
+    play(script, client)
+
+
+@pytest.mark.parametrize("length", [1, 1 << 20])
+def test_a_qemu_that_tells_events_without_end_loses_its_connection(length: int) -> None:
+    # Whoever listens waits for an answer meanwhile: the operator's machine, of another host's QEMU.
+    event = {"event": "MIGRATION", "data": {"status": "a" * length}}
+
+    async def script(server: Server) -> None:
+        await server.command()
+        with suppress(OSError):
+            for _ in range(200):
+                await server.send(*[event] * max(1, 1000 // length))
+
+    async def client(monitor: Monitor) -> None:
+        with monitor.events("MIGRATION"), pytest.raises(MonitorLostError, match="did not answer"):
+            await monitor.ask("query-migrate", timeout_s=60)
+        assert not monitor.is_open
 
     play(script, client)
 

@@ -204,6 +204,22 @@ def prune_all_but_one() -> list[str]:
     return [one.why for one in asyncio.run(done).decisions]
 
 
+def test_one_that_is_being_read_keeps_no_other_from_being_removed(state: Path) -> None:
+    """A disk of it may be mounted for weeks."""
+    with open_store(str(state / "checkpoints")) as store:
+        save(store, memory(16, 1), vm=VM, facts=facts("three").to_json())
+        (one, *_) = [m for m in store.manifests() if m.facts["name"] == "one"]
+        with store.read(one.id):
+            assert prune_all_but_one() == [
+                "it is being read: not removed yet",
+                "no rule keeps it",
+                "last",
+            ]
+            assert ids(state) == ["one", "three"]
+    prune_all_but_one()
+    assert ids(state) == ["three"]
+
+
 def test_pin_and_unpin_as_they_are_typed(state: Path) -> None:
     pinned = vmckpt(state, "checkpoint", "pin", "one", "--reason", "the audit", "--json")
     assert json.loads(pinned.stdout)["pin"]["reason"] == "the audit"
@@ -266,7 +282,7 @@ def test_a_guard_that_expires_takes_its_pin_and_its_checkpoint_along(state: Path
     write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
     assert ids(state) == ["two"]
-    assert load_all() == []
+    assert load_all().records == {}
     assert list((state / "guards").glob("*.pin")) == []
 
 
@@ -275,7 +291,7 @@ def test_what_the_operator_pinned_too_outlives_its_guard(state: Path) -> None:
     asyncio.run(pin(seen().find("one"), "by hand"))
     write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
-    assert (ids(state), load_all()) == (["one", "two"], [])
+    assert (ids(state), load_all().records) == (["one", "two"], {})
 
 
 def test_a_guard_that_is_gone_leaves_a_pin_that_the_next_command_takes_out(state: Path) -> None:

@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts import process
+from vmckpt.fleet.guard.ending import end
+from vmckpt.fleet.guard.worker import WORKER
+from vmckpt.hosts import process, promises
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.process import ProcessId
 
@@ -272,7 +275,9 @@ def test_a_process_is_not_taken_for_dead_when_no_descriptor_is_free(
     code = f"""
 import os, resource, sys
 from vmckpt.errors import OutcomeUnknownError
-from vmckpt.hosts import process
+from vmckpt.fleet.guard.ending import end
+from vmckpt.fleet.guard.worker import WORKER
+from vmckpt.hosts import process, promises
 which = process.ProcessId({{pid}}, {{ticks}})
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + {free}, 4096))
@@ -320,3 +325,42 @@ def test_a_command_that_acts_at_a_death_waits_until_all_threads_have_ended(tmp_p
             os.kill(starter.pid, signal.SIGKILL)
             output, _ = command.communicate(timeout=30)
     assert command.returncode == 0, output
+
+
+# What it claims to have been started with is memory that it never touched: PR_SET_MM_MAP.
+MAKES_ITSELF_LONG = """import ctypes, struct, time
+libc, size = ctypes.CDLL(None), 1 << 40
+libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+at = libc.mmap(None, size, 1, 0x4022, -1, 0)
+with open("/proc/self/stat") as file:
+    stat = [0] * 3 + file.read().rpartition(")")[2].split()
+fields = [int(stat[number]) for number in (26, 27, 45, 46, 47)]
+fields += [libc.sbrk(0), int(stat[28]), at, at + size, at, at + size, 0]
+said = libc.prctl(35, 14, struct.pack("12QIi", *fields[:12], 0, -1), 104, 0)
+print(said, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_makes_its_command_line_long_keeps_nobody(tmp_path: Path) -> None:
+    """Any user's does, and a VM's: what looks at all processes takes no memory for that."""
+    code = [sys.executable, "-I", "-S", "-c", MAKES_ITSELF_LONG]
+    child = subprocess.Popen(code, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        if child.stdout.readline() != b"0\n":
+            pytest.skip("this kernel lets no process say what it was started with")
+        tracemalloc.start()
+        began_s = time.monotonic()
+        assert process.find_by_argument(str(tmp_path)) == []
+        assert process.find_by_argument(str(tmp_path), {12345}) == []
+        (tmp_path / WORKER).write_text("{")  # then by the processes' environments
+        assert end(tmp_path).left == ()
+        promises.room(tmp_path, 1 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        assert time.monotonic() - began_s < 20
+    finally:
+        tracemalloc.stop()
+        child.kill()
+        child.communicate()

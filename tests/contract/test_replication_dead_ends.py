@@ -19,6 +19,7 @@ from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
+from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
@@ -279,30 +280,93 @@ def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("is_replaced", [True, False])
-def test_a_silent_qemu_is_ended_when_its_standby_has_the_term_though_it_is_lost(
-    monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+@pytest.mark.parametrize(
+    ("is_replaced", "why", "silent_s", "is_ended"),
+    [
+        (True, "the connection has ended", 60.0, True),
+        (False, "the connection has ended", 0.0, False),
+        # Its host has lost its power: nobody says so.
+        (False, "", 3.0, False),
+        (False, "", 0.0, True),
+    ],
+)
+def test_a_silent_qemu_is_ended_when_its_standby_goes_on_with_the_guest(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_replaced: bool,
+    why: str,
+    silent_s: float,
+    is_ended: bool,
 ) -> None:
-    """Its guard holds it, since it may not run: it never answers, and the service never ended."""
+    """Also when that has the term though it is lost: a QEMU that its guard holds, since it may not
+    run, never answers, and the service never ended.
+    """
 
     async def silent(_monitor: object, _timeout_s: float) -> None:
         raise MonitorLostError("silent", why="a test's", remedy="-")
 
     monkeypatch.setattr(commands, "query_status", silent)
     monkeypatch.setattr(epochs, "POLL_S", 0.001)
+    one = _epochs(is_replaced=is_replaced, why=why, silent_s=silent_s)
+    with _sleeping() as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        one._pidfd = pidfd
+        asyncio.run(_for_a_moment(one._kill_when_silent()))
+        if not is_ended:
+            _spare(qemu)
+        assert qemu.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("silent_s", "is_open"), [(3.0, True), (3.0, False), (0.0, True)])
+def test_a_qemu_that_answers_nothing_is_not_ended_for_a_standby_that_is_lost(
+    silent_s: float, *, is_open: bool
+) -> None:
+    """It hung for longer than any command waits (its storage did), and was killed for a standby
+    that was dead: the guest was lost. One that closes its monitor is about to end.
+    """
+    one: Any = Protection.__new__(Protection)
+    one._epochs = _epochs(is_replaced=False, why="", silent_s=silent_s)
+    one._monitor = SimpleNamespace(is_open=is_open)
+    one._keeper = SimpleNamespace(give_up=_nothing)
+    one._stream = SimpleNamespace(end=_nothing)
+    with _sleeping() as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        itself = identify(qemu.pid)
+        host = LocalHost("a", Path("/nowhere"), "127.0.0.1")
+        vm = SimpleNamespace(qemu=SimpleNamespace(process=itself), host=host)
+        one._vm, one._grip = vm, SimpleNamespace(pidfd=pidfd)
+        if silent_s and is_open:
+            with pytest.raises(StandbyLostError):
+                asyncio.run(one._qemu_gone(is_off=False))
+            _spare(qemu)
+        else:
+            assert asyncio.run(one._qemu_gone(is_off=False)) is Ending.YOURS
+        assert qemu.wait(10) == -signal.SIGKILL
+
+
+def _epochs(*, is_replaced: bool, why: str, silent_s: float) -> Any:
     replaced_ = asyncio.Event()
     if is_replaced:
         replaced_.set()
     one: Any = Epochs.__new__(Epochs)
-    one._monitor, one._stream = None, SimpleNamespace(why="the connection has ended")
-    one._keeper = SimpleNamespace(replaced=replaced_, is_silent=lambda: True)
-    with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
-        one._pidfd = pidfd
-        asyncio.run(_for_a_moment(one._kill_when_silent()))
-        if not is_replaced:
-            assert qemu.poll() is None
-            qemu.kill()
-        assert qemu.wait(10) == -signal.SIGKILL
+    heard_s = boottime_s() - silent_s
+    one._monitor, one._stream = None, SimpleNamespace(why=why, heard_s=heard_s)
+    one._keeper = SimpleNamespace(replaced=replaced_, is_silent=lambda: False)
+    one.is_safe = True
+    return one
+
+
+def _sleeping() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["sleep", "60"])
+
+
+def _spare(qemu: "subprocess.Popen[bytes]") -> None:
+    """It was not killed; now it is."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        qemu.wait(0.3)
+    qemu.kill()
+
+
+async def _nothing(*_: Any) -> None:
+    pass
 
 
 async def _for_a_moment(work: Any) -> None:

@@ -18,7 +18,7 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
-from vmckpt.lease.store import Versioned
+from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
@@ -79,6 +79,28 @@ def test_nothing_stops_the_guest_before_anybody_may_take_over(tmp_path: Path) ->
     asyncio.run(main())
     assert math.isfinite(float(store.told_before[-1]))
     assert math.isfinite(float(store.told[-1]))
+
+
+def test_a_qemu_that_is_held_is_let_go_when_no_term_is_needed_any_more(tmp_path: Path) -> None:
+    """Its service waits for its answer, and so never came to what ends the protection."""
+
+    class Gone(FileStore):
+        async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+            if record.attempt > 2:
+                raise ArbiterDownError("it is gone for good", why="a test's", remedy="-")
+            return await super().replace(vm, record, over=over)
+
+    told = list[str]()
+
+    async def main() -> None:
+        keeper = Keeper(Lease(Gone(tmp_path), "web", Claimant("a/1"), Span(0.5)), told.append)
+        await keeper.take(None)
+        assert await keeper.in_sync("b/1")
+        assert math.isfinite(float(told[-1]))
+        keeper.go_alone()
+
+    asyncio.run(main())
+    assert told[-1] == "inf"
 
 
 class Right:

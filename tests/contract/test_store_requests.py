@@ -1,5 +1,6 @@
 """How much is asked of object storage: in proportion to what is new, not to what is there."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +9,13 @@ import pytest
 from tests.guest_like import dirtied, memory, require_same, save
 from tests.lossy_http import Losses, lossy_proxy
 from tests.object_storage import environment, new_place, s3_server
+from vmckpt.checkpoint.catalogue import catalogue
+from vmckpt.checkpoint.look import verify
 from vmckpt.errors import NotFoundError
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
 
@@ -94,6 +98,28 @@ def test_a_check_reads_the_storage_and_not_what_is_kept_here(asked: Losses) -> N
         backend.put(f"checkpoints/{name}", data[:-1] + bytes([data[-1] ^ 1]))
         assert not check(store).whole
     assert asked.requests
+
+
+def test_a_checkpoint_is_verified_where_it_lies(
+    asked: Losses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has rotted there without a word is found, although it is kept here whole."""
+    place = new_place()
+    create_store(place).close()
+    with open_store(place) as store:
+        made = save(store, memory(PAGES, 1))
+        store.manifests()
+    [entry] = asyncio.run(catalogue([], place)).entries
+    assert asyncio.run(verify(entry))
+    right = S3Backend.read
+
+    def rotten(self: S3Backend, name: str, start: int = 0, length: int | None = None) -> bytes:
+        data = right(self, name, start, length)
+        return data[:-1] + bytes([data[-1] ^ 1]) if name == f"checkpoints/{made.id}" else data
+
+    monkeypatch.setattr(S3Backend, "read", rotten)
+    with pytest.raises(DamagedError):
+        asyncio.run(verify(entry))
 
 
 def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, asked: Losses) -> None:

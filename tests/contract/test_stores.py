@@ -3,6 +3,8 @@
 import errno
 import os
 import resource
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -382,13 +384,18 @@ def test_gc_takes_a_checkpoint_that_was_removed_and_copied_again_for_a_new_one(
 def test_a_name_that_several_vms_have_is_no_one_checkpoint(store: Store) -> None:
     """`store export FILE before-upgrade` would carry another VM away."""
     made = [save(store, memory(16, seed), vm=vm, name="n") for seed, vm in ((1, "web"), (2, "db"))]
-    with pytest.raises(UsageError, match="several VMs") as refused:
+    with pytest.raises(UsageError, match="not one checkpoint") as refused:
         store.find("n")
     assert all(one.id[:12] in refused.value.why for one in made)
     assert store.find("n", vm="web").id == made[0].id
     again = save(store, memory(16, 3), vm="web", parent=made[0], name="n")
     assert store.find("n", vm="web").id == again.id
     assert store.find(made[1].id[:8]).id == made[1].id
+    # Who may add to a store gives his own the name that an operator types.
+    save(store, memory(16, 4), vm="theirs", name=made[0].id[:12])
+    with pytest.raises(UsageError, match="not one checkpoint"):
+        store.find(made[0].id[:12])
+    assert store.find(made[0].id[:13]).id == store.find(made[0].id).id == made[0].id
 
 
 def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
@@ -546,6 +553,27 @@ def test_a_folder_whose_disk_is_not_mounted_is_not_an_empty_one(
     with open_store(str(place)) as store:
         collect(store, plan_gc(store))
         require_same(store, first, memory(PAGES, 1))
+
+
+def test_a_folder_on_another_file_system_is_read_and_says_why_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    place, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        first = save(store, ram)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == place.stat().st_dev:
+            pytest.skip("the temporary files of this test are in /dev/shm")
+        shutil.move(place / "packs", other)
+        (place / "packs").symlink_to(Path(other, "packs"))
+        with open_store(str(place)) as store:
+            assert check(store).whole
+            require_same(store, first, ram)
+            with pytest.raises(StorageError, match="packs") as error:
+                save(store, memory(PAGES, 2))
+            assert "another file system" in error.value.why
+            assert "move all of the store" in error.value.remedy
+            assert store.ids() == [first.id]
 
 
 def test_a_file_that_goes_while_its_folder_is_listed_takes_no_other_with_it(

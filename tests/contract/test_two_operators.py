@@ -1,4 +1,4 @@
-"""Two operators, each with a state directory, who give one name to a VM at the same moment."""
+"""Two operators, each with a state directory, who make a VM of one name or image at once."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.vm import lifecycle
@@ -84,3 +84,24 @@ def test_alone_it_runs(site: Site) -> None:
     site.run()
     assert site.ran == 1
     assert site.homes() == ["a"]
+
+
+class Outrun(LocalHost):
+    """Another VM, whose spec names the same image, has it made as soon as it was looked for."""
+
+    async def exists(self, path: Path) -> bool:
+        found = await super().exists(path)
+        if path.name == "web.raw" and not found:
+            path.write_bytes(b"the other guest's")
+        return found
+
+
+def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_path: Path) -> None:
+    """Its guest was running, and lost all that it wrote."""
+    image = short_path / "web.raw"
+    text = f'{TEXT}[[disks]]\npath = "{image}"\nsize = "1M"\nformat = "raw"\n'
+    host = Outrun("a", site.a.state_dir, "127.0.0.1")
+    with pytest.raises(OperationFailedError, match="cannot create disk image"):
+        asyncio.run(run_vm(parse_spec(text, "x", Path("/")), host))
+    assert image.read_bytes() == b"the other guest's"
+    assert not vm_dir(site.a.state_dir, "web").path.exists()

@@ -69,6 +69,8 @@ def test_a_dead_command_is_recovered_without_another(made: World) -> None:
     words = ("migrate", "mover", other(host), "--method", "stop", "--bandwidth", "20MB")
     command = made.begin(*words)
     journal = begun(made, host)
+    ends = (made.state(one) / "host-id" for one in (host, other(host)))
+    assert all(f'_id": "{end.read_text().strip()}"' in read(journal) for end in ends)
     time.sleep(0.3)
     made.kill(command)
     # The guest is stopped at this moment; its dead-man's switch lets it run again.

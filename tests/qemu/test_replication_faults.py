@@ -39,6 +39,8 @@ STEPS = (FIRST, PROTECTED)
 VICTIMS = ("qemu", "primary", "standby", "waiting qemu", "guard", "both services", "all of primary")
 # Longer than the lease (3 s) and the standby's patience with the primary (4 s).
 FROZEN_S, CUT_S = 8.0, 8.0
+# For longer than any command to QEMU waits (10 s), as one whose storage hangs.
+LONG_FROZEN_S, HANGS = 14.0, "freeze for long"
 # From the asking on, in which the last epoch, the term and the guest go over.
 HANDING_OVER_S = 0.15
 FLIPS = {f"what the {role} sends": role for role in ("primary", "standby")}
@@ -101,6 +103,7 @@ ALL = [
     Case(PROTECTED, "disk", f"{FULL}, then kill all of primary"),
     *(Case(step, "shut down", SHUT_DOWN) for step in (*STEPS, HANDED_OVER)),
     *PAIRS,
+    Case(PROTECTED, HANGS, "qemu", also=Case(PROTECTED, "kill", "standby")),
 ]
 
 
@@ -245,7 +248,8 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
         else:
             assert which or case.step == HANDED_OVER, f"there is no {case.to}"
         send(signal.SIGKILL if case.does == "kill" else signal.SIGSTOP, which)
-        thaw = asyncio.get_running_loop().call_later(FROZEN_S, send, signal.SIGCONT, which)
+        frozen_s = LONG_FROZEN_S if case.does == HANGS else FROZEN_S
+        thaw = asyncio.get_running_loop().call_later(frozen_s, send, signal.SIGCONT, which)
         try:
             yield
         finally:

@@ -41,6 +41,20 @@ def test_by_name_or_by_the_beginning_of_its_id() -> None:
         twice.find("a")
 
 
+def test_no_name_stands_for_the_id_of_another() -> None:
+    """Who may add to a store gives his own the name that an operator types."""
+    one, other = entry("a", 1, None), entry("b", 2, None)
+    assert other.facts is not None
+    theirs = replace(other, facts=replace(other.facts, name=one.id[:12]))
+    found = Catalogue([one, theirs], [])
+    with pytest.raises(UsageError, match="is 2 checkpoints"):
+        found.find(one.id[:12])
+    assert found.find(one.id).id == found.find(one.id[:13]).id == one.id
+    # A name of few digits is one, whatever ids begin so.
+    named = replace(other, facts=replace(other.facts, name=one.id[:8]))
+    assert Catalogue([one, named], []).find(one.id[:8]).id == other.id
+
+
 def test_stores_that_were_not_looked_into_are_named() -> None:
     down = HostDownError("host lab-b is down", why="no answer", remedy="-")
     with pytest.raises(NotFoundError) as told:

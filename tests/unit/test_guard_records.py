@@ -66,7 +66,7 @@ def test_it_is_read_as_it_was_written() -> None:
     assert [path.name for path in guards_dir().iterdir()] == ["r1.json"]
     forget(written)
     forget(written)
-    assert load_all() == []
+    assert load_all().records == {}
 
 
 def test_the_guard_of_a_vm_is_the_one_that_is_not_over() -> None:
@@ -113,3 +113,17 @@ def test_a_check_says_what_it_asks(text: str, kind: Kind, words: tuple[str, ...]
 def test_what_is_no_check_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no health check"):
         parse_check(text, None)
+
+
+def test_a_damaged_record_keeps_no_other_guard_from_its_end() -> None:
+    """`guard list`, and `rollback`, `commit` and `resume` of every VM, ended with its damage."""
+    mine = save(record("r2", Phase.OPEN))
+    over = save(record("r3", Phase.KEPT, "db"))
+    (guards_dir() / "r1.json").write_text("{}")
+    known = load_all()
+    assert list(known.records.values()) == [mine, over]
+    assert len(known.damaged) == 1
+    assert of_vm("web") == mine
+    for unsure in ("db", "other"):  # the damaged one may be its, and open
+        with pytest.raises(StorageError):
+            of_vm(unsure)

@@ -255,13 +255,50 @@ def test_a_term_that_was_lost_is_not_renewed_or_written_about() -> None:
 
 
 def test_an_arbiter_that_forgot_is_found_out() -> None:
-    for found in (None, Versioned(OTHER, 6), Versioned(Record(4, "x", 1, SPAN), 9)):
+    forgot = (
+        None,
+        Versioned(OTHER, 6),
+        Versioned(Record(4, "x", 1, SPAN), 9),
+        # Written over an older copy: as many times as the one that was seen.
+        Versioned(Record(6, "x", 1, SPAN), 7),
+    )
+    for found in forgot:
         store = Register(Versioned(OTHER, 7))
         lease = store.lease()
         asyncio.run(lease.look())
         store.now = found
         with pytest.raises(RefusedError, match="has forgotten"):
             asyncio.run(lease.look())
+
+
+def test_what_was_written_over_an_older_copy_is_not_replaced_when_versions_meet() -> None:
+    """Its former holder, which was told to stop, got its term back from who had taken it since."""
+    store = Register()
+    primary, standby = store.lease("a", None), store.lease("b", "b")
+
+    async def play() -> None:
+        await primary.take()
+        await primary.record_in_sync("b")
+        older = store.now
+        for _ in range(4):
+            await primary.renew()
+        assert older is not None
+        store.now = older  # restored
+        with pytest.raises(RefusedError, match="has forgotten"):
+            await primary.renew()
+        await standby.look()
+        store.clock_s += 20
+        await standby.take()
+        while primary.seen is not None and store.now.version < primary.seen.now.version:
+            with pytest.raises(RefusedError, match="has forgotten"):
+                await primary.record_solo()
+            await standby.renew()
+        with pytest.raises(RefusedError, match="has forgotten"):
+            await primary.record_solo()
+        assert store.now.record.holder == "b"
+        await standby.renew()
+
+    played(play)
 
 
 def test_questions_wait_for_one_another() -> None:

@@ -22,6 +22,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.manifest import Manifest
+from vmckpt.store.naming import meant
 from vmckpt.store.order import in_order
 from vmckpt.store.pins import Pin, Pinned
 from vmckpt.vm.paths import vm_dir, vms_dir
@@ -93,18 +94,15 @@ class Catalogue(NamedTuple):
 
     def find(self, text: str) -> Entry:
         """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
-        every = self.entries
-        exact = [one for one in every if one.id == text]
-        named = [one for one in every if one.name == text]
-        begun = [one for one in every if len(text) >= 4 and one.id.startswith(text)]
-        found = exact or named or begun
+        ids = meant(text, {one.id: one.name for one in self.entries})
+        found = [one for one in self.entries if one.id in ids]
         if len(found) == 1:
             return found[0]
         if found:
             labels = vm_labels([one.manifest for one in found])
             raise UsageError(
                 f"'{text}' is {len(found)} checkpoints",
-                why=", ".join(f"{one.id[:12]} of {labels[one.id]}" for one in found),
+                why=", ".join(f"{one.id} ('{one.name}' of {labels[one.id]})" for one in found),
                 remedy="write more of the id",
             )
         whys = ["no store that was looked in has it", *(f"{e.what}: {e.why}" for e in self.silent)]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 from vmckpt.checkpoint.catalogue import Entry, Unreadable
 from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.checkpoint.retention import Candidate, Rule, Verdict, contradictions, plan
-from vmckpt.errors import RefusedError
+from vmckpt.errors import BusyError, NotFoundError, RefusedError
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.backends.cached import uncached
 from vmckpt.store.order import in_order
 from vmckpt.store.pins import pinned_error
 from vmckpt.store.store import Store
@@ -58,7 +60,10 @@ async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDif
 
 
 async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
-    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError."""
+    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError.
+
+    From the stores themselves, and nothing that is kept here of object storage.
+    """
     found = {}
     for place in entry.places:
         async with opened(place, key) as store:
@@ -68,7 +73,7 @@ async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
 
 def _verify(store: Store, entry: Entry) -> int:
     total = 0
-    with store.read(entry.id) as point:
+    with uncached(store.opened.backend), store.read(entry.id) as point:
         for area in entry.manifest.areas:
             for _, contents in point.area(area.name).stream():
                 total += len(contents)
@@ -94,12 +99,41 @@ async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> Non
 
 
 async def _remove(where: Iterable[tuple[Place, str]], key: Key) -> None:
-    ids: dict[str, tuple[Place, list[str]]] = {}
-    for place, checkpoint_id in where:
-        ids.setdefault(place.label, (place, []))[1].append(checkpoint_id)
-    for place, those in ids.values():
+    for place, those in _by_store(where):
         async with opened(place, key) as store:
             await in_thread(partial(store.remove, those))
+
+
+async def _remove_unread(found: Sequence[Entry], key: Key) -> set[str]:
+    """Remove those that are not being read; which are. Raises RefusedError: one is pinned."""
+    read = set[str]()
+    for place, those in _by_store((place, one.id) for one in found for place in one.places):
+        async with opened(place, key) as store:
+            read |= await in_thread(partial(_remove_each, store, those))
+    return read
+
+
+def _remove_each(store: Store, ids: Sequence[str]) -> set[str]:
+    try:
+        store.remove(ids)  # at once, as nearly always: of object storage each takes requests
+        return set()
+    except (BusyError, NotFoundError):
+        pass
+    read = set[str]()
+    for one in ids:
+        try:
+            with suppress(NotFoundError):  # another command has removed it
+                store.remove([one])
+        except BusyError:
+            read.add(one)
+    return read
+
+
+def _by_store(where: Iterable[tuple[Place, str]]) -> Iterable[tuple[Place, list[str]]]:
+    found: dict[str, tuple[Place, list[str]]] = {}
+    for place, checkpoint_id in where:
+        found.setdefault(place.label, (place, []))[1].append(checkpoint_id)
+    return found.values()
 
 
 async def prune(
@@ -113,7 +147,8 @@ async def prune(
 ) -> Pruned:
     """What the rule means for one VM's checkpoints that have the tags; done with `apply`.
 
-    Pinned ones are kept, and the rule is for the others: they count for nothing in it.
+    Pinned ones are kept, and the rule is for the others: they count for nothing in it. One that is
+    being read stays until a later time, and keeps no other.
     """
     there = {one.id: one for one in entries}
     ordered = in_order(one.manifest for one in entries)
@@ -127,9 +162,11 @@ async def prune(
     verdicts = {
         one.id: Verdict(True, f"pinned: {one.pins[0].in_words}") for one in found if one.pins
     } | dict(plan(candidates, rule, now_unix_s=now_unix_s, just_taken=just_taken))
-    decisions = [Decision(one, *verdicts[one.id]) for one in found]
     if apply:
-        await remove([one.entry for one in decisions if not one.keep], key)
+        unwanted = [one for one in found if not verdicts[one.id].keep]
+        read = await _remove_unread(unwanted, key)
+        verdicts |= dict.fromkeys(read, Verdict(True, "it is being read: not removed yet"))
+    decisions = [Decision(one, *verdicts[one.id]) for one in found]
     wrong = contradictions(candidates, now_unix_s=now_unix_s)
     return Pruned(decisions, _clocks([there[one.id] for one in wrong]))
 

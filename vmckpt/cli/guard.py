@@ -130,7 +130,10 @@ def list_(json: Json = False) -> None:
 
     async def states() -> list[tuple["Record", str]]:
         await expire()
-        return [(record, await who_is_at_work(record)) for record in load_all()]
+        known = load_all()
+        for damage in known.damaged:
+            warn(str(damage))
+        return [(record, await who_is_at_work(record)) for record in known.records.values()]
 
     found = run(states())
     rows = [
@@ -148,7 +151,8 @@ def commit(guarded: Guarded, json: Json = False) -> None:
     from vmckpt.fleet.guard.guard import commit as commit_
     from vmckpt.fleet.guard.record import find
 
-    _told(run(commit_(find(guarded))), as_json=json)
+    tools = _tools(as_json=json)
+    _told(run(commit_(find(guarded), tools.tell)), as_json=json)
 
 
 @app.command()

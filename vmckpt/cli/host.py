@@ -109,7 +109,7 @@ def add(
             address=where,
             vmckpt=vmckpt,
         )
-    run(require_usable(entry, ("vm_uids",)))
+    run(require_usable(entry, ("vm_uids", "address")))
     add_host(entry)
     text = f"{name} is added; see what it lacks: vmckpt host check {name}"
     show(host_facts(entry), text, as_json=json)

@@ -388,13 +388,14 @@ def _copy(
     def heard(manifest: "Manifest") -> None:
         warn(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
 
+    there = set(target.ids())
     copied = copy_checkpoints(source, target, wanted, heard)
     ids = [manifest.id for manifest in copied]
     added = sum(manifest.added_bytes for manifest in copied)
     result = {
         "target": place,
         "copied": ids,
-        "there_already": [m.id for m in wanted if m.id not in ids],
+        "there_already": [m.id for m in wanted if m.id in there],
         "added_bytes": added,
     }
     text = f"copied {len(ids)} of {len(wanted)} checkpoints to {place}: {format_size(added)}"

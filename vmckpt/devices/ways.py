@@ -17,9 +17,11 @@ POLL_S, MOST_POLL_S = 0.02, 0.5
 # So many times as long as an answer took may the next one take, beside a hook at work.
 SLOWER = 4
 SSH_CONNECT_S = 10
-# Of a connection that is silent so often for 5 s ssh(1) says that it is lost.
+# Of a connection that is silent so often for 5 s ssh(1) says that it is lost. Whatever the host's
+# own configuration forwards, a guest gets none of it.
 SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={SSH_CONNECT_S}", "ServerAliveInterval=5",
-               "ServerAliveCountMax=3")  # fmt: skip
+               "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
+               "ClearAllForwardings=yes")  # fmt: skip
 SSH_FAILED = 255
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.drivers.driver import VmInfo
 from vmckpt.drivers.find import look_at_all
-from vmckpt.errors import StorageError, VmckptError
+from vmckpt.errors import VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
@@ -55,6 +55,7 @@ async def facts(checkpoints: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     `checkpoints` are those of an earlier one, by VM; None: stores are looked into.
     """
+    from vmckpt.fleet.guard.record import load_all as load_guards
     from vmckpt.fleet.schedule.status import all_now, next_by_vm
 
     seen = await overview()
@@ -67,11 +68,13 @@ async def facts(checkpoints: Mapping[str, Any] | None = None) -> dict[str, Any]:
         checkpoints = _by_vm(
             (one.manifest.vm, one.manifest.created_unix_s) for one in found.entries
         )
-    guards: dict[str, Any] = {}
-    try:
-        guards = _guards()
-    except StorageError as exc:  # a damaged file of one guard hides no VM
-        silent.append(exc)
+    guarding = load_guards()
+    silent += guarding.damaged
+    guards = {
+        one.vm: {"run": one.run, "phase": one.phase.value}
+        for one in guarding.records.values()
+        if not one.phase.is_over
+    }
     scheduled = all_now()
     silent += scheduled.damaged
     return {
@@ -89,17 +92,6 @@ def _by_vm(taken: Iterable[tuple[str, float]]) -> dict[str, Any]:
         one["count"] += 1
         one["last_unix_s"] = max(one["last_unix_s"], at_s)
     return found
-
-
-def _guards() -> dict[str, Any]:
-    """Those that are not over, by VM. Raises StorageError."""
-    from vmckpt.fleet.guard.record import load_all
-
-    return {
-        one.vm: {"run": one.run, "phase": one.phase.value}
-        for one in load_all()
-        if not one.phase.is_over
-    }
 
 
 def _vms(

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import signal
 import socket
 import stat
 import sys
@@ -18,11 +17,11 @@ from pathlib import Path
 from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.hosts import kernel, memory, process, promises
+from vmckpt.hosts.child import TooMuchSaidError, end_of
 from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
-    MOST_SAID_BYTES,
     MOST_TEXT_BYTES,
     Allocation,
     Completed,
@@ -41,9 +40,7 @@ from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
 from vmckpt.hosts.unix_socket import connected, listens_as
 from vmckpt.state.durable import make_dir_durably, remove_durably, replace, sync_directory
-from vmckpt.units import format_size
 
-KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005
 # What stat(2) counts blocks in, whatever the file system's are.
 _BLOCK_BYTES = 512
@@ -84,23 +81,11 @@ class LocalHost(Entry):
         except OSError as exc:
             raise self._cannot_run(argv[0], str(exc)) from exc
         try:
-            async with asyncio.timeout(timeout_s):
-                stdout, stderr = await asyncio.gather(
-                    _said(child, child.stdout), _said(child, child.stderr)
-                )
-                await child.wait()
-        except (TimeoutError, asyncio.CancelledError) as exc:
-            # All of its session: a child of the command's would hold our ends of its pipes.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), KILL_TIMEOUT_S)
-            if isinstance(exc, TimeoutError):
-                raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
-            raise
-        if max(len(stdout), len(stderr)) > MOST_SAID_BYTES:
-            why = f"it printed more than {format_size(MOST_SAID_BYTES)}, and was ended"
-            raise self._cannot_run(argv[0], why)
+            stdout, stderr = await end_of(child, timeout_s)
+        except TimeoutError as exc:
+            raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
+        except TooMuchSaidError as exc:
+            raise self._cannot_run(argv[0], str(exc)) from exc
         return Completed(
             child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace")
         )
@@ -407,18 +392,6 @@ class LocalHost(Entry):
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
-
-
-async def _said(child: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
-    """All that it prints, or so much that it is too much; then its session is ended."""
-    said = bytearray()
-    while stream and (piece := await stream.read(_PIECE_BYTES)):
-        if len(said) <= MOST_SAID_BYTES:
-            said += piece
-        else:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-    return bytes(said)
 
 
 def _text(path: Path) -> str:

@@ -18,6 +18,8 @@ KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.001
 # Of /proc/PID/stat: the thread has left user code for good (include/linux/sched.h).
 _PF_EXITING = 0x4
+# More of a command line than execve(2) takes, and what most are shorter than.
+_MOST_BYTES, _PIECE_BYTES = 8 << 20, 256 << 10
 # Never through a link that another user made.
 APPENDED = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -218,17 +220,17 @@ def find_by_argument(text: str, users: Collection[int] | None = None) -> list[Pr
     Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
     """
     wanted = text.encode()
-    found = _found("cmdline", lambda command_line: wanted in command_line)
-    return found if users is None else [one for one in found if _is_of(one, users)]
+    found = _found("cmdline", lambda command_line: wanted in command_line, users)
+    return found if users is None else [one for one in found if _is_of(one.pid, users)]
 
 
-def _is_of(process: ProcessId, users: Collection[int]) -> bool:
+def _is_of(pid: int, users: Collection[int]) -> bool:
     try:
-        status = Path(f"/proc/{process.pid}/status").read_bytes()
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError as exc:
-        raise _unknown(process.pid, exc) from exc
+        raise _unknown(pid, exc) from exc
     return all(int(user) in users for user in _users(status))
 
 
@@ -245,7 +247,24 @@ def _users(status: bytes) -> list[bytes]:
     return next((line.split()[1:] for line in status.splitlines() if line.startswith(b"Uid:")), [])
 
 
-def _found(file_name: str, is_wanted: Callable[[bytes], bool]) -> list[ProcessId]:
+def said_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:
+    """What /proc/PID/cmdline, environ or status has, within bounds. Raises OSError.
+
+    A process makes the first two look as long as it likes (PR_SET_MM, prctl(2)). With `users`, of
+    one that is not these alone no more than a piece is read.
+    """
+    said = b""
+    with FileIO(f"/proc/{pid}/{file_name}") as file:
+        while len(said) < _MOST_BYTES and (more := file.read(_PIECE_BYTES)):
+            said += more
+            if len(said) >= _PIECE_BYTES and users is not None and not _is_of(pid, users):
+                break
+    return said
+
+
+def _found(
+    file_name: str, is_wanted: Callable[[bytes], bool], users: Collection[int] | None = None
+) -> list[ProcessId]:
     found = []
     try:
         names = os.listdir("/proc")
@@ -255,8 +274,7 @@ def _found(file_name: str, is_wanted: Callable[[bytes], bool]) -> list[ProcessId
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            with FileIO(f"/proc/{name}/{file_name}") as file:
-                said = file.readall()
+            said = said_of(int(name), file_name, users)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or hides from us (hidepid): then it is not one of ours
         except OSError as exc:

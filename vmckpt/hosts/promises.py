@@ -102,7 +102,8 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Given]) ->
 
 def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
     """Promises whose holder runs or is being started. Another user's are none."""
-    holders, users = _command_lines(), trusted_users()
+    users = trusted_users()
+    holders = _command_lines(users)
     for path in place.glob(f"*/{NAME}*"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             one = _read(path, users)
@@ -144,12 +145,14 @@ def _is_set_aside(directory: Path) -> bool:
     return max(of, default=(0, ""))[1] == _HUGETLBFS
 
 
-def _command_lines() -> dict[int, bytes]:
+def _command_lines(users: Collection[int]) -> dict[int, bytes]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if b"-pidfile" in (line := path.read_bytes()):
-                found[int(path.parent.name)] = line
+            pid = int(path.parent.name)
+            # Of a VM's own user as well, whose arguments are within the first piece.
+            if b"-pidfile" in (line := process.said_of(pid, "cmdline", users)):
+                found[pid] = line
     return found
 
 

@@ -11,8 +11,10 @@ killed anywhere blocks no other.
 """
 
 import asyncio
+import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +34,13 @@ KEPT, _LEFTOVER_S = 16, 3600.0
 MOVED = "moved to numbered versions by a newer vmckpt\n"
 _POLL_S = 0.002
 _DIGITS = 20
+# With these link(2) has certainly done nothing. After others a server may have, or may yet.
+_REFUSED = (
+    errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT, errno.EROFS,
+    errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENAMETOOLONG,
+)  # fmt: skip
+# How many questions may wait for a server that gives no answer, each with a thread of its own.
+MOST_WAITING = 16
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 T = TypeVar("T")
 
@@ -41,6 +50,7 @@ class FileStore:
 
     def __init__(self, directory: Path, *, timeout_s: float = TIMEOUT_S) -> None:
         self._directory, self._timeout_s = directory, timeout_s
+        self._free = threading.Semaphore(MOST_WAITING)
 
     async def read(self, vm: str) -> Versioned | None:
         """What stands there now."""
@@ -61,8 +71,16 @@ class FileStore:
             ) from exc
 
     async def _within(self, work: Callable[[], T]) -> T:
+        def released() -> T:
+            try:
+                return work()
+            finally:
+                self._free.release()
+
+        if not self._free.acquire(blocking=False):
+            raise TimeoutError
         # Twice: the old lock's own limit comes first, and what it says is certain.
-        return await asyncio.wait_for(in_thread(work), 2 * self._timeout_s)
+        return await asyncio.wait_for(in_thread(released), 2 * self._timeout_s)
 
     def _versions(self, vm: str) -> Path:
         return self._directory / f"{quote(vm, safe='')}.leases"
@@ -86,6 +104,8 @@ class FileStore:
             new = Versioned(record, over + 1)
             with self._single_locked(vm, over):
                 is_new = self._put(vm, new)
+            if not is_new:
+                return self._as_found(vm, self._read(vm))
         except TimeoutError as exc:
             raise self._down(vm, exc) from exc
         except OSError as exc:
@@ -95,21 +115,17 @@ class FileStore:
                 remedy="make room, or see to the rights of the directory; it has to be on a file "
                 "system with hard links",
             ) from exc
-        if not is_new:
-            return self._as_found(vm, self._read(vm))
         try:
             _settle(self._versions(vm), new.version)
         except OSError as exc:
-            raise OutcomeUnknownError(
-                f"nobody knows whether the lease of '{vm}' lasts",
-                why=f"it was put in place, but {self._versions(vm)} did not say that it is on the "
-                f"disk: {exc.strerror}",
-                remedy="look again; see to the disk",
-            ) from exc
+            raise _in_doubt(vm, self._versions(vm), exc) from exc
         return new
 
     def _put(self, vm: str, new: Versioned) -> bool:
-        """Whether the new version is in place, and the highest. Raises OSError."""
+        """Whether the new version is in place, and the highest.
+
+        Raises OSError (it certainly is not), OutcomeUnknownError.
+        """
         directory = self._versions(vm)
         make_dir_durably(directory)
         part = directory / f".{os.getpid()}-{time.monotonic_ns()}.part"
@@ -119,17 +135,26 @@ class FileStore:
                 file.write(f"{encode(new.record)}\n")
                 file.flush()
                 os.fsync(file.fileno())
+            may_be_there = True
             try:
-                path.hardlink_to(part)
-            except FileExistsError:
-                # A server may have done it and its answer been lost: then the file has two names.
-                if part.stat().st_nlink < 2:
-                    return False
-            if _highest(directory) == new.version:
-                return True
-            # This process stood still while others went on so far that the number was free again.
-            path.unlink(missing_ok=True)
-            return False
+                try:
+                    path.hardlink_to(part)
+                except FileExistsError:
+                    # A server may have done it, its answer lost: then the file has two names.
+                    if part.stat().st_nlink < 2:
+                        return False
+                except OSError as exc:
+                    may_be_there = exc.errno not in _REFUSED
+                    raise
+                if _highest(directory) == new.version:
+                    return True
+                # This process stood still while others went on so far that the number was free.
+                path.unlink(missing_ok=True)
+                return False
+            except OSError as exc:
+                if not may_be_there:
+                    raise
+                raise _in_doubt(vm, directory, exc) from exc
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -146,7 +171,10 @@ class FileStore:
             if now is None or now.version != over:
                 raise TimeoutError(f"an older vmckpt has just replaced {single}")
             yield
-            single.write_text(MOVED)
+            try:
+                single.write_text(MOVED)
+            except OSError as exc:
+                raise _in_doubt(vm, single, exc) from exc
 
     def _as_found(self, vm: str, now: Versioned | None) -> Versioned:
         if now is None:
@@ -164,6 +192,14 @@ class FileStore:
             why=str(exc) or f"{self._directory} gave no answer for {self._timeout_s} s",
             remedy="see to the directory",
         )
+
+
+def _in_doubt(vm: str, path: Path, exc: OSError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"nobody knows whether the lease of '{vm}' was written, and lasts",
+        why=f"{path} did not say that it is in place, and on the disk: {exc.strerror}",
+        remedy="look again; see to the disk, or the server",
+    )
 
 
 def _name(version: int) -> str:

@@ -239,9 +239,9 @@ class Lease:
         answered_s, before = self._clock(), self._seen
         if self._seen is None:
             self._seen = Seen(found, answered_s)
-        elif found.version == self._seen.now.version:
+        elif found == self._seen.now:
             return
-        elif found.version < self._seen.now.version or found.record.term < self.highest_term:
+        elif found.version <= self._seen.now.version or found.record.term < self.highest_term:
             raise _forgotten(self.vm, self._seen.now, f"term {found.record.term}")
         else:
             self._seen = Seen(found, answered_s)

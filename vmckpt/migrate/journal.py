@@ -32,7 +32,9 @@ class Journal:
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
     `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
     VM is off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the
-    guest beforehand. `platform`: what both QEMUs run as.
+    guest beforehand. `platform`: what both QEMUs run as. `source` and `target` are the operator's
+    names of these hosts; `source_id` and `target_id` say which they are (hosts/identity.py; None:
+    an older vmckpt wrote it).
     """
 
     run: str
@@ -48,6 +50,8 @@ class Journal:
     offline: bool = False
     stops: bool = False
     platform: Platform | None = None
+    source_id: str | None = None
+    target_id: str | None = None
 
     def __post_init__(self) -> None:
         if self.step not in STEPS:

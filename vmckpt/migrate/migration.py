@@ -63,6 +63,7 @@ class Migration:
         began_s: float,
         emit: Emit,
         link: SharedLink,
+        identities: tuple[str, str],
     ) -> None:
         self._link = link
         self._vm, self._target_host, self._options = vm, target, checked.options
@@ -92,6 +93,8 @@ class Migration:
             offline=checked.options.offline,
             stops=self._stops and not self._options.may_postcopy,
             platform=vm.qemu.platform,
+            source_id=identities[0],
+            target_id=identities[1],
         )
         self._encryption = checked.encryption
         self._credentials: Credentials | None = None

@@ -1,6 +1,6 @@
 """Finishing or undoing a migration whose command died, or whose outcome was unknown."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,13 +8,12 @@ from pathlib import Path
 from vmckpt.devices.journey import Journey
 from vmckpt.errors import (
     HostDownError,
-    NotFoundError,
     OutcomeUnknownError,
     VmckptError,
     VmLostError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.disks import drop_mirrors
@@ -32,6 +31,7 @@ from vmckpt.migrate.left import (
     undo_target,
 )
 from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
+from vmckpt.migrate.machines import ForgottenError, source_of, target_of
 from vmckpt.migrate.ownership import Move, Side, View, decide
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.settle import settle, settle_alone
@@ -70,9 +70,9 @@ async def recover(
         await remove_dead_locks(name, hosts)
         return None
     try:
-        source, target = (_named(one, hosts, journal) for one in (journal.source, journal.target))
+        source, target = await source_of(journal, hosts), await target_of(journal, hosts)
         locks = await wait_for_locks(journal.vm, journal.run, (source, target))
-    except (HostDownError, _ForgottenError) as silence:
+    except (HostDownError, ForgottenError) as silence:
         return await _recover_alone(journal, hosts, silence, note)
     async with locks:
         # Which got further is to be known: both have to answer now.
@@ -86,7 +86,8 @@ async def recover(
         if (here or not stays) and (there or not arrived):
             if here is None or there is None:
                 ends = (source, target) if here else (target, source)
-                if ended := await _one_sided(last, *ends, note):
+                outcome = UNDONE if here else FINISHED
+                if ended := await _one_sided(last, *ends, outcome, note):
                     return ended
             # Any file could be named by the target alone.
             told = () if here is None else here.disks
@@ -106,7 +107,7 @@ async def recover(
 
 
 async def _one_sided(
-    journal: Journal, host: Host, other: Host, note: Callable[[str], None]
+    journal: Journal, host: Host, other: Host, outcome: str, note: Callable[[str], None]
 ) -> Recovery | None:
     """How a run ended that only `host` knows of, though `other` answers, if nothing may be done.
 
@@ -117,45 +118,25 @@ async def _one_sided(
     if await other.exists(vm_dir(other.state_dir, journal.vm).path):
         await journal.remove((host,))
         note(f"run {journal.run} is known to {host.name} alone: it was not begun, or is done")
-        outcome = UNDONE if host.name == journal.source else FINISHED
         return Recovery(journal.run, journal.vm, host.name, journal.step, outcome)
     return None
-
-
-class _ForgottenError(OutcomeUnknownError):
-    """An end of a migration that was cut off is not in the inventory any more."""
-
-
-def _named(name: str, hosts: Iterable[Host], journal: Journal) -> Host:
-    """Of some hosts, else of the inventory. Raises _ForgottenError."""
-    if named := next((host for host in hosts if host.name == name), None):
-        return named
-    try:
-        return find_host(name)
-    except NotFoundError as exc:
-        raise _ForgottenError(
-            f"nobody knows whether '{journal.vm}' is on {journal.source} or on {journal.target}",
-            why=f"run {journal.run} between them was cut off, and the inventory has no '{name}'",
-            remedy=f"add it again (vmckpt host add {name}); if it is gone for good: see where the "
-            f"VM runs, and remove vms/{journal.vm}/migration.json from that host's state directory",
-        ) from exc
 
 
 async def _recover_alone(
     journal: Journal,
     hosts: Sequence[Host],
-    silence: HostDownError | _ForgottenError,
+    silence: HostDownError | ForgottenError,
     note: Callable[[str], None],
 ) -> Recovery | None:
     """The end that answers has the guest if it can tell so by itself. Raises `silence` if not."""
-    for name, go_on, outcome in (
-        (journal.source, _stay_alone, UNDONE),
-        (journal.target, _arrive_alone, FINISHED),
+    for end_of, go_on, outcome in (
+        (source_of, _stay_alone, UNDONE),
+        (target_of, _arrive_alone, FINISHED),
     ):
         try:
-            host = _named(name, hosts, journal)
+            host = await end_of(journal, hosts)
             locks = await wait_for_locks(journal.vm, journal.run, (host,))
-        except (HostDownError, _ForgottenError):
+        except (HostDownError, ForgottenError):
             continue
         async with locks:
             found = await Journal.read(host, journal.vm)
@@ -165,7 +146,7 @@ async def _recover_alone(
                 break
             await leave(found, host)
         note(f"{silence.what}: what it has of run {found.run} is removed when it answers")
-        return Recovery(found.run, found.vm, name, found.step, outcome)
+        return Recovery(found.run, found.vm, host.name, found.step, outcome)
     raise silence
 
 

@@ -31,6 +31,8 @@ Json = Mapping[str, Any]
 REPLY_TIMEOUT_S = 10.0
 # query-qmp-schema answers one line of about 210 kB.
 READ_BUFFER_BYTES = 4 << 20
+# Of events that nobody has taken yet, and how long one may be: QEMU's are some hundreds of bytes.
+MOST_EVENTS, MOST_EVENT_BYTES = 4096, 64 << 10
 
 
 # Of any message, as far as it is needed to know whose it is.
@@ -62,6 +64,8 @@ class _Client(QMPClient):
             line = await self._readline()
             said = parse(line, most_bytes=READ_BUFFER_BYTES)
             require(_MESSAGE, said)
+            if "event" in said and len(line) > MOST_EVENT_BYTES:
+                raise ValueError(f"an event of {len(line)} bytes")
         except ValueError as exc:  # a line that is too long is one, too
             raise NotQmpError(f"QEMU says what is no QMP: {exc}") from exc
         message = Message(b"{}", eager=False)
@@ -76,10 +80,16 @@ class _Client(QMPClient):
 
 
 class _Listener(EventListener):
-    """Keeps an event until it is taken, and no longer: the library's keeps all that ever came."""
+    """Keeps an event until it is taken, and no longer: the library's keeps all that ever came.
+
+    A QEMU that tells more than can be taken is one that was broken into.
+    """
 
     async def put(self, event: Message) -> None:
+        """Raises NotQmpError, which ends the connection."""
         if self.accept(event):
+            if self._queue.qsize() >= MOST_EVENTS:
+                raise NotQmpError(f"QEMU has told {MOST_EVENTS} events without a pause")
             await self._queue.put(event)
 
 

@@ -17,12 +17,14 @@ from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.scheduling import prompt
+from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.options.replication import Options
 from vmckpt.preflight.replication.memory import epoch_limit_bytes
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.replicate.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake, Writing
+from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
@@ -94,6 +96,16 @@ class Epochs:
             "written_bytes_per_s": round(self._writing.pages_per_s * PAGE_BYTES),
             "link_bytes_per_s": round(self._brake.pages_per_s * PAGE_BYTES),
         }
+
+    def has_standby(self) -> bool:
+        """Whether a standby could go on with the guest, should its QEMU be dead.
+
+        One whose host has lost its power says nothing, and its connection stands for long.
+        """
+        if self._keeper.replaced.is_set():
+            return True
+        is_lost = bool(self._stream.why) or self._keeper.is_silent()
+        return self.is_safe and not is_lost and boottime_s() - self._stream.heard_s <= PATIENCE_S
 
     async def copy(self, require_wanted: Callable[[], None]) -> None:
         """All of its disks and its memory, in epochs without devices, while the guest runs."""
@@ -290,8 +302,7 @@ class Epochs:
                 silences = 0
             except MonitorLostError:
                 silences += 1
-            is_lost = bool(self._stream.why) or self._keeper.is_silent()
-            if is_lost and not self._keeper.replaced.is_set():
+            if not self.has_standby():
                 silences = 0  # nobody would go on with the guest
             await asyncio.sleep(POLL_S)
         with suppress(ProcessLookupError):

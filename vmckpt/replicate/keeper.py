@@ -164,9 +164,12 @@ class Keeper:
     def go_alone(self) -> None:
         """The operator has made sure that no standby has the guest, or will have it.
 
-        No term is needed any more: what waits for the arbiter ends.
+        No term is needed any more: what waits for the arbiter ends, and so does what waits for a
+        QEMU that the guard holds since the lease has ended.
         """
         self._is_alone = True
+        if not self._is_still:
+            self.free()
 
     async def give_up(self) -> None:
         """The guest is dead here: who is in sync may take over at once. Raises `give_up`'s."""

@@ -311,13 +311,19 @@ class Protection:
                 return Ending.REPLACED
             await self._stream.end(GUEST_OFF, "the guest has powered off")
             return Ending.GUEST_OFF
+        if self._may_answer_again():
+            raise StandbyLostError("the primary's QEMU does not answer")
         if not self._epochs.is_safe:
-            if self._qemu_lives():
-                raise StandbyLostError("the primary's QEMU does not answer")
             await self._keeper.solo()
             await self._stream.end(STOPPED, "the primary's QEMU died during the first copy")
             return Ending.LOST
         return await self._dead_here("its QEMU died, or did not answer", Ending.YOURS)
+
+    def _may_answer_again(self) -> bool:
+        """Whether QEMU is silent, not about to end, and the only one that has the guest."""
+        if not (self._epochs.is_safe and self._qemu_lives()):
+            return self._qemu_lives()
+        return self._monitor.is_open and not self._epochs.has_standby()
 
     async def _dead_here(self, why: str, ending: Ending) -> Ending:
         """End QEMU for certain, and let the standby have the term at once."""

@@ -120,6 +120,8 @@ class Area:
             first = int(table.firsts[frame])
             slots = table.slots[[first, first + int(table.counts[frame]) - 1]]
             lying, refs = self._by_place()
+            if np.isin(table.frame_slots(frame), self._noted(pack)).any():
+                raise damaged(f"{pack.name} is damaged", "chunks of it were noted")
             low, high = np.searchsorted(refs, make_refs(pack_number, slots + np.array([0, 1])))
             if high - low > _MOST_AT_ONCE:
                 place = low + int(np.flatnonzero(lying[low:high] == number)[0])
@@ -151,12 +153,14 @@ class Area:
                 future.cancel()
 
     def _frames(self, number: int, pack: Pack) -> Iterator["_Part"]:
-        """The frames of a pack that are needed, and what the pack has not any more."""
+        """The frames of a pack that are needed, and what is not simply read from it: it has it no
+        more, or it was noted as damaged.
+        """
         lying, refs = self._by_place()
         ends = np.array([number + 1, number + 2], dtype=np.uint64) << np.uint64(SLOT_BITS)
         low, high = np.searchsorted(refs, ends)
         chunks, slots = lying[low:high], slots_of(refs[low:high])
-        here = pack.table.has(slots)
+        here = pack.table.has(slots) & ~np.isin(slots, self._noted(pack))
         gone = chunks[~here]
         for at in range(0, len(gone), _MOST_AT_ONCE):
             yield _Part(None, gone[at : at + _MOST_AT_ONCE], gone[:0])
@@ -182,6 +186,10 @@ class Area:
         if not found.all():
             raise lost_chunks(pack, int(np.sum(~found)))
         return out
+
+    def _noted(self, pack: Pack) -> Numbers:
+        """The slots that were found damaged: they are compared with their names when read."""
+        return self._opened.records.slots(pack.id, pack.generation)
 
     def _fitting(self, pack: Pack) -> Pack:
         """The pack, if its chunks are as large as the area's: maps are data. DamagedError."""

@@ -197,7 +197,9 @@ class _Check:
         return np.setdiff1d(pack.table.slots, bad)
 
     def _names(self, name: str, pack: Pack, names: Hashes, good: NDArray[np.bool_]) -> None:
-        """The chunks that can be read are what they are called; nobody restores by names."""
+        """The chunks that can be read are what they are called. Those that are not are not `good`:
+        new checkpoints find chunks by their names, and would rest on them.
+        """
         try:
             hashes = pack.stored_hashes()
         except (DamagedError, MissingError) as exc:
@@ -208,6 +210,7 @@ class _Check:
         wrong = np.flatnonzero(np.any(names != hashes, axis=1) & (good | gone))
         if len(wrong):
             self._found(name, f"chunks {wrong.tolist()} are not what their names say")
+            good[wrong] = False
 
     def _frame(self, place: tuple[Pack, int]) -> bytes | DamagedError:
         pack, frame = place

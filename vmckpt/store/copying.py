@@ -1,14 +1,14 @@
 """Checkpoints from one store into another: copy, export and import are the same."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
-import numpy as np
-
+from vmckpt.errors import BusyError, NotFoundError, VmckptError
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.order import in_order
+from vmckpt.store.pack import Numbers
 from vmckpt.store.pins import copied as copied_pin
 from vmckpt.store.pins import pins
 from vmckpt.store.store import Store
@@ -33,10 +33,12 @@ def copy_checkpoints(
 
     They keep their ids, so that the target's list of what came from what is the source's, and
     operators' pins. Where the target has the parent, only what differs from it is read. `copied`
-    hears of each. Raises BusyError, NotFoundError, StorageError; DamagedError at the end, after all
-    that can be copied was: the source has some that cannot be read.
+    hears of each. One that the source has no more is left out. Raises StorageError; at the end,
+    after all that can be copied was, DamagedError (the source has some that cannot be read), else
+    BusyError (some are being removed there, or their VM's are being written to the target).
     """
     done, bad = [], dict[str, DamagedError]()
+    busy = dict[str, BusyError]()
     wanted = missing(source, target, manifests)
     for manifest in wanted:
         try:
@@ -46,24 +48,30 @@ def copy_checkpoints(
                 done.append(new)
         except DamagedError as exc:
             bad[manifest.id] = exc
+        except BusyError as exc:
+            busy[manifest.id] = exc
+        except NotFoundError:  # a rule has removed it since the source was listed
+            continue
     if bad:
-        raise damaged(
-            f"{len(bad)} of {len(wanted)} checkpoints were not copied",
-            "; ".join(f"{one}: {exc.what}: {exc.why}" for one, exc in list(bad.items())[:5]),
-        )
+        raise damaged(*_told(bad, wanted))
+    if busy:
+        what, why = _told(busy, wanted)
+        raise BusyError(what, why=why, remedy="run this again: the others were copied")
     return done
 
 
+def _told(errors: Mapping[str, VmckptError], wanted: Sequence[Manifest]) -> tuple[str, str]:
+    """What and why, of those that were not copied."""
+    whys = [f"{one}: {exc.what}: {exc.why}" for one, exc in list(errors.items())[:5]]
+    return f"{len(errors)} of {len(wanted)} checkpoints were not copied", "; ".join(whys)
+
+
 def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
-    there = target.ids()
-    parent = manifest.parent if manifest.parent in source.ids() else None
-    if parent not in there:
-        parent = None
     with ExitStack() as stack:
         point = stack.enter_context(source.read(manifest.id))
+        parent, differing = _difference(source, target, manifest)
         begun, parent = _begin(target, manifest, parent)
         new = stack.enter_context(begun)
-        differing = source.diff(parent, manifest.id) if parent else {}
         for facts in manifest.areas:
             area = point.area(facts.name)
             sizes = {"size_bytes": facts.size_bytes, "chunk_bytes": facts.chunk_bytes}
@@ -80,8 +88,20 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
         return new.commit(manifest.facts, pins=has)
 
 
+def _difference(
+    source: Store, target: Store, manifest: Manifest
+) -> tuple[str | None, dict[str, Numbers]]:
+    """The parent, if both have it, and what differs from it. The parent may be damaged, or go."""
+    if manifest.parent is None or manifest.parent not in target.ids():
+        return None, {}
+    try:
+        return manifest.parent, source.diff(manifest.parent, manifest.id)
+    except (NotFoundError, DamagedError):
+        return None, {}
+
+
 def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:
-    """It in the target, and what it starts from: nothing, where that is damaged there."""
+    """It in the target, and what it starts from: nothing, where that is damaged or gone there."""
     origin = Origin(
         manifest.id,
         manifest.vm,
@@ -92,15 +112,13 @@ def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Trans
     )
     try:
         return target.begin(manifest.vm, parent, origin=origin), parent
-    except DamagedError:
+    except (DamagedError, NotFoundError):
         if parent is None:
             raise
         return target.begin(manifest.vm, origin=origin), None
 
 
-def _put(
-    area: Area, writer: AreaWriter, numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-) -> None:
+def _put(area: Area, writer: AreaWriter, numbers: Numbers) -> None:
     """Chunks that differ from the parent's. Those beyond the area's end are gone with it."""
     wanted = numbers[numbers < area.chunk_count]
     step = _BATCH_BYTES // area.chunk_bytes

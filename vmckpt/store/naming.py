@@ -1,7 +1,7 @@
 """Names of checkpoints: of one VM in one store each is there once."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import count
 from typing import NamedTuple
@@ -10,6 +10,8 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.manifest import Manifest
 
 MOST_LETTERS = 40
+# Of an id: so many name it at least, and so many are shown.
+FEWEST_DIGITS, SHOWN_DIGITS = 4, 12
 _ROOM_FOR_A_NUMBER = 2
 
 
@@ -59,6 +61,20 @@ def settle(called: Called, of_the_vm: Sequence[Manifest]) -> Settled:
         remedy="choose another name, or add --replace: the old one is removed when the new one is "
         "complete",
     )
+
+
+def meant(text: str, names: Mapping[str, str | None]) -> list[str]:
+    """Which checkpoints an operator may mean by `text`; `names` by id. Pure.
+
+    The one whose id it is, else those of that name, else those whose ids begin so. From as many
+    digits on as lists show it may be an id however another is called: who adds checkpoints to a
+    store chooses their names.
+    """
+    named = [one for one, name in names.items() if name == text]
+    begun = [one for one in names if len(text) >= FEWEST_DIGITS and one.startswith(text)]
+    if text in names:
+        return [text]
+    return named if named and len(text) < SHOWN_DIGITS else list(dict.fromkeys([*named, *begun]))
 
 
 def _next(name: str, taken: Collection[str]) -> str:

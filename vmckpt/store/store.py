@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vmckpt.errors import BusyError, NotFoundError, UsageError
+from vmckpt.errors import BusyError, NotFoundError, StorageError, UsageError
 from vmckpt.store import doomed
 from vmckpt.store.area import Area, FrameCache
 from vmckpt.store.backends.backend import Held, MissingError
@@ -19,7 +19,7 @@ from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
-from vmckpt.store.naming import Called, Settled, settle
+from vmckpt.store.naming import Called, Settled, meant, settle
 from vmckpt.store.opened import Opened
 from vmckpt.store.order import in_order, of_vm, owners
 from vmckpt.store.pack import Hashes, Numbers, Pack
@@ -107,26 +107,19 @@ class Store:
         if text in self.ids():
             return self.manifest(text)
         manifests = self.manifests(vm)
-        named = [m for m in manifests if m.facts.get("name") == text]
-        if named:
-            whose = owners(manifests)
-            if len({whose[m.id] or m.vm for m in named}) > 1:
-                raise UsageError(
-                    f"'{text}' is a checkpoint of several VMs",
-                    why=", ".join(f"{m.id[:12]} of {m.vm}" for m in named),
-                    remedy="write the beginning of its id",
-                )
-            return named[-1]
-        found = [m for m in manifests if len(text) >= 4 and m.id.startswith(text)]
-        if len(found) > 1:
-            raise UsageError(
-                f"'{text}' is not one checkpoint",
-                why=f"so begin {', '.join(m.id for m in found)}",
-                remedy="write more of its id",
-            )
+        ids = meant(text, {one.id: one.facts.get("name") for one in manifests})
+        found = [one for one in manifests if one.id in ids]
         if not found:
             raise self._not_found(text)
-        return found[0]
+        whose = owners(manifests)
+        are_named = all(one.facts.get("name") == text for one in found)
+        if len(found) > 1 and not (are_named and len({whose[m.id] or m.vm for m in found}) == 1):
+            raise UsageError(
+                f"'{text}' is not one checkpoint",
+                why=", ".join(f"{m.id} ('{m.facts.get('name')}' of {m.vm})" for m in found),
+                remedy="write more of its id",
+            )
+        return found[-1]
 
     def begin(
         self,
@@ -193,6 +186,8 @@ class Store:
             manifest = self.manifest(checkpoint_id)
             maps = self.maps(checkpoint_id)
             require_agreement(manifest, maps)
+            with suppress(StorageError, UsageError):  # advice, which an older `lend` does not know
+                self.opened.records.refresh()
             yield Checkpoint(self.opened, manifest, maps)
 
     def maps(self, checkpoint_id: str) -> Maps:

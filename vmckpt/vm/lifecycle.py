@@ -342,7 +342,11 @@ async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
         if not disk.path.is_absolute():
             await host.make_dir(path.parent)
         created.append(path)
-        await create_image(host, path, disk.format, disk.size_bytes)
+        try:
+            await create_image(host, path, disk.format, disk.size_bytes)
+        except OperationFailedError:
+            created.remove(path)  # what stands there is another VM's, made meanwhile
+            raise
 
 
 async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from vmckpt.fleet.guard import cgroup
 from vmckpt.fleet.guard.worker import BOOT, KILL_S, MARK, OVER, RESULT, WORKER, claim
 from vmckpt.foreign import Fields
-from vmckpt.hosts.process import ProcessId, find_by_argument, identify, interrupt, is_alive
+from vmckpt.hosts.ownership import trusted_users
+from vmckpt.hosts.process import ProcessId, find_by_argument, identify, interrupt, is_alive, said_of
 from vmckpt.hosts.process import kill as kill_process
 
 MODULE = "vmckpt.fleet.guard.worker"
@@ -52,7 +53,7 @@ def end(directory: Path) -> Left:
         return Left(_end_marked(directory), sure=False)
     if workers.boot == NEVER:
         # Not begun, nor will it be now; unless by an earlier vmckpt, which made no such file.
-        return Left(_ended(find_by_argument(_mark(directory))), sure=True)
+        return Left(_ended(find_by_argument(_mark(directory), trusted_users())), sure=True)
     if workers.boot != BOOT.read_text().strip():
         return Left((), sure=True)
     if (told := _over(directory)) is None:
@@ -103,13 +104,12 @@ def _wait_for_workers(directory: Path, workers: _Workers) -> None:
 
 def _end_marked(directory: Path) -> tuple[int, ...]:
     """End what has the command's environment; what does not end."""
-    wanted = f"{MARK}={directory}".encode()
+    wanted = f"\0{MARK}={directory}\0".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(identify(int(entry.name)))
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError):
+            if pid != os.getpid() and wanted in b"\0" + said_of(pid, "environ"):
+                found.append(identify(pid))
     for process in filter(None, found):
         with suppress(PermissionError):
             kill_process(process)

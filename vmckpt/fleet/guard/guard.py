@@ -119,12 +119,13 @@ async def resume(record: Record, tools: Tools) -> Record | None:
         return await _Guarding(record, tools, _checks(record.request)).from_where_it_was()
 
 
-async def commit(record: Record) -> Record:
-    """The operator keeps what came of it. Raises BusyError while the guard is at work."""
+async def commit(record: Record, tell: Tell) -> Record:
+    """The operator keeps what came of it, whatever became of the host that its command ran on.
+
+    Raises BusyError while the guard is at work.
+    """
     async with _only_one(record.vm):
-        if record.worker is not None:
-            await release_worker(find_host(record.worker.host), record.worker)
-        return save(record, **ended(record, Phase.KEPT, clock()), worker=None)
+        return await _kept(record, tell)
 
 
 async def undo(record: Record, tools: Tools) -> Record:
@@ -138,7 +139,7 @@ async def undo(record: Record, tools: Tools) -> Record:
 
 async def expire() -> None:
     """Remove the checkpoints of guards that ended long enough ago, and forget these."""
-    for record in load_all():
+    for record in load_all().records.values():
         if not record.has_expired(clock()):
             continue
         # A store that does not answer, or a checkpoint that is being read, has its time again.
@@ -177,7 +178,8 @@ def _switch(record: Record) -> AbstractContextManager[None]:
 
 
 def _require_none_open(vm: str) -> None:
-    for record in load_all():
+    # One that cannot be read may be of this VM.
+    for record in load_all().require_sound():
         if record.vm == vm and not record.phase.is_over:
             raise RefusedError(
                 f"'{vm}' has a guard that is not over",
@@ -188,6 +190,19 @@ def _require_none_open(vm: str) -> None:
 
 def _checks(request: Request) -> tuple[HealthCheck, ...]:
     return tuple(parse_check(text, request.address) for text in request.checks)
+
+
+async def _kept(record: Record, tell: Tell) -> Record:
+    """It is over; what its command left running is its no more, where its host answers."""
+    record = save(record, **ended(record, Phase.KEPT, clock()))
+    if (worker := record.worker) is None:
+        return record
+    try:
+        await release_worker(find_host(worker.host), worker)
+    except VmckptError as exc:
+        tell(f"kept, but something of the command stays on {worker.host}: {exc}")
+        return record
+    return save(record, worker=None)
 
 
 class _Guarding:
@@ -254,19 +269,9 @@ class _Guarding:
 
     async def _keep(self) -> None:
         try:
-            self._save(**ended(self._record, Phase.KEPT, clock()))
-            if self._record.worker is not None:
-                await self._release(self._record.worker)
+            self._record = await _kept(self._record, self._tools.tell)
         except StorageError as exc:
             raise left_open(self._record, f"the VM is well, but {exc.what}: {exc.why}") from exc
-
-    async def _release(self, worker: Worker) -> None:
-        try:
-            await release_worker(find_host(worker.host), worker)
-        except VmckptError as exc:
-            self._tools.tell(f"kept, but something of the command stays: {exc}")
-            return
-        self._save(worker=None)
 
     # -- before the command ---------------------------------------------------------------------
 

@@ -2,27 +2,33 @@
 
 import asyncio
 import os
+import re
 import shlex
-import signal
-import urllib.error
-import urllib.request
+import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from functools import partial
-from http.client import HTTPException
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from http.client import HTTPException, parse_headers
+from io import BytesIO
+from typing import NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
 
 from vmckpt.errors import RefusedError, UsageError, VmckptError
+from vmckpt.hosts.child import TooMuchSaidError, end_of
 from vmckpt.qemu.agent import GuestAgent
-from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.inventory import Vm, look
 
 CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
 # A variable of a command's environment may have 128 KiB (execve(2)).
 _MOST_CHARS = 16_000
+_HTTP_PORTS = {"http": 80, "https": 443}
+_HTTP_WORDS = "User-Agent: vmckpt\r\nAccept: */*\r\nConnection: close\r\n"
+_REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 10
+_STATUS = re.compile(rb"HTTP/\d\.\d (\d{3})([^\n]*)\n")
+_HEAD_END = re.compile(rb"\n\r?\n")
+_MOST_HEAD_BYTES = 64 << 10
 
 
 class Kind(Enum):
@@ -119,12 +125,12 @@ async def _ask(vm: Vm, check: HealthCheck) -> str:
                 case Kind.TCP:
                     return await _tcp(vm, *check.words)
                 case Kind.HTTP:
-                    return await in_thread(partial(_http, check.words[0]))
+                    return await _http(check.words[0])
                 case Kind.COMMAND:
                     return await _command(check.words, variables(vm.name, vm.host.name))
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT_S:g} s"
-    except VmckptError as exc:
+    except (VmckptError, ssl.SSLError, socket.gaierror, ValueError, HTTPException) as exc:
         return str(exc)
     except OSError as exc:
         return os.strerror(exc.errno) if exc.errno else str(exc)
@@ -151,26 +157,45 @@ async def _tcp(vm: Vm, address: str, port: str) -> str:
     return ""
 
 
-class _OfOneHost(urllib.request.HTTPRedirectHandler):
-    """What a guest says to ask instead is asked only of itself: this machine reaches more."""
-
-    def redirect_request(self, req: urllib.request.Request, *more: Any) -> Any:
-        """None: it is not followed."""
-        is_same = urlsplit(more[-1]).hostname == urlsplit(req.full_url).hostname
-        return super().redirect_request(req, *more) if is_same else None
-
-
-def _http(url: str) -> str:
-    """Blocking. By no proxy: what is asked is the guest."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _OfOneHost)
-    try:
-        with opener.open(url, timeout=CHECK_TIMEOUT_S):
+async def _http(url: str) -> str:
+    """By no proxy, and by no more redirects than to itself: what is asked is the guest alone."""
+    asked = urlsplit(url)
+    for _ in range(_MOST_REDIRECTS):
+        code, reason, location = await _answer(url)
+        if code // 100 == 2:
             return ""
-    except urllib.error.HTTPError as exc:
-        exc.close()
-        return f"HTTP {exc.code} {exc.reason}"
-    except (OSError, ValueError, HTTPException) as exc:
-        return f"{type(exc).__name__}: {exc}" if isinstance(exc, HTTPException) else str(exc)
+        to = urlsplit(urljoin(url, location)) if location and code in _REDIRECTS else None
+        if to is None or (to.hostname, to.port) != (asked.hostname, asked.port):
+            return f"HTTP {code} {reason}"
+        url = to.geturl()
+    return f"more than {_MOST_REDIRECTS} redirects"
+
+
+async def _answer(url: str) -> tuple[int, str, str]:
+    """Status, its reason, and where else to ask. No more is read than that: a guest says it."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.scheme not in _HTTP_PORTS:
+        raise ValueError(f"'{url}' is no URL of a web server")
+    port = parts.port or _HTTP_PORTS[parts.scheme]
+    secure = True if parts.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
+    try:
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        what = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+        what += f"?{quote(parts.query, safe='/?%:@!$&()*+,;=~')}" if parts.query else ""
+        writer.write(f"GET {what} HTTP/1.1\r\nHost: {host}:{port}\r\n{_HTTP_WORDS}\r\n".encode())
+        head = bytearray()
+        while not _HEAD_END.search(head) and (more := await reader.read(_MOST_HEAD_BYTES)):
+            head += more
+            if len(head) > _MOST_HEAD_BYTES:
+                raise ValueError("the head of its answer has no end")
+    finally:
+        writer.transport.abort()
+    status = _STATUS.match(head)
+    if status is None:
+        raise ValueError("it does not answer as a web server does")
+    headers = parse_headers(BytesIO(head[status.end() :]))
+    return int(status[1]), status[2].decode(errors="replace").strip(), headers["Location"] or ""
 
 
 def as_variable(text: str) -> str:
@@ -193,11 +218,8 @@ async def _command(words: tuple[str, ...], environment: Mapping[str, str]) -> st
         start_new_session=True,
     )
     try:
-        _, said = await child.communicate()
-    except asyncio.CancelledError:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        await child.wait()
-        raise
+        _, said = await end_of(child, CHECK_TIMEOUT_S)
+    except TooMuchSaidError as exc:
+        return str(exc)
     last = said.decode(errors="replace").strip().splitlines()[-1:]
     return "" if child.returncode == 0 else ": ".join([f"exit status {child.returncode}", *last])

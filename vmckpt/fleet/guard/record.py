@@ -13,7 +13,7 @@ from vmckpt.codec import builtins
 from vmckpt.errors import NotFoundError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.state.documents import Documents, Schema
+from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.vm.paths import file_name
 
 
@@ -176,9 +176,9 @@ def ended(record: Record, phase: Phase, now: Moment) -> dict[str, Any]:
     }
 
 
-def load_all() -> list[Record]:
-    """Every guard that is written down, oldest first. Raises StorageError on a damaged file."""
-    return _guards().load_all().require_sound()
+def load_all() -> Listing[Record]:
+    """Every guard that is written down, oldest first, and the damage of files that are none."""
+    return _guards().load_all()
 
 
 def find(text: str) -> Record:
@@ -204,15 +204,22 @@ def is_run(text: str) -> bool:
 
 
 def of_vm(vm: str) -> Record:
-    """A VM's guard: the one that is not over, else the newest. Raises NotFoundError."""
-    found = [record for record in load_all() if record.vm == vm]
+    """A VM's guard: the one that is not over, else the newest.
+
+    Raises NotFoundError; StorageError where a damaged file may be of a newer one.
+    """
+    known = load_all()
+    found = [record for record in known.records.values() if record.vm == vm]
+    if open_ := next((record for record in found if not record.phase.is_over), None):
+        return open_
+    known.require_sound()  # one that cannot be read may be this VM's, and newer
     if not found:
         raise NotFoundError(
             f"'{vm}' has no guard",
             why="none is written down on this machine",
             remedy="see vmckpt guard list; guards are known where they were begun",
         )
-    return next((record for record in found if not record.phase.is_over), found[-1])
+    return found[-1]
 
 
 def _guards() -> Documents[Record]:

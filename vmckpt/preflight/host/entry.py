@@ -2,8 +2,12 @@
 
 from collections.abc import Container
 
-from vmckpt.errors import HostDownError, RefusedError, UsageError
-from vmckpt.hosts.inventory import host_of
+from vmckpt.errors import HostDownError, RefusedError, StorageError, UsageError
+from vmckpt.hosts.entries import LOCAL
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.identity import host_identity, read_host_identity
+from vmckpt.hosts.inventory import all_hosts, host_of
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight.vm_users import obstacle
@@ -11,7 +15,8 @@ from vmckpt.preflight.vm_users import obstacle
 
 async def require_usable(entry: LocalHost | SshEntry, changed: Container[str]) -> None:
     """Raises UsageError: its addresses are one; RefusedError: no libvirtd listens where it is said
-    to, or its VMs cannot have the uids; HostDownError. Only what is `changed` is asked of the host.
+    to, its VMs cannot have the uids, or the inventory has it by another name; HostDownError. Only
+    what is `changed` is asked of the host.
     """
     if entry.second_address == entry.migration_address:
         raise UsageError(
@@ -23,6 +28,8 @@ async def require_usable(entry: LocalHost | SshEntry, changed: Container[str]) -
         await _require_socket(entry)
     if entry.vm_uids and "vm_uids" in changed:
         await _require_free(entry)
+    if "address" in changed:
+        await _require_another(entry)
 
 
 async def _require_socket(entry: LocalHost | SshEntry) -> None:
@@ -49,4 +56,25 @@ async def _require_free(entry: LocalHost | SshEntry) -> None:
             f"the VMs of {host.name} cannot have users of their own",
             why=why,
             remedy="have vmckpt be root there, and name uids that are no one's",
+        )
+
+
+async def _require_another(entry: LocalHost | SshEntry) -> None:
+    """Its VMs would be at home on two hosts, and no command would work on them."""
+    try:
+        identity = await host_identity(host_of(entry))
+    except StorageError:  # its disk is full: nothing of it is worse for that
+        return
+
+    async def known_as(host: Host) -> str | None:
+        return host.name if await read_host_identity(host) == identity else None
+
+    others = [host for host in all_hosts() if host.name != entry.name]
+    if found := next(filter(None, (await ask_every(others, known_as)).given), None):
+        raise RefusedError(
+            f"'{entry.name}' would be '{found}' once more",
+            why="both are one state directory of one machine",
+            remedy=f"use '{found}', or forget that name first: vmckpt host remove {found}"
+            if found != LOCAL
+            else "it is this machine: use local, and describe it with vmckpt host set local",
         )

@@ -22,13 +22,12 @@ says what was seen; standard error says what went wrong. Fencing what is dead al
 
 import asyncio
 import os
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, TimedOutError
+from vmckpt.hosts.child import TooMuchSaidError, end_of, end_session
 from vmckpt.lease.rule import Holding
 from vmckpt.replicate.wire.messages import Process
 
@@ -81,7 +80,9 @@ class Agent:
         except OSError as exc:
             raise self._failed(action, target, f"{self.argv[0]} does not start: {exc}") from exc
         try:
-            said, complaints = await asyncio.wait_for(process.communicate(), self.timeout_s)
+            said, complaints = await end_of(process, self.timeout_s)
+        except TooMuchSaidError as exc:
+            raise self._failed(action, target, str(exc)) from exc
         except TimeoutError:
             raise TimedOutError(
                 f"fencing agent {self.argv[0]} gave no answer for VM '{target.vm}'",
@@ -89,10 +90,7 @@ class Agent:
                 remedy="see whether its means (network, power switch) work; nothing was proved",
             ) from None
         finally:
-            # What it started goes with it.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            end_session(process)  # what it started goes with it
         if process.returncode != 0:
             why = _line(complaints, -1) or f"it said nothing, with status {process.returncode}"
             raise self._failed(action, target, why)

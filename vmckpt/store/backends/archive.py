@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.backend import Buffer, MissingError
-from vmckpt.store.backends.local import LocalHeld, storage_error, sync_folder, write_all
+from vmckpt.store.backends.local import LocalHeld, read_all, storage_error, sync_folder, write_all
 from vmckpt.store.decoding import count, decoding, json_of, listed, row, text
 from vmckpt.store.errors import damaged
 
@@ -80,7 +80,7 @@ class _Objects:
     def pread(self, start: int, length: int) -> bytes:
         """Part of the file."""
         with self.errors():
-            return os.pread(self._fd, length, start)
+            return read_all(self._fd, start, length)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -215,7 +215,7 @@ class NewArchive(_Objects):
         try:
             for at in range(0, size, _COPY_BYTES):
                 with self.errors():
-                    part = os.pread(source, min(_COPY_BYTES, size - at), at)
+                    part = read_all(source, at, min(_COPY_BYTES, size - at))
                 self.append(part)
         except BaseException:
             self._end = start

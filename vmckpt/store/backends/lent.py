@@ -45,8 +45,9 @@ _PIECE_BYTES = 1 << 20
 _POLL_S = 0.05
 # Without a byte for so long the other side is one that does not answer: its disk hangs, say.
 ANSWER_S = 300.0
-# More is no message of ours.
+# More is no message of ours: a question's, an answer's, the names of a whole folder, an object.
 _MOST_WORDS_BYTES, _MOST_DATA_BYTES = 1 << 20, 16 << 20
+_MOST_NAMES_BYTES, _MOST_OBJECT_BYTES = 1 << 28, 1 << 32
 _MOST_AT_ONCE = 1 << 17
 _READ_AT_ONCE_BYTES = 1 << 20
 
@@ -64,23 +65,24 @@ class LentBackend:
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
-        return _sizes(self._ask("names", folder)[0])
+        return _sizes(self._ask("names", folder, most_words=_MOST_NAMES_BYTES)[0])
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         """The objects in a folder. An older version on the far side tells their sizes alone."""
         try:
-            answer = self._ask("versions", folder)[0]
+            answer = self._ask("versions", folder, most_words=_MOST_NAMES_BYTES)[0]
         except UsageError:
             return {name: (size, "") for name, size in self.names(folder).items()}
         return _versions(answer)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""
-        return self._ask("read", name, start, length)[1]
+        most = _MOST_OBJECT_BYTES if length is None else length
+        return self._ask("read", name, start, length, most_data=most)[1]
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of an object."""
-        size, data = self._ask("read_end", name, length)
+        size, data = self._ask("read_end", name, length, most_data=length)
         if type(size) is not int:
             raise _no_answer(self.place)
         return data, size
@@ -113,17 +115,24 @@ class LentBackend:
 
     def leftovers(self) -> dict[str, int]:
         """Objects in the making, of the killed."""
-        return _sizes(self._ask("leftovers")[0])
+        return _sizes(self._ask("leftovers", most_words=_MOST_NAMES_BYTES)[0])
 
     def close(self) -> None:
         """End the stream."""
         self._sock.close()
 
-    def _ask(self, question: str, *words: Any, data: Buffer = b"") -> tuple[Any, bytes]:
+    def _ask(
+        self,
+        question: str,
+        *words: Any,
+        data: Buffer = b"",
+        most_words: int = _MOST_WORDS_BYTES,
+        most_data: int = 0,
+    ) -> tuple[Any, bytes]:
         with self._mutex:
             try:
                 _send(self._sock, [question, *words], data)
-                answer, came = _receive(self._sock)
+                answer, came = _receive(self._sock, most_words, most_data)
             except (OSError, EOFError, ValueError, RecursionError) as exc:
                 self._sock.close()  # what it may still say is no answer to anything
                 raise StorageError(
@@ -223,7 +232,7 @@ def lend(backend: Backend, sock: Stream, *, append_only: bool = False) -> None:
             try:
                 message, data = _receive(sock, _MOST_WORDS_BYTES, _MOST_DATA_BYTES)
                 question, *words = message
-            except (OSError, EOFError, ValueError, TypeError):
+            except (OSError, EOFError, ValueError, TypeError, RecursionError):
                 return  # the stream has ended, or is none of ours
             is_, came = far.answer(question, words, data)
             try:
@@ -415,9 +424,7 @@ def _send(sock: Stream, words: Any, data: Buffer) -> None:
         sock.sendall(data)
 
 
-def _receive(
-    sock: Stream, most_words: int = 1 << 28, most_data: int = 1 << 32
-) -> tuple[Any, bytes]:
+def _receive(sock: Stream, most_words: int, most_data: int) -> tuple[Any, bytes]:
     """Raises EOFError, OSError, ValueError."""
     text, data = _HEAD.unpack(_exactly(sock, _HEAD.size))
     if text > most_words or data > most_data:
@@ -426,11 +433,14 @@ def _receive(
 
 
 def _exactly(sock: Stream, count: int) -> bytearray:
-    buffer = bytearray(count)
-    view = memoryview(buffer)
-    while view:
-        got = sock.recv_into(view)
+    """Memory is taken for what has come, and not for what is announced."""
+    buffer, come = bytearray(), 0
+    while come < count:
+        if come == len(buffer):
+            buffer += bytes(min(count - come, max(come, _PIECE_BYTES)))
+        with memoryview(buffer) as view, view[come:] as rest:
+            got = sock.recv_into(rest)
         if not got:
             raise EOFError("the connection to its host has ended")
-        view = view[got:]
+        come += got
     return buffer

@@ -80,14 +80,14 @@ class LocalBackend:
         with self._reading(name) as fd:
             # No more than there is: a file may say that a part of it is 4 GiB.
             left = max(0, os.fstat(fd).st_size - start)
-            return os.pread(fd, left if length is None else min(left, length), start)
+            return read_all(fd, start, left if length is None else min(left, length))
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of a file."""
         with self._reading(name) as fd:
             size = os.fstat(fd).st_size
             start = max(0, size - length)
-            return os.pread(fd, size - start, start), size
+            return read_all(fd, start, size - start), size
 
     def write(self, name: str) -> "LocalWriter":
         """A file under another name, until it is published."""
@@ -373,6 +373,17 @@ def append_only_error(name: str, place: str) -> RefusedError:
     )
 
 
+def read_all(fd: int, start: int, length: int) -> bytes:
+    """So many bytes, fewer at the end of the file. Raises OSError.
+
+    A read that meets a sector that the disk cannot read returns what lies before it, and no error.
+    """
+    data = os.pread(fd, length, start)
+    while len(data) < length and (more := os.pread(fd, length - len(data), start + len(data))):
+        data += more
+    return data
+
+
 def write_all(fd: int, data: Buffer) -> None:
     """Write all of it. Raises OSError."""
     view = memoryview(data).cast("B")
@@ -382,14 +393,13 @@ def write_all(fd: int, data: Buffer) -> None:
 
 def storage_error(exc: OSError, name: str, place: str) -> StorageError:
     """What a failed call on a file means."""
-    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StorageError(
-        f"cannot use {name} in {place}",
-        why=exc.strerror or str(exc),
-        remedy="nothing that was in the store is harmed: make room there"
-        if full
-        else "check that it is there, and its rights",
-    )
+    why, remedy = exc.strerror or str(exc), "check that it is there, and its rights"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "nothing that was in the store is harmed: make room there"
+    if exc.errno == errno.EXDEV:
+        why = "its folder leads to another file system, and what is complete is renamed into it"
+        remedy = "move all of the store to that file system, and link the store's own directory"
+    return StorageError(f"cannot use {name} in {place}", why=why, remedy=remedy)
 
 
 def sync_folder(folder: Path) -> None:

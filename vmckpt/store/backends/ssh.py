@@ -25,6 +25,10 @@ _OPTIONS = (
     *("-o", "ConnectTimeout=30"),
     *("-o", "ServerAliveInterval=15"),
     *("-o", "ServerAliveCountMax=4"),
+    # Whatever the user's own configuration forwards, who lends a store gets none of it.
+    *("-o", "ForwardAgent=no"),
+    *("-o", "ForwardX11=no"),
+    *("-o", "ClearAllForwardings=yes"),
 )
 _END_S = 10.0
 

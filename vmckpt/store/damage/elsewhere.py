@@ -85,7 +85,10 @@ class Elsewhere:
     def _by_place(
         self, pack: Pack, slots: Numbers, frame: ReadFrame, unread: Unread
     ) -> tuple[Contents, Found]:
-        """What that pack has of slots where they should be. Raises MissingError."""
+        """What that pack has of slots where they should be. Raises MissingError.
+
+        Of those that were noted only what is as their names say.
+        """
         table, size = pack.table, pack.table.chunk_bytes
         out = np.zeros((len(slots), size), dtype=np.uint8)
         found = table.has(slots)
@@ -104,6 +107,13 @@ class Elsewhere:
             offsets = positions[chosen] - table.firsts[number]
             chunks = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
             out[here[chosen]], found[here[chosen]] = chunks[offsets], True
+        noted = self._records.slots(pack.id, pack.generation)
+        doubtful = np.flatnonzero(found & np.isin(slots, noted))
+        if len(doubtful):
+            with suppress(DamagedError):  # without a name it is enough that it can be read
+                names = pack.hashes()[slots[doubtful]]
+                is_right = self._have_names(out[doubtful], names)
+                found[doubtful] = is_right | ~names.any(axis=1)
         return out, found
 
     def names(self, pack: Pack, slots: Numbers) -> Hashes:

@@ -9,7 +9,7 @@ do so at once, under no lock. A record is about one generation of a pack: once `
 pack anew, its records are history and are removed.
 
 Records are advice: new checkpoints do not rest on what they name, and `gc` heals it. Reading never
-believes them: a chunk that can be read is read.
+believes them: a chunk that can be read, and is what its name says, is read.
 """
 
 import json

@@ -1,0 +1,97 @@
+"""Copying checkpoints while others remove them, write beside it, or where some are damaged."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.guest_like import dirtied, memory, require_same, save
+from vmckpt.errors import BusyError
+from vmckpt.store.check import check
+from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.store import Store
+from vmckpt.store.transaction import Origin, Transaction
+
+PAGES = 64
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Store]:
+    with create_store(str(tmp_path / "source")) as store:
+        yield store
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Store]:
+    with create_store(str(tmp_path / "target")) as store:
+        yield store
+
+
+def test_what_a_rule_removes_meanwhile_keeps_no_other_from_being_copied(
+    source: Store, target: Store
+) -> None:
+    ram = memory(PAGES, 1)
+    first, gone = save(source, ram), save(source, ram)
+    other = save(source, ram, vm="other")
+
+    def copied(manifest: Manifest) -> None:
+        if manifest.id == first.id:
+            source.remove([gone.id])
+
+    done = copy_checkpoints(source, target, [first, gone, other], copied)
+    assert [one.id for one in done] == [first.id, other.id]
+    require_same(target, other, ram)
+
+
+def test_a_vm_that_is_written_to_the_target_keeps_no_other_vms_from_it(
+    source: Store, target: Store
+) -> None:
+    ram = memory(PAGES, 1)
+    mine, other = save(source, ram), save(source, ram, vm="other")
+    with (
+        open_store(target.place) as beside,
+        beside.begin("vm"),
+        pytest.raises(BusyError, match="1 of 2 checkpoints were not copied"),
+    ):
+        copy_checkpoints(source, target, [mine, other])
+    assert target.ids() == [other.id]
+    assert [one.id for one in copy_checkpoints(source, target, [mine, other])] == [mine.id]
+
+
+def test_a_parent_that_goes_from_the_target_meanwhile_is_done_without(
+    source: Store, target: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ram = memory(PAGES, 1)
+    after, dirty = dirtied(ram, 10, 2)
+    first = save(source, ram)
+    second = save(source, after, parent=first, dirty=dirty)
+    copy_checkpoints(source, target, [first])
+    right = target.begin
+
+    def begin(vm: str, parent: str | None = None, *, origin: Origin) -> Transaction:
+        if first.id in target.ids():
+            target.remove([first.id])
+        return right(vm, parent, origin=origin)
+
+    monkeypatch.setattr(target, "begin", begin)
+    copy_checkpoints(source, target, [second])
+    require_same(target, second, after)
+    assert check(target).whole
+
+
+def test_a_damaged_parent_keeps_no_whole_checkpoint_from_being_copied(
+    source: Store, target: Store
+) -> None:
+    ram = memory(PAGES, 1)
+    after, dirty = dirtied(ram, 10, 2)
+    first = save(source, ram)
+    second = save(source, after, parent=first, dirty=dirty)
+    copy_checkpoints(source, target, [first])
+    path = Path(source.place) / "checkpoints" / first.id
+    path.write_bytes(b"\0" * 200 + path.read_bytes()[200:])
+    with open_store(source.place) as again:
+        copy_checkpoints(again, target, [second])
+    require_same(target, second, after)
+    assert check(target).whole

@@ -1,0 +1,120 @@
+"""Operators who call two machines by one name, or one by two: a journal's ends are machines."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, make_home, marked_as
+from vmckpt.errors import OutcomeUnknownError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.identity import host_identity, read_host_identity
+from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.recover import FINISHED, recover
+from vmckpt.vm.paths import vm_dir
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "operator"))
+
+
+class World:
+    """An operator on machine x, whose `local` that is, was cut off; another one's is machine y."""
+
+    def __init__(self, path: Path, guest: Guest, source: str, target: str) -> None:
+        self.x = LocalHost("local", path / "x", "127.0.0.1")
+        self.y = LocalHost("local", path / "y", "127.0.0.1")
+        self.b = Scripted("b", path / "b", "127.0.0.1", guest=guest)
+        self.told: list[str] = []
+        self.journal = Journal(
+            "r1", "web", source, target, "q1", "q2", "/nowhere", was_running=True,
+            step="transfer", platform=PLATFORM,
+        )  # fmt: skip
+
+    async def cut_off(self) -> None:
+        source, target = (self.x, self.b) if self.journal.source == "local" else (self.b, self.x)
+        ids = await host_identity(source), await host_identity(target)
+        await host_identity(self.y)
+        await make_home(source, "q1")
+        await replace(self.journal, source_id=ids[0], target_id=ids[1]).write((source, target))
+        there = vm_dir(target.state_dir, "web")
+        await target.make_dir(there.qemu("q2").path)
+        await target.write_text(there.spec, SPEC)
+
+    async def recover(self, *hosts: Host) -> object:
+        return await recover("web", self.told.append, hosts)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "guest"),
+    [
+        ("local", "b", Guest("paused", "completed")),  # its source may have given up, and runs
+        ("b", "local", Guest("postmigrate", "completed")),  # its target runs
+        ("b", "local", Guest("finish-migrate", "postcopy-active")),  # has what the target needs
+    ],
+)
+def test_another_machine_of_that_name_is_not_the_end_of_a_migration_that_is_dead(
+    tmp_path: Path, source: str, target: str, guest: Guest
+) -> None:
+    """The guest ran twice, or its only memory was removed."""
+    world = World(tmp_path, guest, source, target)
+    files = vm_dir(world.b.state_dir, "web").qemu("q2" if target == "b" else "q1")
+
+    async def play() -> None:
+        await world.cut_off()
+        with pytest.raises(OutcomeUnknownError, match="nobody knows whether 'web' is on"):
+            await world.recover(world.y, world.b)
+
+    with marked_as(files) as process:
+        asyncio.run(play())
+        assert process.poll() is None
+    assert guest.told in ([], ["migrate_cancel"])
+    assert vm_dir(world.b.state_dir, "web").journal.exists()
+
+
+def test_a_machine_is_found_by_whatever_name_it_has_here(tmp_path: Path) -> None:
+    world = World(tmp_path, Guest("running", "completed"), "local", "b")
+    x1 = replace(world.x, name="x1")
+
+    async def play() -> None:
+        await world.cut_off()
+        found = await world.recover(world.y, world.b, x1)
+        assert getattr(found, "outcome", None) == FINISHED
+
+    with marked_as(vm_dir(world.b.state_dir, "web").qemu("q2")):
+        asyncio.run(play())
+    assert not vm_dir(world.x.state_dir, "web").path.exists()
+
+
+def test_while_a_host_is_silent_no_other_is_taken_for_it(tmp_path: Path) -> None:
+    """It has taken part in a migration, and read there who the silent one is."""
+    world = World(tmp_path, Guest("paused", "completed"), "local", "b")
+    silent = Down("x1", tmp_path / "x", "127.0.0.1")
+    liar = LocalHost("liar", tmp_path / "liar", "127.0.0.1")
+
+    async def play() -> None:
+        await world.cut_off()
+        liar.state_dir.mkdir()
+        (liar.state_dir / "host-id").write_text(await host_identity(world.x))
+        with pytest.raises(OutcomeUnknownError):
+            await world.recover(world.y, silent, liar, world.b)
+
+    with marked_as(vm_dir(world.b.state_dir, "web").qemu("q2")):
+        asyncio.run(play())
+    assert not world.b.guest.told
+
+
+def test_a_host_is_the_same_to_all_who_ask_first(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path / "a", "127.0.0.1")
+
+    async def play() -> list[str]:
+        assert await read_host_identity(host) is None
+        return await asyncio.gather(*(host_identity(host) for _ in range(8)))
+
+    assert len(set(asyncio.run(play()))) == 1
+    assert [path.name for path in host.state_dir.iterdir()] == ["host-id"]

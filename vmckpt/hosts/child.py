@@ -1,0 +1,60 @@
+"""A child process to its end, within bounds: what it prints may be a guest's or a host's words."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+
+from vmckpt.hosts.host import MOST_SAID_BYTES
+from vmckpt.units import format_size
+
+KILL_TIMEOUT_S = 5.0
+_PIECE_BYTES = 64 << 10
+
+
+class TooMuchSaidError(Exception):
+    """It printed more than MOST_SAID_BYTES, and was ended."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it printed more than {format_size(MOST_SAID_BYTES)}, and was ended")
+
+
+async def end_of(child: asyncio.subprocess.Process, timeout_s: float) -> tuple[bytes, bytes]:
+    """What a child with a session of its own has printed, on both streams, when it has ended.
+
+    Raises TimeoutError, TooMuchSaidError: its session is killed, as when this is cancelled. What
+    left the session may hold the child's output open, and is not waited for after that.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            stdout, stderr = await asyncio.gather(
+                _said(child, child.stdout), _said(child, child.stderr)
+            )
+            await child.wait()
+    except (TimeoutError, asyncio.CancelledError):
+        end_session(child)
+        # Whoever else holds the pipes would be waited for, too.
+        child._transport.close()  # type: ignore[attr-defined]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), KILL_TIMEOUT_S)
+        raise
+    if max(len(stdout), len(stderr)) > MOST_SAID_BYTES:
+        raise TooMuchSaidError
+    return stdout, stderr
+
+
+def end_session(child: asyncio.subprocess.Process) -> None:
+    """SIGKILL to all of the session that a child leads."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+async def _said(child: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
+    """All that it prints, or so much that it is too much; then its session is ended."""
+    said = bytearray()
+    while stream and (piece := await stream.read(_PIECE_BYTES)):
+        if len(said) <= MOST_SAID_BYTES:
+            said += piece
+        else:
+            end_session(child)
+    return bytes(said)

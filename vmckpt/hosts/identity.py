@@ -1,0 +1,35 @@
+"""Which host it is, whatever an operator calls it: a UUID in STATE/host-id, made when first needed.
+
+Operators have an inventory each: one's `local` is another's `h1`. What is written down for others
+names a host by this.
+"""
+
+import uuid
+from pathlib import Path
+
+from vmckpt.hosts.host import Host
+
+
+async def host_identity(host: Host) -> str:
+    """The host's, made if it has none. Raises HostDownError, StorageError."""
+    if found := await read_host_identity(host):
+        return found
+    await host.make_dir(host.state_dir)
+    part = host.state_dir / f".host-id.{uuid.uuid4()}"
+    await host.write_text(part, f"{uuid.uuid4()}\n")
+    try:
+        # Of two operators' at once the first one's stays.
+        await host.run(["ln", "-T", "--", str(part), str(_path(host))])
+    finally:
+        await host.remove(part)
+    return await read_host_identity(host) or ""
+
+
+async def read_host_identity(host: Host) -> str | None:
+    """The host's; None: it has none yet. Raises HostDownError."""
+    text = await host.read_text(_path(host))
+    return text.strip() if text and text.strip() else None
+
+
+def _path(host: Host) -> Path:
+    return host.state_dir / "host-id"

@@ -1,0 +1,57 @@
+"""Which hosts a journal means: operators may call one machine by two names, or two by one."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from vmckpt.errors import NotFoundError, OutcomeUnknownError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.identity import read_host_identity
+from vmckpt.hosts.inventory import find_host
+from vmckpt.migrate.journal import Journal
+
+
+class ForgottenError(OutcomeUnknownError):
+    """An end of a migration that was cut off is not in the inventory any more."""
+
+
+async def source_of(journal: Journal, hosts: Sequence[Host]) -> Host:
+    """The host that it came from. Raises ForgottenError, HostDownError."""
+    return await _meant(journal.source, journal.source_id, hosts, journal)
+
+
+async def target_of(journal: Journal, hosts: Sequence[Host]) -> Host:
+    """The host that it goes to. Raises as `source_of`."""
+    return await _meant(journal.target, journal.target_id, hosts, journal)
+
+
+async def _meant(name: str, identity: str | None, hosts: Sequence[Host], journal: Journal) -> Host:
+    """The host that a journal means, of some hosts or the inventory, whatever it is called there.
+
+    Another machine of that name has nothing of the migration: the end that has the guest would
+    count as dead. Raises ForgottenError, HostDownError.
+    """
+    named = next((host for host in hosts if host.name == name), None)
+    if named is None:
+        with suppress(NotFoundError):
+            named = find_host(name)
+    if named is not None and identity in (None, await read_host_identity(named)):
+        return named
+    if identity is not None:
+
+        async def is_it(host: Host) -> Host | None:
+            return host if await read_host_identity(host) == identity else None
+
+        # One that does not answer may be it, and another say that it is.
+        found = await ask_every(hosts, is_it)
+        those = [host for host in found.given if host is not None]
+        if len(those) == 1 and not found.silent:
+            return those[0]
+    raise ForgottenError(
+        f"nobody knows whether '{journal.vm}' is on {journal.source} or on {journal.target}",
+        why=f"run {journal.run} between them was cut off, and no host of the inventory that "
+        f"answers is the '{name}' with which it was begun",
+        remedy=f"add it again (vmckpt host add {name}; any other name will do), or recover the VM "
+        "where the run was begun; if it is gone for good: see where the VM runs, and remove "
+        f"vms/{journal.vm}/migration.json from that host's state directory",
+    )
