@@ -92,15 +92,17 @@ def init(
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
+    is_there = False
     try:
         with backend_of(location) as where:
             require_no_store(where)
             require_never_used(location.location, location.label)
             with create_store(where, source) as store:
+                is_there = True  # nothing else opens it, whatever comes of this
                 require_as_known(location, store.config)
                 result = _facts(store)
     except BaseException:
-        if key_file is not None and made:
+        if key_file is not None and made and not is_there:
             Path(key_file).unlink()
         raise
     text = f"made the store {result['place']}"
