@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Limits, Tools
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.drained import close, is_closed
-from vmckpt.hosts.every import Answers
+from vmckpt.hosts.every import Answers, Unread
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.report import Report
@@ -681,3 +681,21 @@ def test_a_host_whose_vms_nobody_can_name_is_not_said_to_be_empty(world: World) 
     world.unread.clear()
     assert world.drain().exit_code == 0
     assert at(world, "a") == []
+
+
+def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
+    """It may run: the drain said that all have left, and who switches the host off loses it."""
+    world.where = {"web": "a"}
+    damage = error(StorageError, "vm.json is damaged")
+
+    async def look() -> Answers[VmInfo]:
+        found = await world.look()
+        unread = (Unread("a", "db", damage), Unread("b", "other", damage))
+        return found._replace(silent=[*found.silent, damage, damage], unread=unread)
+
+    tools = replace(world.tools, look=look)
+    work = drain(world.host("a"), Asked(look_s=0.0), world.told.append, tools=tools)
+    result = asyncio.run(work)
+    assert result.moved == {"web": "b"}
+    assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]
+    assert result.exit_code == 1

@@ -213,6 +213,9 @@ class _Work:
                 why="; ".join(f"{error.what}: {error.why}" for error in answers.silent),
                 remedy=f"mend that, then go on: vmckpt drain {name}",
             )
+        for one in answers.unread:
+            if self._action == DRAIN and one.host == self._host.name:
+                self._stay[one.vm] = _stay(one.vm, one.error)  # it may well run
         return answers.given
 
     def _leaving(self, seen: Sequence[VmInfo]) -> tuple[list[VmInfo], tuple[str, ...]]:
