@@ -41,7 +41,7 @@ from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.state import documents
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec import Placement
 
 pytestmark = pytest.mark.contract
@@ -402,13 +402,19 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
     assert arrived.count("b") <= 2
 
 
-def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World) -> None:
-    """Another drain had begun to move it there before the host was marked."""
+@pytest.mark.parametrize(
+    "action", ["migrate to a", "vm run", "vm start", "checkpoint restore", "fork"]
+)
+def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World, action: str) -> None:
+    """Another drain had begun to move it there before the host was marked; or it was restored."""
     host = world.host("a")
+    if action == "vm start":  # it is at home there
+        vm_dir(host.state_dir, "late").path.mkdir(parents=True)
+        vm_dir(host.state_dir, "late").current.touch()
 
     async def both() -> Result:
         async def comes() -> None:
-            async with host.lock(lock_path(host.state_dir, "late"), owner("migrate to a")):
+            async with host.lock(lock_path(host.state_dir, "late"), owner(action)):
                 coming.set()
                 while not any("is on its way" in str(one) for one in world.told):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -419,7 +425,7 @@ def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World) -> None
         await coming.wait()
         async with asyncio.timeout(10):
             result = await world.drained()
-        await moving
+            await moving
         return result
 
     result = asyncio.run(both())
