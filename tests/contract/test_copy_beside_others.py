@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
-from vmckpt.errors import BusyError
+from vmckpt.cli.store import export
+from vmckpt.errors import BusyError, NotFoundError
+from vmckpt.store import copying
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.manifest import Manifest
@@ -43,6 +46,25 @@ def test_what_a_rule_removes_meanwhile_keeps_no_other_from_being_copied(
     done = copy_checkpoints(source, target, [first, gone, other], copied)
     assert [one.id for one in done] == [first.id, other.id]
     require_same(target, other, ram)
+
+
+def test_one_that_was_named_and_goes_meanwhile_makes_no_exported_file_without_it(
+    source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    first, gone = save(source, memory(PAGES, 1)), save(source, memory(PAGES, 2))
+    right = copying.missing
+
+    def missing(*args: Any) -> list[Manifest]:
+        found = right(*args)
+        source.remove([gone.id])
+        return found
+
+    monkeypatch.setattr(copying, "missing", missing)
+    file = tmp_path / "file.vmckpt"
+    with pytest.raises(NotFoundError, match="1 of 2"):
+        export(file, [first.id, gone.id], store=source.place)
+    assert not file.exists()
 
 
 def test_a_vm_that_is_written_to_the_target_keeps_no_other_vms_from_it(

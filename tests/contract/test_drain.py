@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Limits, Tools
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.drained import close, is_closed
-from vmckpt.hosts.every import Answers
+from vmckpt.hosts.every import Answers, Unread
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.report import Report
@@ -41,7 +41,7 @@ from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.state import documents
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec import Placement
 
 pytestmark = pytest.mark.contract
@@ -402,13 +402,19 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
     assert arrived.count("b") <= 2
 
 
-def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World) -> None:
-    """Another drain had begun to move it there before the host was marked."""
+@pytest.mark.parametrize(
+    "action", ["migrate to a", "vm run", "vm start", "checkpoint restore", "fork"]
+)
+def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World, action: str) -> None:
+    """Another drain had begun to move it there before the host was marked; or it was restored."""
     host = world.host("a")
+    if action == "vm start":  # it is at home there
+        vm_dir(host.state_dir, "late").path.mkdir(parents=True)
+        vm_dir(host.state_dir, "late").current.touch()
 
     async def both() -> Result:
         async def comes() -> None:
-            async with host.lock(lock_path(host.state_dir, "late"), owner("migrate to a")):
+            async with host.lock(lock_path(host.state_dir, "late"), owner(action)):
                 coming.set()
                 while not any("is on its way" in str(one) for one in world.told):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -419,7 +425,7 @@ def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World) -> None
         await coming.wait()
         async with asyncio.timeout(10):
             result = await world.drained()
-        await moving
+            await moving
         return result
 
     result = asyncio.run(both())
@@ -681,3 +687,21 @@ def test_a_host_whose_vms_nobody_can_name_is_not_said_to_be_empty(world: World) 
     world.unread.clear()
     assert world.drain().exit_code == 0
     assert at(world, "a") == []
+
+
+def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
+    """It may run: the drain said that all have left, and who switches the host off loses it."""
+    world.where = {"web": "a"}
+    damage = error(StorageError, "vm.json is damaged")
+
+    async def look() -> Answers[VmInfo]:
+        found = await world.look()
+        unread = (Unread("a", "db", damage), Unread("b", "other", damage))
+        return found._replace(silent=[*found.silent, damage, damage], unread=unread)
+
+    tools = replace(world.tools, look=look)
+    work = drain(world.host("a"), Asked(look_s=0.0), world.told.append, tools=tools)
+    result = asyncio.run(work)
+    assert result.moved == {"web": "b"}
+    assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]
+    assert result.exit_code == 1

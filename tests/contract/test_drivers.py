@@ -78,3 +78,16 @@ def test_an_error_of_an_examination_is_one_more_refusal(
     assert [(one.code, one.reason, one.remedy) for one in found.checks] == [
         (code, "it failed: so", "do")
     ]
+
+
+def test_a_vm_whose_files_cannot_be_read_on_this_machine_hides_no_other(host: LocalHost) -> None:
+    """A bad sector below one VM's directory ended `vm list`, `drain` and `top` of all VMs."""
+    odd = vm_dir(host.state_dir, "odd")
+    odd.current.mkdir(parents=True)
+    odd.spec.write_text('name = "odd"\nmemory = "64M"\n')
+    found = asyncio.run(look_at_all())
+    assert [vm.name for vm in found.given] == ["web"]
+    assert found.unheard == ()
+    [unread] = found.unread
+    assert (unread.host, unread.vm) == (host.name, "odd")
+    assert found.silent == [unread.error]

@@ -534,3 +534,19 @@ def test_no_image_is_made_through_a_link(host: Host, ask: Ask, tmp_path: Path) -
     with pytest.raises(OperationFailedError, match=f"cannot create disk image {image}"):
         ask(create_image(host, image, "raw", 1 << 20))
     assert not target.exists()
+
+
+def test_what_cannot_be_read_is_the_hosts_own_error(host: Host, ask: Ask, tmp_path: Path) -> None:
+    """On this machine it ended whatever asked, about all VMs of all hosts (`ask_every`)."""
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for question in (
+        host.read_text(tmp_path),
+        host.read_from(tmp_path, 0),
+        host.list_dir(loop),
+        host.lock_owner(tmp_path),
+        host.allocation(loop),
+        host.free_bytes(tmp_path / "gone"),
+    ):
+        with pytest.raises(StorageError):
+            ask(question)

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.etcd_cluster import Cluster, running
-from vmckpt.errors import RefusedError
+from vmckpt.errors import RefusedError, StorageError
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.gateway import Gateway
@@ -171,3 +172,17 @@ def test_two_that_ask_at_once_do_not_both_get_it(make_store: StoreMaker) -> None
         assert seen.record.holder == holders[0].claimant.name
 
     asyncio.run(play())
+
+
+def test_an_empty_value_in_etcd_is_no_lease() -> None:
+    """Somebody put it there to remove the record; its JSON has no value then."""
+
+    class Member:
+        url = "http://127.0.0.1:2379"
+
+        async def ask(self, _path: str, _question: object) -> dict[str, Any]:
+            return {"header": {"revision": "5"}, "kvs": [{"mod_revision": "3"}]}
+
+    member: Any = Member()
+    with pytest.raises(StorageError, match="holds no lease"):
+        asyncio.run(EtcdStore([member]).read("web"))

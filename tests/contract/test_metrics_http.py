@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import stat
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from vmckpt.cli.metrics import write
+from vmckpt.deadlines import poll
 from vmckpt.errors import StorageError
-from vmckpt.metrics.serve import serving
+from vmckpt.metrics.serve import MOST_ASKING, MOST_SILENT, serving
 
 pytestmark = pytest.mark.contract
 
@@ -84,6 +87,61 @@ async def silence() -> None:
         assert await silent.read() == b""
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize("words", [b"", b"GET /metrics HTTP/1.1\r\na: b\r\n"])
+def test_who_connects_without_end_takes_no_descriptors_and_no_threads(
+    words: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(crowd(words))
+    assert capfd.readouterr().err == ""
+
+
+async def crowd(words: bytes) -> None:
+    async def collect() -> list[Metric]:
+        return [GaugeMetricFamily("vmckpt_asked", "How often.", value=1)]
+
+    before = threading.active_count()
+    async with serving("127.0.0.1", 0, collect) as port:
+        others = []
+        try:
+            for _ in range(200):
+                others.append((await asyncio.open_connection("127.0.0.1", port))[1])
+                others[-1].write(words)
+            assert b" 200 OK" in await asked(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert await few(before + MOST_SILENT + 1)
+        finally:
+            for other in others:
+                other.transport.abort()
+            assert await few(before + 2)  # that found the address
+
+
+async def few(most: int) -> bool:
+    """Whether so few threads are left, soon."""
+    return await poll(lambda: threading.active_count() <= most, every_s=0.01, within_s=5)
+
+
+def test_no_more_are_answered_at_once_than_there_is_room_for() -> None:
+    asyncio.run(asking())
+
+
+async def asking() -> None:
+    go_on = asyncio.Event()
+
+    async def collect() -> list[Metric]:
+        await go_on.wait()
+        return [GaugeMetricFamily("vmckpt_asked", "How often.", value=1)]
+
+    async with serving("127.0.0.1", 0, collect) as port:
+        get = b"GET /metrics HTTP/1.1\r\n\r\n"
+        tasks = [asyncio.ensure_future(asked(port, get)) for _ in range(MOST_ASKING)]
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in tasks)
+        with suppress(OSError):
+            assert await asked(port, get) == b""
+        go_on.set()
+        assert all(b" 200 OK" in said for said in await asyncio.gather(*tasks))
+        assert b" 200 OK" in await asked(port, get)
 
 
 def test_a_request_that_waits_when_serving_ends_is_told_so(

@@ -14,6 +14,7 @@ from tests.silent_ends import Guest, marked_as
 from tests.silent_ends import Scripted as ScriptedQemu
 from vmckpt.cli.replicate_options import Wishes
 from vmckpt.errors import (
+    BusyError,
     HostDownError,
     NotFoundError,
     OperationFailedError,
@@ -24,6 +25,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.options.replication import Options
+from vmckpt.replicate import begin
 from vmckpt.replicate.begin import start
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
@@ -133,6 +135,32 @@ def test_a_program_begins_nothing_that_a_command_would_not(
     with pytest.raises((UsageError, RefusedError), match=said):
         asyncio.run(start(a_vm(tmp_path / "b"), standby, options, "r"))
     assert not Files.of(standby, "web").path.exists()
+
+
+def test_of_two_who_begin_a_protection_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wrote to the same files, and what failed of the one ended what the other had begun."""
+    vm, begins = a_vm(tmp_path / "b"), asyncio.Event()
+    first, second = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in "ac")
+
+    async def checked(*_: object) -> None:
+        begins.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(begin, "check", checked)
+
+    async def main() -> None:
+        options = Options(str(tmp_path / "leases"))
+        beginning = asyncio.ensure_future(start(vm, first, options, "1"))
+        async with asyncio.timeout(20):
+            await begins.wait()
+            with pytest.raises(BusyError, match="replicate start"):
+                await start(vm, second, options, "2")
+        beginning.cancel()
+        await asyncio.wait({beginning})
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("options", [None, {"arbiter": 1}, {"arbiter": "/x", "fence": "sh"}])

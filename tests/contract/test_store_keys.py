@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.guest_like import memory, require_same, save
+from vmckpt.checkpoint import place
+from vmckpt.cli.store import init
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
@@ -160,3 +162,18 @@ def test_ssh_agent_opens_it(agent: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("SSH_AUTH_SOCK")
     with pytest.raises(RefusedError, match="no ssh-agent"):
         open_store(place)
+
+
+def test_the_key_of_a_store_that_is_there_stays_whatever_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a full disk where the operator's side remembers it."""
+
+    def full(*_: object) -> None:
+        raise StorageError("cannot write stores/x.json", why="No space left", remedy="make room")
+
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(place, "require_as_known", full)
+    with pytest.raises(StorageError):
+        init(str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
+    open_store(str(tmp_path / "store"), KeySource(Keeper.FILE, str(tmp_path / "new.key"))).close()

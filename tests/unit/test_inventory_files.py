@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, StorageError, UsageError
+from vmckpt.hosts import inventory
+from vmckpt.hosts.entries import parse_entry
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, check_name, find_host, state_dir
 from vmckpt.hosts.local import LocalHost
@@ -255,3 +257,27 @@ def test_a_vm_is_read_again_by_the_holder_of_its_lock(state: Path) -> None:
     asyncio.run(host.remove(vm.directory.current))
     with pytest.raises(BusyError, match="not on lab-a any more"):
         asyncio.run(read_again(vm))
+
+
+def test_what_comes_and_goes_beside_the_entries_keeps_no_host_back(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is removed at this moment; an editor's lock, a link to nowhere (Emacs)."""
+    (state / "hosts/.#b.json").symlink_to("user@machine.1")
+    removed = add_host(state, "a")
+    add_host(state, "b")
+
+    def removing(name: str, data: dict[str, Any]) -> Any:
+        removed.unlink(missing_ok=True)
+        if name == "a":
+            raise FileNotFoundError
+        return parse_entry(name, data)
+
+    monkeypatch.setattr(inventory, "parse_entry", removing)
+    assert [host.name for host in all_hosts()] == ["local", "b"]
+
+
+def test_a_link_to_an_entry_that_is_not_there_is_no_host_that_was_removed(state: Path) -> None:
+    (state / "hosts/b.json").symlink_to("not-mounted/b.json")
+    with pytest.raises(FileNotFoundError):
+        all_hosts()

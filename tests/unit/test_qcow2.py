@@ -1,5 +1,7 @@
 """Images that are written whole. Whether QEMU takes them is tests/qemu's to say."""
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from tests.qcow2 import read_qcow2
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
-from vmckpt.qemu.qcow2 import CLUSTER_BYTES
+from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
 
 COUNT = 20
 
@@ -68,3 +70,26 @@ def test_an_overlay_names_what_is_below(tmp_path: Path) -> None:
     at, length = struct.unpack_from(">QI", data, 8)
     assert data[at : at + length] == b"/images/below"
     assert data[104:112] == struct.pack(">II", 0xE2792ACA, 3)
+
+
+def test_tables_that_a_disk_cannot_read_are_not_taken_for_shorter_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that meets a bad sector returns what lies before it, without an error."""
+    path, count = tmp_path / "disk.qcow2", 1500
+    chunks = [(np.arange(count), np.ones(count * CLUSTER_BYTES, np.uint8))]
+    write_image(path, "qcow2", count * CLUSTER_BYTES, chunks)
+    right = os.pread
+
+    def pread(fd: int, length: int, at: int) -> bytes:
+        if at == (count + 1) * CLUSTER_BYTES:
+            return right(fd, 8192, at)
+        if at == (count + 1) * CLUSTER_BYTES + 8192:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return right(fd, length, at)
+
+    with path.open("rb") as file:
+        assert read_clusters(file.fileno()).places.all()
+        monkeypatch.setattr(os, "pread", pread)
+        with pytest.raises(OSError, match="Input/output"):
+            read_clusters(file.fileno())

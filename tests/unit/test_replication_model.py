@@ -59,6 +59,11 @@ def test_no_law_is_broken_in_very_many_schedules() -> None:
     assert not broken, broken
 
 
+@pytest.mark.parametrize("seed", [31791, 57783, 96039])
+def test_a_qemu_that_its_guard_holds_is_let_go_when_the_arbiter_is_gone_for_good(seed: int) -> None:
+    assert not played(plan_of(seed))[1]
+
+
 @pytest.mark.parametrize(
     ("fix", "law"),
     [

@@ -92,15 +92,17 @@ def init(
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
+    is_there = False
     try:
         with backend_of(location) as where:
             require_no_store(where)
             require_never_used(location.location, location.label)
             with create_store(where, source) as store:
+                is_there = True  # nothing else opens it, whatever comes of this
                 require_as_known(location, store.config)
                 result = _facts(store)
     except BaseException:
-        if key_file is not None and made:
+        if key_file is not None and made and not is_there:
             Path(key_file).unlink()
         raise
     text = f"made the store {result['place']}"
@@ -380,6 +382,7 @@ def _copy(
     source: "Store", target: "Store", checkpoints: list[str] | None, place: str, json: bool
 ) -> None:
     from vmckpt.cli.output import warn
+    from vmckpt.errors import NotFoundError
     from vmckpt.store.copying import copy_checkpoints
     from vmckpt.units import format_size
 
@@ -388,14 +391,20 @@ def _copy(
     def heard(manifest: "Manifest") -> None:
         warn(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
 
-    there = set(target.ids())
     copied = copy_checkpoints(source, target, wanted, heard)
-    ids = [manifest.id for manifest in copied]
+    ids, there = [manifest.id for manifest in copied], target.ids()
+    gone = [manifest.id for manifest in wanted if manifest.id not in there]
+    if checkpoints and gone:
+        raise NotFoundError(
+            f"{len(gone)} of {len(wanted)} checkpoints are not in {place}",
+            why=f"another command has removed them from {source.place}: {', '.join(gone)}",
+            remedy="see: vmckpt checkpoint list",
+        )
     added = sum(manifest.added_bytes for manifest in copied)
     result = {
         "target": place,
         "copied": ids,
-        "there_already": [m.id for m in wanted if m.id in there],
+        "there_already": [m.id for m in wanted if m.id in there and m.id not in ids],
         "added_bytes": added,
     }
     text = f"copied {len(ids)} of {len(wanted)} checkpoints to {place}: {format_size(added)}"

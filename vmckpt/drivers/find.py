@@ -66,7 +66,7 @@ async def look_at_all() -> "Answers[VmInfo]":
     everywhere = all_hosts()
     looks = await look_all(everywhere)
     given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
-    silent, unheard = looks.silent, looks.unheard
+    silent, unheard, unread = looks.silent, looks.unheard, looks.unread
     if hosts := _with_libvirt(everywhere):
         from vmckpt.drivers.domain import info as domain_info
         from vmckpt.vm.domains.inventory import all_domains
@@ -74,7 +74,8 @@ async def look_at_all() -> "Answers[VmInfo]":
         found = await all_domains(hosts)
         given += [await domain_info(domain) for domain in found.given]
         silent, unheard = silent + found.silent, unheard + found.unheard
-    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard)
+        unread += found.unread
+    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard, unread)
 
 
 async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":

@@ -10,12 +10,24 @@ from vmckpt.hosts.host import Host
 T = TypeVar("T")
 
 
+class Unread(NamedTuple):
+    """A VM of a host that answers, of which nothing can be said."""
+
+    host: str
+    vm: str
+    error: VmckptError
+
+
 class Answers(NamedTuple, Generic[T]):
-    """What the hosts said, in their order, why the others said nothing, and which these are."""
+    """What the hosts said, in their order, why the others said nothing, and which these are.
+
+    Where VMs are asked about, `unread` are those that could not be read; `silent` has their errors.
+    """
 
     given: list[T]
     silent: list[VmckptError]
     unheard: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
 
 
 async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[T]]) -> Answers[T]:

@@ -71,8 +71,14 @@ def all_entries() -> "list[LocalHost | SshEntry]":
 
     Raises UsageError on a malformed file.
     """
-    paths = sorted((state_dir() / "hosts").glob("*.json"))
-    entries = {path.stem: _read(path) for path in paths}
+    entries = {}
+    for path in sorted((state_dir() / "hosts").glob("[!.]*.json")):  # no editor's own files
+        try:
+            entries[path.stem] = _read(path)
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise
+            # That host was removed at this moment.
     return [entries.pop(LOCAL, local_host()), *entries.values()]
 
 

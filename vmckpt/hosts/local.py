@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -39,7 +39,13 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
 from vmckpt.hosts.unix_socket import connected, listens_as
-from vmckpt.state.durable import make_dir_durably, remove_durably, replace, sync_directory
+from vmckpt.state.durable import (
+    make_dir_durably,
+    remove_durably,
+    replace,
+    storage_errors,
+    sync_directory,
+)
 
 PATH_POLL_S = 0.005
 # What stat(2) counts blocks in, whatever the file system's are.
@@ -173,23 +179,28 @@ class LocalHost(Entry):
 
     async def lock_owner(self, path: Path) -> Owner | None:
         """Who holds the lock, None when it is free."""
-        return read_owner(path)
+        with self._readable(path):
+            return read_owner(path)
 
     async def exists(self, path: Path) -> bool:
         """Whether there is something at `path`."""
-        return path.exists()
+        with self._readable(path):
+            return path.exists()
 
     async def await_path(self, path: Path, within_s: float) -> bool:
         """Wait until there is something at `path`, for so long at most; whether there is."""
-        return await poll(path.exists, every_s=PATH_POLL_S, within_s=within_s)
+        with self._readable(path):
+            return await poll(path.exists, every_s=PATH_POLL_S, within_s=within_s)
 
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""
-        return path.resolve()
+        with self._readable(path):
+            return path.resolve()
 
     async def is_block_device(self, path: Path) -> bool:
         """Whether `path` is a block device, links followed."""
-        return path.is_block_device()
+        with self._readable(path):
+            return path.is_block_device()
 
     async def readable(self, path: Path) -> bool:
         """Whether this user may read `path` on the host."""
@@ -221,27 +232,30 @@ class LocalHost(Entry):
 
     async def allocation(self, path: Path) -> Allocation | None:
         """How much of a file is there; None when there is none."""
-        try:
-            found = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        with self._readable(path):
+            try:
+                found = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
         return Allocation(found.st_size, found.st_blocks * _BLOCK_BYTES)
 
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
-        try:
-            return _text(path)
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-            return None
+        with self._readable(path):
+            try:
+                return _text(path)
+            except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+                return None
 
     async def read_from(self, path: Path, offset_bytes: int) -> bytes:
         """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
-        try:
-            with path.open("rb") as file:
-                file.seek(offset_bytes)
-                return file.read(MOST_READ_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
+        with self._readable(path):
+            try:
+                with path.open("rb") as file:
+                    file.seek(offset_bytes)
+                    return file.read(MOST_READ_BYTES)
+            except (FileNotFoundError, NotADirectoryError):
+                return b""
 
     async def write_text(self, path: Path, text: str) -> None:
         """Replace a file (mode 0600) in one step; it outlives a power cut. Raises StorageError."""
@@ -296,10 +310,11 @@ class LocalHost(Entry):
 
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
-        try:
-            return sorted(entry.name for entry in path.iterdir())
-        except FileNotFoundError:
-            return []
+        with self._readable(path):
+            try:
+                return sorted(entry.name for entry in path.iterdir())
+            except FileNotFoundError:
+                return []
 
     async def remove(self, path: Path) -> None:
         """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
@@ -324,7 +339,8 @@ class LocalHost(Entry):
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""
-        found = os.statvfs(directory)
+        with self._readable(directory):
+            found = os.statvfs(directory)
         return found.f_bavail * found.f_frsize
 
     async def available_memory_bytes(self) -> int:
@@ -378,6 +394,10 @@ class LocalHost(Entry):
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""
         return [sys.executable, "-m", "vmckpt.cli.entry"]
+
+    def _readable(self, path: Path) -> AbstractContextManager[None]:
+        """For a block that reads there: what cannot be read is this host's alone, as anyone's."""
+        return storage_errors(f"read {path} on {self.name}")
 
     def _cannot_write(self, path: Path, exc: OSError) -> StorageError:
         return StorageError(

@@ -118,7 +118,8 @@ class EtcdStore:
     def _found(self, vm: str, kvs: list[dict[str, str]]) -> Versioned | None:
         if not kvs:
             return None
-        value = base64.b64decode(kvs[0]["value"]).decode(errors="replace")
+        # An empty one is left out.
+        value = base64.b64decode(kvs[0].get("value", "")).decode(errors="replace")
         record = decode(value, f"{self._prefix}{vm} in etcd")
         return Versioned(record, int(kvs[0]["mod_revision"]))
 

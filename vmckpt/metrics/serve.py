@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import CancelledError
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -17,6 +17,8 @@ from vmckpt.errors import VmckptError
 from vmckpt.metrics.families import Known
 
 REQUEST_TIMEOUT_S = 10.0
+# Connections at once: that have not asked yet, and whose answers are being collected.
+MOST_SILENT, MOST_ASKING = 32, 32
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 
 
@@ -55,7 +57,42 @@ async def serving(
 
 
 class _Server(ThreadingWSGIServer):
+    """Any user of the machine may connect: so many do at once that no descriptor is used up.
+
+    Of those who have not asked yet the oldest makes room for the newest.
+    """
+
     timeout = 0  # handle_request does not wait
+    request_queue_size = 128
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        # Oldest first. Taken in on the event loop, and let go of by their threads.
+        self._silent, self._asking = dict[Any, None](), dict[Any, None]()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Have a connection answered by a thread of its own, or close it."""
+        if len(self._asking) >= MOST_ASKING:
+            self.shutdown_request(request)
+            return
+        if len(self._silent) >= MOST_SILENT:
+            oldest = next(iter(self._silent))
+            self._silent.pop(oldest, None)
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread hears that it has gone
+        self._silent[request] = None
+        super().process_request(request, client_address)
+
+    def heard(self, request: Any) -> None:
+        """It has asked: all of its head is there."""
+        self._silent.pop(request, None)
+        self._asking[request] = None
+
+    def shutdown_request(self, request: Any) -> None:
+        """It is over."""
+        self._silent.pop(request, None)
+        self._asking.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up, or stays silent, is no error of ours."""
@@ -66,6 +103,14 @@ class _Server(ThreadingWSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_S
     error_message_format = ""
+    server: _Server
+
+    def parse_request(self) -> bool:
+        """Whether it is one."""
+        is_one = super().parse_request()
+        if is_one:
+            self.server.heard(self.connection)
+        return is_one
 
     def log_message(self, *_: object) -> None:
         """Requests are not logged."""

@@ -82,7 +82,7 @@ def _read_places(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
     count = clusters_of(size_bytes)
     tables = -(-count // _PER_TABLE)
     level1 = _table(fd, level1_at, 8 * tables)
-    if entries < tables or len(level1) < tables:
+    if entries < tables:
         raise UnfitError("its tables are shorter than its disk")
     places = np.zeros(tables * _PER_TABLE, np.uint64)
     for table, entry in enumerate(level1.tolist()):
@@ -103,7 +103,12 @@ def _read_places(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
 
 
 def _table(fd: int, at: int, length: int) -> Any:
-    return np.frombuffer(os.pread(fd, length, at), ">u8").astype(np.uint64)
+    data = os.pread(fd, length, at)
+    if len(data) < length:  # cut short by a sector that the disk cannot read, or the file's end
+        data += os.pread(fd, length - len(data), at + len(data))
+    if len(data) < length:
+        raise UnfitError("its tables are shorter than its disk")
+    return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
 def write_tables(

@@ -38,6 +38,7 @@ from vmckpt.state.documents import save_to
 from vmckpt.units import format_size
 from vmckpt.vm.identity import hand_over, identity_of
 from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
 PROTECTED = "protected"
@@ -50,11 +51,20 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     """Have the VM protected by `standby`; returns the primary's status once it is.
 
     Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
-    on where it was, unprotected), HostDownError.
+    on where it was, unprotected), HostDownError, BusyError (another command begins one).
     """
     one_machine = vm.host.is_this_machine and standby.is_this_machine
     require_place(options)
     options.require_sense(one_machine=one_machine)
+    # Two would write to the same files, and what fails would end what the other has begun.
+    lock = Files.of(vm.host, vm.name).beginning
+    async with vm.host.lock(lock, owner("replicate start", run)):
+        return await _begun(vm, standby, options, run, one_machine=one_machine)
+
+
+async def _begun(
+    vm: Vm, standby: Host, options: Options, run: str, *, one_machine: bool
+) -> dict[str, Any]:
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)

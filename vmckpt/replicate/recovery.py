@@ -291,7 +291,7 @@ async def _is_going_on(request: Request, *, at_any_rate: bool) -> bool:
     try:
         text = await request.primary.read_text(files.request)
         said = await last_word(request.primary, files)
-    except OSError:
+    except (OSError, StorageError):
         return True
     if at_any_rate and said is not None and said["state"] in ENDED and not has_left(said):
         return False

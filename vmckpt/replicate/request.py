@@ -53,6 +53,11 @@ class Files:
         return self.path / "request.json"
 
     @property
+    def beginning(self) -> Path:
+        """The lock of the command that begins a replication of the VM."""
+        return self.path.parent.with_name("replica-starts") / self.path.name
+
+    @property
     def status(self) -> Path:
         """How it was when the service last wrote it down; at its end: why it ended."""
         return self.path / "status.json"

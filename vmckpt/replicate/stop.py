@@ -140,7 +140,8 @@ async def _require_one_home(name: str, hosts: Iterable[Host]) -> None:
         raise RefusedError(
             f"{' and '.join(homes.given)} have '{name}'",
             why="which of them is older is not certain: the arbiter does not say so",
-            remedy=f"when it answers: vmckpt replicate stop {name}",
+            remedy=f"if it gave no answer, when it does: vmckpt replicate stop {name}; else make "
+            f"sure which is older, and remove its directory, vms/{name}, on its host",
         )
 
 

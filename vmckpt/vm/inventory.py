@@ -12,9 +12,8 @@ from vmckpt.errors import (
     RefusedError,
     StorageError,
     UsageError,
-    VmckptError,
 )
-from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.hosts.every import Answers, Unread, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
@@ -161,14 +160,14 @@ async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
 
     A VM whose files are damaged is named among what is silent, and hides no other.
     """
-    damaged = list[VmckptError]()
+    unread = list[Unread]()
 
     async def look_one(host: Host, name: str) -> Look | None:
         try:
             vm = await read_vm(host, name)
             return None if vm is None else await look(vm)
         except (UsageError, StorageError) as exc:
-            damaged.append(exc)
+            unread.append(Unread(host.name, name, exc))
             return None
 
     async def look_at(host: Host) -> list[Look | None]:
@@ -177,7 +176,8 @@ async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
 
     answers = await ask_every(hosts, look_at)
     given = [look for looks in answers.given for look in looks if look is not None]
-    return Answers(given, answers.silent + damaged, answers.unheard)
+    silent = answers.silent + [one.error for one in unread]
+    return Answers(given, silent, answers.unheard, tuple(unread))
 
 
 async def is_worked_on(name: str) -> bool:

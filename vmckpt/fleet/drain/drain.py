@@ -35,6 +35,7 @@ from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.lock import JUST_BEGUN
 from vmckpt.jobs.files import new_run
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.lifecycle import owner
@@ -46,6 +47,9 @@ BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
 WORKED_ON_POLL_S = 0.2
 # VMs that are started while others move are looked for so often.
 LATE_TURNS = 3
+# What a VM's lock is held for that comes to run where it did not. It may have begun before the host
+# was marked, and take long.
+BEGINNINGS = (JUST_BEGUN, "vm run", "vm start", "vm adopt", "checkpoint restore", "fork")
 # Who recovers a VM from a move that was cut off is waited for, for so long at least.
 SETTLE_S = 120.0
 
@@ -213,6 +217,9 @@ class _Work:
                 why="; ".join(f"{error.what}: {error.why}" for error in answers.silent),
                 remedy=f"mend that, then go on: vmckpt drain {name}",
             )
+        for one in answers.unread:
+            if self._action == DRAIN and one.host == self._host.name:
+                self._stay[one.vm] = _stay(one.vm, one.error)  # it may well run
         return answers.given
 
     def _leaving(self, seen: Sequence[VmInfo]) -> tuple[list[VmInfo], tuple[str, ...]]:
@@ -322,13 +329,16 @@ class _Work:
             await asyncio.sleep(WORKED_ON_POLL_S)
 
     async def _coming(self) -> set[str]:
-        """The VMs whose move to the host is under way: it holds their locks, and is not home."""
+        """The VMs that are about to run on the host, by who holds their locks there.
+
+        Of a move the host is a target that is not home yet.
+        """
         host = self._host
 
         async def is_coming(name: str) -> bool:
             holder = await host.lock_owner(lock_path(host.state_dir, name))
             if holder is None or not holder.action.startswith("migrate to "):
-                return False
+                return holder is not None and holder.action in BEGINNINGS
             return not await host.exists(vm_dir(host.state_dir, name).current)
 
         names = await host.list_dir(host.state_dir / "locks")

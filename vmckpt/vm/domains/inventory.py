@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from shlex import quote
 
-from vmckpt.errors import BusyError, RefusedError, UsageError, VmckptError
-from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.errors import BusyError, RefusedError, UsageError
+from vmckpt.hosts.every import Answers, Unread, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
@@ -69,7 +69,7 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
 
     One whose description cannot be read is among the silent, and keeps no other back.
     """
-    unread: list[VmckptError] = []
+    unread = list[Unread]()
 
     async def ask(host: Host) -> list[Domain]:
         found = []
@@ -79,12 +79,14 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
                     found.append(as_domain(host, seen))
                 except UsageError as exc:
                     what = f"'{seen.name}' on {host.name} is left out: {exc.what}"
-                    unread.append(UsageError(what, why=exc.why, remedy=exc.remedy))
+                    error = UsageError(what, why=exc.why, remedy=exc.remedy)
+                    unread.append(Unread(host.name, seen.name, error))
         return found
 
     answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
     given = [domain for found in answers.given for domain in found]
-    return Answers(given, answers.silent + unread, answers.unheard)
+    silent = answers.silent + [one.error for one in unread]
+    return Answers(given, silent, answers.unheard, tuple(unread))
 
 
 def as_domain(host: Host, seen: Seen) -> Domain:
