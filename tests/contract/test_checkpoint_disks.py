@@ -140,7 +140,7 @@ def test_what_cannot_be_exported_is_said(state: Path) -> None:
 
 
 def test_damage_leaves_no_file(state: Path) -> None:
-    (pack,) = (state / "checkpoints" / PACKS).iterdir()
+    (pack,) = (state / "checkpoints" / PACKS).glob("[0-9a-f]*")
     data = bytearray(pack.read_bytes())
     data[200] ^= 1
     pack.write_bytes(data)
@@ -340,7 +340,7 @@ def test_disks_are_mounted_as_raw_images_until_it_is_ended(state: Path) -> None:
 
 @needs_fuse
 def test_damage_is_an_input_output_error_and_is_told(state: Path) -> None:
-    (pack,) = (state / "checkpoints" / PACKS).iterdir()
+    (pack,) = (state / "checkpoints" / PACKS).glob("[0-9a-f]*")
     data = bytearray(pack.read_bytes())
     data[200] ^= 1
     pack.write_bytes(data)

@@ -36,11 +36,11 @@ def test_packs_go_to_the_store_as_they_are_full(
                 area.put(np.arange(at, at + 64), ram[at : at + 64].tobytes())
                 aside = sum(one.stat().st_size for one in (tmp_path / "store" / ASIDE).iterdir())
                 assert aside < 2 << 20
-            assert len(list((tmp_path / "store" / "packs").iterdir())) >= 3
+            assert len(list((tmp_path / "store" / "packs").glob("[0-9a-f]*"))) >= 3
             if commits:
                 manifest = new.commit({})
         if not commits:
-            assert not list((tmp_path / "store" / "packs").iterdir())
+            assert not list((tmp_path / "store" / "packs").glob("[0-9a-f]*"))
             return
         with store.read(manifest.id) as point:
             assert read_whole(point.area(RAM)) == ram.tobytes()

@@ -148,11 +148,13 @@ def accept(place: Place = None, json: Json = False) -> None:
     """Use the store as it is now, although another was there before, or a key is given for it.
 
     vmckpt remembers which store each location had, and refuses another one, one that is encrypted
-    no longer, and one with older keys. Where no store is any more, the one that was is forgotten.
+    no longer, and one with older keys, and in a store a folder that is not the one that it made.
+    Where no store is any more, the one that was is forgotten.
     """
     from vmckpt.checkpoint.known_stores import accept as remember
     from vmckpt.checkpoint.known_stores import forget
     from vmckpt.errors import NotFoundError
+    from vmckpt.store.backends.backend import OwnFolders
     from vmckpt.store.config import read_config
     from vmckpt.store.open import described
 
@@ -161,6 +163,8 @@ def accept(place: Place = None, json: Json = False) -> None:
     try:
         with backend_of(location) as backend:
             config = read_config(backend)
+            if isinstance(backend, OwnFolders):
+                backend.accept_folders()
     except NotFoundError:
         known = forget(location.location)
         text = f"no store is in {location.label}: " + (

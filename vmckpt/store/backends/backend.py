@@ -78,6 +78,14 @@ class Backend(Readable, Protocol):
 
 
 @runtime_checkable
+class OwnFolders(Protocol):
+    """A place whose folders something else may take the place of: an empty mount point."""
+
+    def accept_folders(self) -> None:
+        """They are the store's as they are now. Raises StorageError, and as `read_config`."""
+
+
+@runtime_checkable
 class Copying(Protocol):
     """A place in which an object may be in several others (`bundles/`), while it is moved."""
 

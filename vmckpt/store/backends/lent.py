@@ -28,7 +28,7 @@ from vmckpt.errors import (
     UsageError,
     VmckptError,
 )
-from vmckpt.store.backends.backend import Backend, Buffer, MissingError, Writer
+from vmckpt.store.backends.backend import Backend, Buffer, MissingError, OwnFolders, Writer
 from vmckpt.store.backends.local import ASIDE, append_only_error
 from vmckpt.store.errors import UnreadableError
 
@@ -112,6 +112,13 @@ class LentBackend:
         finally:
             with suppress(StorageError):  # the stream has ended, and the lock with it
                 self._ask("let_go", number)
+
+    def accept_folders(self) -> None:
+        """Mark the store's folders as they are now. An older version on the far side has none."""
+        try:
+            self._ask("accept_folders")
+        except UsageError:
+            return
 
     def leftovers(self) -> dict[str, int]:
         """Objects in the making, of the killed."""
@@ -296,6 +303,9 @@ class _Far:
                 self._writers[number].publish()
             case "discard", [int(number)]:
                 self._writers[number].discard()
+            case "accept_folders", []:
+                if isinstance(self._backend, OwnFolders):
+                    self._backend.accept_folders()
             case "remove", [str(name)]:
                 self._backend.remove(_leftover(name) or _object(name))
             case "hold", [str(name), bool(shared)]:

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vmckpt.errors import BusyError, RefusedError, StorageError
+from vmckpt.errors import BusyError, RefusedError, StorageError, VmckptError
+from vmckpt.store.backends import marks
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
+from vmckpt.store.config import OBJECT_FOLDERS, read_config
 from vmckpt.store.errors import UnreadableError
 
 # Objects in the making, and what dead writers left.
@@ -50,6 +52,8 @@ class LocalBackend:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
         self._locks_are_kept = False
+        # The store's, once they were seen.
+        self._marks: tuple[str, ...] = ()
 
     def names(self, folder: str) -> dict[str, int]:
         """The files in a folder."""
@@ -59,11 +63,7 @@ class LocalBackend:
         """The files in a folder."""
         found = dict[str, tuple[int, str]]()
         try:
-            with (
-                contextlib.suppress(FileNotFoundError),
-                self._directory(self.root / folder) as fd,
-                os.scandir(fd) as entries,
-            ):
+            with self.own_directory(folder) as fd, os.scandir(fd) as entries:
                 for entry in entries:
                     # One that is removed meanwhile is not there; all others are.
                     with contextlib.suppress(FileNotFoundError):
@@ -71,6 +71,8 @@ class LocalBackend:
                         if entry.is_file() and not entry.name.startswith("."):
                             is_ = entry.stat()
                             found[entry.name] = is_.st_size, f"{is_.st_ino} {is_.st_mtime_ns}"
+        except FileNotFoundError:
+            pass
         except OSError as exc:
             raise self.error(exc, folder) from exc
         return found
@@ -100,11 +102,14 @@ class LocalBackend:
         """Unlink it, and make that last."""
         if self.append_only:
             raise append_only_error(name, self.place)
-        path = self.root / name
+        parent, _, last = name.rpartition("/")
+        # To remove makes room, on a full disk too.
+        with contextlib.suppress(OSError):
+            self.require_marks(name)
         try:
-            with contextlib.suppress(FileNotFoundError), self._directory(path.parent) as folder:
+            with contextlib.suppress(FileNotFoundError), self.own_directory(parent) as folder:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path.name, dir_fd=folder)
+                    os.unlink(last, dir_fd=folder)
                 os.fsync(folder)
         except OSError as exc:
             raise self.error(exc, name) from exc
@@ -151,6 +156,20 @@ class LocalBackend:
         """Files in the making."""
         return {f"{ASIDE}/{name}": size for name, size in self.names(ASIDE).items()}
 
+    def accept_folders(self) -> None:
+        """Mark the folders of the store as they are now. Raises StorageError, and as `read_config`.
+
+        An append-only client marks nothing: StorageError where that is to be done.
+        """
+        if self.append_only:
+            for folder in OBJECT_FOLDERS:
+                self.names(folder)
+            return
+        try:
+            self._mark(read_config(self).id)
+        except OSError as exc:
+            raise self.error(exc, "its folders") from exc
+
     def close(self) -> None:
         """Close what was read."""
         with self._mutex:
@@ -170,6 +189,65 @@ class LocalBackend:
             with self._directory(folder):
                 pass  # no other user's link
         return folder
+
+    @contextmanager
+    def own_directory(self, folder: str) -> Iterator[int]:
+        """A folder of the store, open for the block, so that its disk is not unmounted meanwhile.
+
+        Raises OSError; StorageError: it is not the store's (`marks.py`).
+        """
+        required = self._known_marks() if folder in OBJECT_FOLDERS else ()
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._directory(self.root / folder))
+            except FileNotFoundError as exc:
+                if required:
+                    raise marks.not_own(folder, self.place) from exc
+                raise
+            if required and not marks.is_marked(fd, required):
+                raise marks.not_own(folder, self.place)
+            yield fd
+
+    def _require_own(self, name: str) -> None:
+        """Raises StorageError: an object is missing because its folder is not the store's."""
+        try:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self.own_directory(name.rpartition("/")[0]),
+            ):
+                pass
+        except OSError as exc:
+            raise self.error(exc, name) from exc
+
+    def _known_marks(self) -> tuple[str, ...]:
+        if not self._marks:
+            self._marks = marks.marks_in(self.root)
+        return self._marks
+
+    def require_marks(self, name: str) -> None:
+        """Before an object is added or removed: mark the folders of a store that has no marks.
+
+        Raises OSError; StorageError: it is not certain that they are this store's.
+        """
+        folder = name.partition("/")[0]
+        if folder in (name, ASIDE, "config") or self._known_marks():
+            return
+        try:
+            store_id = read_config(self).id
+        except VmckptError:  # there is none, yet
+            return
+        objects = {folder: self.versions(folder) for folder in OBJECT_FOLDERS}
+        if marks.belong_together(objects):
+            self._mark(store_id)
+        elif not self._known_marks():  # else another command has made them, and gone on
+            raise marks.not_certain(objects, self.place)
+
+    def _mark(self, store_id: str) -> None:
+        """Raises OSError."""
+        for folder in (*OBJECT_FOLDERS, ""):
+            self.folder(f"{folder}/x" if folder else "x")
+            with self._directory(self.root / folder) as fd:
+                marks.put_mark(fd, marks.mark_of(store_id))
 
     @contextmanager
     def _directory(self, folder: Path) -> Iterator[int]:
@@ -242,6 +320,7 @@ class LocalBackend:
                 fd = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             yield fd
         except FileNotFoundError as exc:
+            self._require_own(name)
             raise MissingError(name) from exc
         except OSError as exc:
             error = self.error(exc, name)
@@ -278,6 +357,7 @@ class LocalWriter:
 
     def __init__(self, backend: LocalBackend, name: str) -> None:
         self._backend, self._name = backend, name
+        backend.require_marks(name)
         self._aside = backend.folder(f"{ASIDE}/x") / secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd: int | None = os.open(self._aside, flags, 0o600)
@@ -299,13 +379,14 @@ class LocalWriter:
         try:
             os.fsync(self._fd)
             folder = self._backend.folder(self._name)
-            replaces = path.exists()
-            if self._backend.append_only:
-                # Unlike a rename this fails where there is one of that name.
-                os.link(self._aside, path)
-                self._aside.unlink()
-            else:
-                self._aside.rename(path)
+            with self._backend.own_directory(self._name.rpartition("/")[0]):
+                replaces = path.exists()
+                if self._backend.append_only:
+                    # Unlike a rename this fails where there is one of that name.
+                    os.link(self._aside, path)
+                    self._aside.unlink()
+                else:
+                    self._aside.rename(path)
             os.close(self._fd)
             self._fd = None
             try:

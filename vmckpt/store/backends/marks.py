@@ -1,0 +1,92 @@
+"""Marks: which directories are a store's own, and no empty mount points in their place.
+
+The store's directory and its folders of content (`config.OBJECT_FOLDERS`) each have an empty
+directory of one name, `of-store-ID`, which no list of objects has. The store's is made last: where
+it is, a folder without it is another one, and whoever lists it would take all that was in it for
+gone: gc removes what no checkpoint needs.
+
+A store gets them with the first object that is added or removed while they are not there: also one
+of an older vmckpt, if its folders hold what belongs together.
+"""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from vmckpt.errors import StorageError
+from vmckpt.store.config import OBJECT_FOLDERS
+
+_MARK = re.compile(r"of-store-[0-9a-f]{32}")
+# How names of objects begin; a README is none.
+_OBJECT = re.compile(r"[0-9a-f]{32}")
+_REMEDY = (
+    "mount it; if you emptied it, or moved or restored it without its of-store-...: "
+    "vmckpt store accept, with this location"
+)
+
+
+def mark_of(store_id: str) -> str:
+    """The name of a store's marks."""
+    return f"of-store-{store_id}"
+
+
+def marks_in(root: Path) -> tuple[str, ...]:
+    """The marks that a store's directory has. More than one: its file `store` was replaced.
+
+    Raises OSError.
+    """
+    try:
+        return tuple(name for name in os.listdir(root) if _MARK.fullmatch(name))
+    except FileNotFoundError:
+        return ()
+
+
+def is_marked(folder: int, marks: Collection[str]) -> bool:
+    """Whether an open directory has one of these marks. Raises OSError."""
+    for mark in marks:
+        try:
+            os.stat(mark, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        return True
+    return False
+
+
+def put_mark(folder: int, mark: str) -> None:
+    """An open directory has the mark, for good, when this returns. Raises OSError."""
+    try:
+        os.mkdir(mark, 0o700, dir_fd=folder)
+    except FileExistsError:
+        return
+    os.fsync(folder)
+
+
+def belong_together(objects: Mapping[str, Collection[str]]) -> bool:
+    """Whether the folders of a store, by what they hold, are all there.
+
+    Each checkpoint needs maps, and packs, or bundles of them.
+    """
+    has = {folder: any(map(_OBJECT.match, names)) for folder, names in objects.items()}
+    return has["checkpoints"] == has["maps"] == (has["packs"] or has["bundles"])
+
+
+def not_own(folder: str, place: str) -> StorageError:
+    """A folder without the mark that the store has."""
+    return StorageError(
+        f"{folder} in {place} is not the directory of this store",
+        why=f"it has no {mark_of('...')}: its disk is perhaps not mounted, or another one is",
+        remedy=_REMEDY,
+    )
+
+
+def not_certain(objects: Mapping[str, Collection[str]], place: str) -> StorageError:
+    """What keeps folders of an older vmckpt from being marked."""
+    full = [name for name in OBJECT_FOLDERS if any(map(_OBJECT.match, objects[name]))]
+    empty = [name for name in OBJECT_FOLDERS if name not in full]
+    return StorageError(
+        f"it is not certain that all folders in {place} are this store's",
+        why=f"{', '.join(full)} have content, {', '.join(empty)} none: a disk is perhaps not "
+        "mounted",
+        remedy=_REMEDY,
+    )
