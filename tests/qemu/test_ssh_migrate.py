@@ -85,13 +85,13 @@ class SshWorld:
 
     def run(self) -> str:
         """The run that is under way."""
-        [request] = [path for path in self.directory.glob("[ab]/jobs/*/job.json")
-                     if not path.with_name("result.json").exists()]  # fmt: skip
+        [request] = [path for path in self.directory.glob("[ab]/jobs/migrate/*/order.json")
+                     if not path.with_name("outcome.json").exists()]  # fmt: skip
         return request.parent.name
 
     def links(self) -> list[str]:
         """What listeners have left on the hosts."""
-        return [str(path) for path in self.directory.glob("[ab]/jobs/*/link*")]
+        return [str(path) for path in self.directory.glob("[ab]/jobs/migrate/*/link*")]
 
 
 @dataclass(frozen=True, slots=True)

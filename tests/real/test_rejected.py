@@ -15,7 +15,7 @@ from vmckpt.lab.labguest import LabGuest
 
 # Of the target, for all that vmckpt keeps there.
 DISK_BYTES = 8 << 20
-RESULT = "result.json"
+OUTCOME = "outcome.json"
 
 
 def guest() -> LabGuest:
@@ -50,7 +50,7 @@ def leftovers(made: Machines) -> list[str]:
 
     What a job told, which is kept on its source, is nothing left.
     """
-    left = [path for path in made.state("lab-b").glob("jobs/*") if not (path / RESULT).exists()]
+    left = [path for path in made.state("lab-b").glob("jobs/*/*") if not (path / OUTCOME).exists()]
     return [str(path) for path in left] + [str(job) for job in made.jobs()]
 
 
