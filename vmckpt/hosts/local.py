@@ -325,7 +325,9 @@ class LocalHost(Entry):
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
                 if path.exists():  # deeper than Python goes; rm(1) goes as deep as there is
-                    await self.run(["rm", "-rf", "--", str(path)])
+                    done = await self.run(["rm", "-rf", "--", str(path)])
+                    if path.exists():
+                        raise OSError(done.stderr.strip() or "rm(1) has left it")
                 with suppress(FileNotFoundError):  # its parent went too
                     sync_directory(path.parent)
             else:
