@@ -9,6 +9,7 @@ import json
 import math
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -17,7 +18,8 @@ MOST_BYTES = 1 << 20
 MOST_DEPTH = 64
 # What JSON's readers agree on (RFC 8259, 6), and more than any count of bytes.
 MOST_INTEGER = (1 << 63) - 1
-_TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
+# One that does not end goes to the end: else each quote in it would be tried as a beginning.
+_TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKETS = re.compile(r"[][{}]")
 T = TypeVar("T")
 
@@ -66,9 +68,10 @@ def _require_flat(text: str) -> None:
 def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise MalformedError(f"{twice!r} is there twice")
+        twice = next(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+        )
+        raise MalformedError(f"{reprlib.repr(twice)} is there twice")
     return found
 
 

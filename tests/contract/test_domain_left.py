@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from vmckpt.drivers import find
-from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.events.types import Emit
+from vmckpt.hosts.drained import close
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, change_host, find_host, remove_host
 from vmckpt.hosts.local import LocalHost
@@ -289,6 +290,8 @@ def test_domains_whose_names_begin_alike_are_told_apart(world: World) -> None:
         await other.write()
         assert await DomainJournal.all_left("web") == [left]
         assert await DomainJournal.all_left("web.old") == [other]
+        other.path.write_text("")  # damaged
+        assert await DomainJournal.all_left("web") == [left]
 
     asyncio.run(main())
 
@@ -335,6 +338,16 @@ def test_a_migration_that_was_cut_off_is_ended_before_the_next_begins(
     with pytest.raises(BusyError, match="r1, from a to b"):
         asyncio.run(main())
     assert (world.told, kept()) == ([], [world.journal])
+
+
+def test_a_target_that_is_drained_meanwhile_gets_no_domain_of_a_drain(world: World) -> None:
+    async def main() -> None:
+        await close(find_host("c"), {"run": "another"})
+        domain = Domain(find_host("a"), Seen(UUID, "web", *OFF, True, XML), parse_domain(XML))
+        await migrate(domain, find_host("c"), Options(in_turn=True), lambda _: None)
+
+    with pytest.raises(RefusedError, match="c is drained"):
+        asyncio.run(main())
 
 
 @pytest.mark.parametrize(

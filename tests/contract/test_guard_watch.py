@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.test_guard_records import record
+from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import command, guard
 from vmckpt.fleet.guard.guard import Tools, _Guarding
-from vmckpt.fleet.guard.record import Phase, Worker, load_all
+from vmckpt.fleet.guard.record import Phase, Worker, ended, load_all, save
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.local import LocalHost
 
@@ -57,7 +58,7 @@ def test_a_clock_that_is_set_removes_no_way_back_before_its_time(
 ) -> None:
     """Set forward by a day, it was removed when the next guard was begun or guards were listed."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    kept = asyncio.run(guard.commit(record("r", Phase.OPEN), print))
+    kept = asyncio.run(guard.commit(save(record("r", Phase.OPEN)), print))
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
     asyncio.run(guard.expire())
@@ -96,9 +97,38 @@ def test_what_came_of_it_can_be_kept_though_the_commands_host_is_gone(
     """It stayed open for good, its checkpoint pinned, and the VM could have no other guard."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     told = list[str]()
-    opened = replace(record("r", Phase.OPEN), worker=Worker("gone", "/nowhere"))
+    opened = save(record("r", Phase.OPEN), worker=Worker("gone", "/nowhere"))
     kept = asyncio.run(guard.commit(opened, told.append))
     assert kept.phase is Phase.KEPT
     assert load_all().require_sound() == [kept]
     assert "something of the command stays on gone" in told[0]
     guard._require_none_open("web")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_one_that_was_cut_off_before_its_command_is_neither_kept_nor_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The copy that proved its checkpoint ran on, or a VM was put back for nothing."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    cut_off = save(record("r", Phase.PREPARING), checkpoint="0123")
+
+    async def never(*_: object) -> Any:
+        raise AssertionError
+
+    tools = Tools(print, print, never, 1, never)
+    ends = guard.commit(cut_off, print) if end == "commit" else guard.undo(cut_off, tools)
+    with pytest.raises(RefusedError, match="had not begun its command") as refused:
+        asyncio.run(ends)
+    assert "vmckpt guard resume web" in refused.value.remedy
+    assert load_all().require_sound() == [cut_off]
+
+
+def test_how_it_has_ended_meanwhile_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rolled back while `commit` was on its way to the lock, it was written down as kept."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    seen = save(record("r", Phase.WATCHING))
+    over = save(seen, **ended(seen, Phase.ROLLED_BACK, clock()))
+    with pytest.raises(RefusedError, match="was rolled back"):
+        asyncio.run(guard.commit(seen, print))
+    assert load_all().require_sound() == [over]

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -295,6 +296,26 @@ def test_a_directory_is_removed_however_deep_it_is(ask: Ask, tmp_path: Path) -> 
         assert not (tmp_path / "top").exists()
     finally:  # pytest would not come to the end of it either
         subprocess.run(["rm", "-rf", str(tmp_path / "top")], check=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck(LocalHost):
+    """Nothing below its directories can be removed."""
+
+    async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
+        assert argv[0] == "rm"
+        return Completed(1, "", "rm: cannot remove 'it': Read-only file system")
+
+
+def test_a_directory_that_stays_is_not_said_to_be_removed(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VM was forgotten that was there all the same, or at home on two hosts."""
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    (tmp_path / "web").mkdir()
+    with pytest.raises(StorageError, match="cannot remove") as caught:
+        ask(Stuck("a", tmp_path, "127.0.0.1").remove(tmp_path / "web"))
+    assert "Read-only file system" in caught.value.why
 
 
 def test_directories_are_private_listed_and_removed(host: Host, ask: Ask, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Stores of leases: one suite for files and for a real etcd cluster."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.etcd_cluster import Cluster, running
-from vmckpt.errors import RefusedError, StorageError
+from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.primary import Standing
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import Record, Span, encode
 from vmckpt.lease.rule import Claimant, Holding
-from vmckpt.lease.store import NONE_YET, Store, Versioned
+from vmckpt.lease.store import NONE_YET, ArbiterDownError, Store, Versioned
 
 SPAN = Span(0.4, 0.05)
 LIMIT_S = 20.0  # of one question, on a machine that is busy
@@ -186,3 +187,52 @@ def test_an_empty_value_in_etcd_is_no_lease() -> None:
     member: Any = Member()
     with pytest.raises(StorageError, match="holds no lease"):
         asyncio.run(EtcdStore([member]).read("web"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"responses": []},
+        {"responses": [{}]},
+        {
+            "responses": [
+                {"response_range": {"kvs": [{"value": b64encode(encode(FIRST).encode()).decode()}]}}
+            ]
+        },
+        {"responses": [{"response_range": {"kvs": "none"}}]},
+    ],
+)
+def test_an_answer_that_is_not_etcds_is_none(said: dict[str, Any]) -> None:
+    """A member that is being replaced, or something else at its address: others may answer."""
+
+    class Member:
+        def __init__(self, port: int, answer: dict[str, Any]) -> None:
+            self.url, self._answer = f"http://127.0.0.1:{port}", answer
+
+        async def ask(self, _path: str, _question: object) -> dict[str, Any]:
+            return {"header": {"revision": "5"}, **self._answer}
+
+    async def play() -> None:
+        odd: Any = Member(2379, said)
+        empty: Any = Member(2379, {"kvs": [None]})
+        with pytest.raises(OutcomeUnknownError, match="makes no sense"):
+            await EtcdStore([odd], timeout_s=0.2).replace("web", FIRST, over=NONE_YET)
+        with pytest.raises(ArbiterDownError, match="makes no sense"):
+            await EtcdStore([empty], timeout_s=0.2).read("web")
+        good: Any = Member(2380, {"succeeded": True})
+        put = await EtcdStore([odd, good]).replace("web", FIRST, over=NONE_YET)
+        assert put == Versioned(FIRST, 5)
+
+    asyncio.run(play())
+
+
+def test_a_member_that_gives_no_token_is_asked_nothing() -> None:
+    async def post(path: str, _question: object) -> dict[str, Any]:
+        assert path == "/v3/auth/authenticate"
+        return {"header": {"revision": "5"}}
+
+    member: Any = Gateway("http://127.0.0.1:2379")
+    member._user, member._post = "vmckpt", post
+    with pytest.raises(ArbiterDownError, match="gives no token"):
+        asyncio.run(EtcdStore([member], timeout_s=0.2).replace("web", FIRST, over=NONE_YET))

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from tests.silent_ends import SPEC, Down, Guest, Scripted, make_home, marked_as
-from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
+from vmckpt.hosts.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate import run as running
 from vmckpt.migrate import settle as settling
@@ -312,3 +319,26 @@ def test_nothing_new_is_sent_to_where_something_was_left(
     asyncio.run(play())
     assert world.journal(world.b).exists()
     assert vm_dir(world.b.state_dir, "web").qemu("qb").path.exists()
+
+
+def test_a_target_that_is_drained_while_it_is_asked_gets_nothing_of_a_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing there was on its way yet, so its own drain had said that it is empty."""
+    world = World(tmp_path, Guest("running", "none"))
+    record: Any = SimpleNamespace(id="r2", begin=lambda *_: None, note=lambda *_: None)
+
+    async def drained_meanwhile(*_: object) -> Preflight:
+        await close(world.b, {"run": "another"})
+        return Preflight((), Options(in_turn=True), Agreement({}, {}, {}))
+
+    async def play() -> None:
+        await make_home(world.a, "qa")
+        vm = await read_vm(world.a, "web")
+        assert vm is not None
+        with pytest.raises(RefusedError, match="b is drained"):
+            await running._move(vm, world.b, Options(in_turn=True), record, {}, spec=vm.spec)
+
+    monkeypatch.setattr(running, "preflight", drained_meanwhile)
+    asyncio.run(play())
+    assert not vm_dir(world.b.state_dir, "web").path.exists()

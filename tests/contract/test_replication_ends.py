@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from vmckpt.drivers.direct import DirectVm
 from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import ProcessId, identify, is_alive
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
@@ -37,7 +38,7 @@ from vmckpt.replicate.following import Following
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import require_decided
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.protection import Protection
+from vmckpt.replicate.protection import Ending, Protection
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
 from vmckpt.replicate.stop import stop
@@ -479,8 +480,7 @@ def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() 
     """Its memory is gone before its sockets are: a scan fails while it still counts as alive."""
 
     async def main(qemu: "subprocess.Popen[bytes]", pidfd: int) -> None:
-        held = Protection.__new__(Protection)
-        held._grip = SimpleNamespace(pidfd=pidfd)  # type: ignore[assignment]
+        held = protection_of(qemu.pid, pidfd)
         gone = ProcessLookupError(3, "No such process")
         why = {"why": "-", "remedy": "-"}
         noticing = asyncio.ensure_future(held._is_qemus_end(gone))
@@ -492,4 +492,58 @@ def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() 
         assert not await held._is_qemus_end(HostDownError("the standby is silent", **why))
 
     with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        asyncio.run(main(qemu, pidfd))
+
+
+def protection_of(pid: int, pidfd: int) -> Any:
+    held: Any = Protection.__new__(Protection)
+    held._grip = SimpleNamespace(pidfd=pidfd)
+    held._vm = SimpleNamespace(qemu=SimpleNamespace(process=SimpleNamespace(pid=pid)))
+    return held
+
+
+# As much of a guest's memory as takes the kernel a second to take apart.
+LARGE = """
+import mmap, os, time
+fd = os.memfd_create("ram")
+os.ftruncate(fd, 64 << 20)
+kept = [mmap.mmap(fd, 64 << 20, mmap.MAP_SHARED | mmap.MAP_POPULATE) for _ in range(64)]
+print("mapped", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_qemu_of_a_large_guest_is_dead_long_before_its_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or the primary says that it goes on alone, and the standby drops the only guest."""
+
+    async def left_to_the_standby(_why: str, ending: Ending) -> Ending:
+        return ending
+
+    monkeypatch.setattr("vmckpt.replicate.protection.DYING_S", 0.0)
+
+    async def main(qemu: "subprocess.Popen[bytes]", pidfd: int) -> None:
+        assert qemu.stdout is not None
+        assert qemu.stdout.readline() == b"mapped\n"
+        held, which = protection_of(qemu.pid, pidfd), identify(qemu.pid)
+        assert held._qemu_lives()
+        assert which is not None
+        qemu.kill()
+        # From here on a scan of its memory fails.
+        while Path(f"/proc/{qemu.pid}/statm").read_text().split()[0] != "0":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert await held._is_qemus_end(ProcessLookupError(3, "No such process"))
+        assert not is_alive(which)  # for who recovers what is left, if its service died with it
+        # Who tells the arbiter that it goes on alone notices it before that has answered.
+        held._epochs = SimpleNamespace(is_safe=True)
+        held._keeper = SimpleNamespace(solo=asyncio.Event().wait)
+        held._dead_here = left_to_the_standby
+        assert await held._not_solo() is Ending.YOURS
+
+    argv = [sys.executable, "-c", LARGE]
+    with (
+        subprocess.Popen(argv, stdout=subprocess.PIPE) as qemu,
+        open_fd(os.pidfd_open(qemu.pid)) as pidfd,
+    ):
         asyncio.run(main(qemu, pidfd))

@@ -286,6 +286,9 @@ def test_a_primary_waits_for_a_standby_from_when_it_first_sees_its_term(
     waiting._stream = SimpleNamespace(is_taken=False)
     with open_fd(os.pidfd_open(os.getpid())) as pidfd:
         waiting._grip = SimpleNamespace(pidfd=pidfd)
+        waiting._vm = SimpleNamespace(
+            qemu=SimpleNamespace(process=SimpleNamespace(pid=os.getpid()))
+        )
         assert asyncio.run(waiting._has_term_back())
 
 

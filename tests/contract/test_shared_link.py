@@ -13,6 +13,7 @@ import pytest
 from vmckpt.forecast.measure.link_users import others_on_the_link
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
+from vmckpt.migrate import shared_link
 from vmckpt.migrate.shared_link import Share, SharedLink, on_the_link
 
 pytestmark = pytest.mark.contract
@@ -120,3 +121,28 @@ def test_who_looks_for_killed_ones_is_waited_for(tmp_path: Path, *, in_turn: boo
         assert await others_on_the_link(a, b) == 0
 
     asyncio.run(meanwhile())
+
+
+@pytest.mark.timeout(10)
+def test_who_waits_for_a_frozen_one_says_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain stood still for good, without a word."""
+    monkeypatch.setattr(shared_link, "WAITS_S", 0.1)
+    a, b = host(tmp_path, "a"), host(tmp_path, "b")
+    told: list[str] = []
+
+    async def wait() -> None:
+        frozen = SharedLink(a, b, "r0", 0, lambda *_: None)
+        await frozen.my_turn()
+        link = SharedLink(a, b, "r1", 0, lambda _, text: told.append(text))
+        waiting = asyncio.create_task(link.my_turn())
+        while not told:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await frozen.leave()
+        await waiting
+        await link.leave()
+
+    asyncio.run(wait())
+    assert "held by migrate (run r0, pid" in told[0]

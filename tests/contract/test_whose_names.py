@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, make_home, marked_as
-from vmckpt.errors import OutcomeUnknownError
+from vmckpt.errors import OutcomeUnknownError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.identity import host_identity, read_host_identity
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.left import keep_at, without_stale
 from vmckpt.migrate.recover import FINISHED, recover
+from vmckpt.vm.inventory import look_all
 from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract
@@ -118,3 +120,44 @@ def test_a_host_is_the_same_to_all_who_ask_first(tmp_path: Path) -> None:
 
     assert len(set(asyncio.run(play()))) == 1
     assert [path.name for path in host.state_dir.iterdir()] == ["host-id"]
+
+
+def test_a_host_whose_identity_is_lost_begins_no_migration(tmp_path: Path) -> None:
+    """Its journal would name no machine, and nothing could recover it."""
+    host = LocalHost("a", tmp_path / "a", "127.0.0.1")
+    host.state_dir.mkdir()
+    (host.state_dir / "host-id").write_text("\n")
+    with pytest.raises(StorageError, match="a has no identity"):
+        asyncio.run(host_identity(host))
+
+
+def test_a_home_that_was_left_is_known_whatever_the_hosts_are_called_here(tmp_path: Path) -> None:
+    """`vm list` of another operator had the VM twice."""
+    world = World(tmp_path, Guest("postmigrate", "completed"), "local", "b")
+    x, b = replace(world.x, name="b"), replace(world.y, name="local", state_dir=tmp_path / "b")
+
+    async def play() -> list[str]:
+        ids = await host_identity(x), await host_identity(b)
+        await make_home(x, "q1")
+        await make_home(b, "q2")
+        await keep_at(replace(world.journal, source_id=ids[0], target_id=ids[1]), b)
+        looks = (await look_all([x, b])).given
+        return [look.vm.host.name for look in await without_stale(looks, [x, b])]
+
+    assert asyncio.run(play()) == ["local"]
+
+
+def test_a_damaged_record_of_another_vm_hides_no_stale_home(tmp_path: Path) -> None:
+    world = World(tmp_path, Guest("postmigrate", "completed"), "x", "b")
+    x, b = replace(world.x, name="x"), replace(world.y, name="b", state_dir=tmp_path / "b")
+
+    async def play() -> list[str]:
+        await make_home(x, "q1")
+        await make_home(b, "q2")
+        await keep_at(world.journal, b)
+        for name in ("web.old.r0.json", "web.r0.json"):
+            (b.state_dir / "left" / name).write_text("")
+        looks = (await look_all([x, b])).given
+        return [look.vm.host.name for look in await without_stale(looks, [x, b])]
+
+    assert asyncio.run(play()) == ["b"]

@@ -1,6 +1,7 @@
 """JSON of others: what is read of it, and what is refused."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,19 @@ def test_what_readers_disagree_on_is_refused(text: str) -> None:
 def test_brackets_in_texts_are_no_depth() -> None:
     assert parse(json.dumps(["[{" * 100, '\\"[' * 100])) == ["[{" * 100, '\\"[' * 100]
     assert len(parse("[" + "[]," * 1000 + "[]]")) == 1001
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * (MOST_DEPTH + 1) + '"' + '\\"' * 10_000,
+     "{" + "".join(f'"{n}":1,' for n in range(15_000)) + '"14999":1}'],
+    ids=["a text that does not end", "many names, the last one twice"],
+)  # fmt: skip
+def test_what_a_guest_writes_is_refused_in_time_that_grows_with_its_length(text: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(MalformedError):
+        parse(text)
+    assert time.process_time() - began_s < 3
 
 
 def test_fields_are_of_their_types_and_bounds() -> None:

@@ -1,5 +1,6 @@
 """What a guard writes down, and what a health check means."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -15,13 +16,17 @@ from vmckpt.fleet.guard.record import (
     Request,
     Where,
     Worker,
+    ended,
     forget,
     guards_dir,
+    keep_room,
     load,
     load_all,
     of_vm,
     save,
 )
+from vmckpt.fleet.schedule.run import clock
+from vmckpt.state import durable
 
 pytestmark = pytest.mark.unit
 
@@ -127,3 +132,32 @@ def test_a_damaged_record_keeps_no_other_guard_from_its_end() -> None:
     for unsure in ("db", "other"):  # the damaged one may be its, and open
         with pytest.raises(StorageError):
             of_vm(unsure)
+
+
+def test_how_it_ended_is_written_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was rolled back, as nothing said, was rolled back once more by `guard resume`."""
+    mine = save(record("r1", Phase.COMMAND))
+    keep_room(mine)
+    [room] = (path for path in guards_dir().iterdir() if path.stat().st_blocks * 512 >= 256 << 10)
+    write = durable.replace
+
+    def full(path: Path, text: str, **mode: int) -> None:
+        if room.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text, **mode)
+
+    monkeypatch.setattr(durable, "replace", full)
+    over = save(mine, **ended(mine, Phase.ROLLED_BACK, clock()))
+    assert load("r1") == over
+    with pytest.raises(StorageError, match="No space left"):  # nobody keeps room for this one
+        room.touch()
+        save(record("r2", Phase.COMMAND))
+
+
+def test_a_guard_that_is_over_keeps_no_room() -> None:
+    mine = save(record("r1", Phase.COMMAND))
+    keep_room(mine)
+    over = save(mine, **ended(mine, Phase.KEPT, clock()))
+    assert [path.name for path in guards_dir().iterdir()] == ["r1.json"]
+    forget(over)
+    assert not list(guards_dir().iterdir())

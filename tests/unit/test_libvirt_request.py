@@ -1,5 +1,6 @@
 """What libvirt is asked for, and what its answers mean."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -236,3 +237,10 @@ def test_the_users_of_qemu_stand_in_the_capabilities() -> None:
     other = "<secmodel><model>apparmor</model><baselabel>x</baselabel></secmodel>"
     text = f"<capabilities><host>{other}{dac}</host></capabilities>"
     assert qemu_users(text) == {64055}
+
+
+def test_qemu_conf_is_read_in_time_that_grows_with_its_length() -> None:
+    began_s = time.process_time()
+    for line in ("\n", 'a = "\n'):
+        assert str(certificate_dir(line * 20_000)) == "/etc/pki/qemu"
+    assert time.process_time() - began_s < 3

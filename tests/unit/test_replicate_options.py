@@ -53,6 +53,12 @@ def kept(wishes: Wishes, standby: LocalHost) -> Options:
     return options
 
 
+def test_a_password_in_an_address_is_neither_recorded_nor_shown() -> None:
+    with pytest.raises(UsageError, match="has a user or a password") as refused:
+        kept(NOTHING._replace(lease="etcd:https://a:2379,https://vmckpt:secret@b:2379"), FAR)
+    assert "secret" not in str(refused.value) + refused.value.why + refused.value.remedy
+
+
 @pytest.mark.parametrize("epoch", ["2s", "60s", "1h"])
 def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
     wishes = NOTHING._replace(epoch=epoch)

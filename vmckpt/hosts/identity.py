@@ -7,6 +7,7 @@ names a host by this.
 import uuid
 from pathlib import Path
 
+from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
 
 
@@ -19,10 +20,16 @@ async def host_identity(host: Host) -> str:
     await host.write_text(part, f"{uuid.uuid4()}\n")
     try:
         # Of two operators' at once the first one's stays.
-        await host.run(["ln", "-T", "--", str(part), str(_path(host))])
+        done = await host.run(["ln", "-T", "--", str(part), str(_path(host))])
     finally:
         await host.remove(part)
-    return await read_host_identity(host) or ""
+    if found := await read_host_identity(host):
+        return found
+    raise StorageError(
+        f"{host.name} has no identity",
+        why=f"{_path(host)} is empty, or cannot be made: {done.stderr.strip()}",
+        remedy="remove that file if it is empty, and ask again; else free space there",
+    )
 
 
 async def read_host_identity(host: Host) -> str | None:

@@ -48,6 +48,7 @@ from vmckpt.state.durable import (
 )
 
 PATH_POLL_S = 0.005
+REMOVE_TRIES = 4
 # What stat(2) counts blocks in, whatever the file system's are.
 _BLOCK_BYTES = 512
 _PIECE_BYTES = 64 << 10
@@ -324,8 +325,12 @@ class LocalHost(Entry):
 
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
-                if path.exists():  # deeper than Python goes; rm(1) goes as deep as there is
-                    await self.run(["rm", "-rf", "--", str(path)])
+                # Deeper than Python goes: rm(1) goes as deep as there is. Or still written to.
+                tries, said = REMOVE_TRIES, ""
+                while path.exists():
+                    if not (tries := tries - 1):
+                        raise OSError(said or "there is always something in it again")
+                    said = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
                 with suppress(FileNotFoundError):  # its parent went too
                     sync_directory(path.parent)
             else:

@@ -78,7 +78,7 @@ def identify(pid: int) -> ProcessId | None:
     except OSError as exc:
         raise _unknown(pid, exc) from exc
     found = from_stat(pid, stat)
-    return None if found and _fields(stat)[0] in "ZX" and _is_exiting(pid) else found
+    return None if found and _is_flagged(_fields(stat)) and is_exiting(pid) else found
 
 
 def _unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
@@ -130,7 +130,7 @@ def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool
     """
     deadline = time.monotonic() + wait_s
     with _signalled(process, signal.SIGKILL) as pidfd:
-        while not (pidfd is None or _ended(pidfd, _POLL_S) or _is_exiting(process.pid)):
+        while not (pidfd is None or _ended(pidfd, _POLL_S) or is_exiting(process.pid)):
             if time.monotonic() > deadline:
                 return False
     return True
@@ -184,8 +184,10 @@ def _ended(pidfd: int, wait_s: float) -> bool:
     return bool(poll.poll(wait_s * 1e3))
 
 
-def _is_exiting(pid: int) -> bool:
-    """Whether every thread of a process that was killed has left user code.
+def is_exiting(pid: int) -> bool:
+    """Whether every thread of a process has left user code for good, or there is none.
+
+    The kernel may still be freeing its memory then, and has its files open until that is done.
 
     False as well when that cannot be read: the pidfd says so in the end.
     """
@@ -205,6 +207,10 @@ def _has_left(stat: Path) -> bool:
         return True
     except OSError:
         return False
+    return _is_flagged(fields)
+
+
+def _is_flagged(fields: list[str]) -> bool:
     return bool(int(fields[6]) & _PF_EXITING)
 
 
@@ -240,7 +246,7 @@ def find_by_user(uid: int) -> list[ProcessId]:
     Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
     """
     found = _found("status", lambda status: str(uid).encode() in _users(status))
-    return [process for process in found if not _is_exiting(process.pid)]
+    return [process for process in found if not is_exiting(process.pid)]
 
 
 def _users(status: bytes) -> list[bytes]:

@@ -10,7 +10,8 @@ What is wanted of it is agreement on one order of writes; the waiting is the cla
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from vmckpt.errors import OutcomeUnknownError, StorageError, UsageError
@@ -21,6 +22,8 @@ from vmckpt.lease.store import ArbiterDownError, Versioned
 TIMEOUT_S = 1.0
 RETRY_S = 0.05
 PREFIX = "/vmckpt/leases/"
+Answer = dict[str, Any]
+Reading = Callable[[Answer], Versioned | None]
 
 
 class EtcdStore:
@@ -42,30 +45,33 @@ class EtcdStore:
 
     async def read(self, vm: str) -> Versioned | None:
         """What stands there now, as a majority has it."""
-        answer, failures = await self._ask("/v3/kv/range", {"key": self._key(vm)})
-        if answer is None:
+        question = {"key": self._key(vm)}
+        found, failures = await self._ask("/v3/kv/range", question, partial(self._found, vm))
+        if not found:
             raise self._down(vm, failures)
-        return self._found(vm, answer.get("kvs", []))
+        return found[0]
 
     async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
         """Put `record` where version `over` stands; what stands there afterwards."""
         key = self._key(vm)
         value = base64.b64encode(encode(record).encode()).decode()
-        answer, failures = await self._ask(
-            "/v3/kv/txn",
-            {
-                "compare": [{"key": key, "target": "MOD", "mod_revision": over}],
-                "success": [{"request_put": {"key": key, "value": value}}],
-                "failure": [{"request_range": {"key": key}}],
-            },
-        )
-        if answer is None:
+
+        def stands(answer: Answer) -> Versioned | None:
+            if answer.get("succeeded"):
+                return Versioned(record, int(answer["header"]["revision"]))
+            return self._found(vm, answer["responses"][0]["response_range"])
+
+        question = {
+            "compare": [{"key": key, "target": "MOD", "mod_revision": over}],
+            "success": [{"request_put": {"key": key, "value": value}}],
+            "failure": [{"request_range": {"key": key}}],
+        }
+        answers, failures = await self._ask("/v3/kv/txn", question, stands)
+        if not answers:
             if any(isinstance(failure, UnansweredError) for failure in failures.values()):
                 raise self._unknown(vm, failures)
             raise self._down(vm, failures)
-        if answer.get("succeeded"):
-            return Versioned(record, int(answer["header"]["revision"]))
-        found = self._found(vm, answer["responses"][0]["response_range"].get("kvs", []))
+        (found,) = answers
         if found is None:
             raise StorageError(
                 f"the lease of '{vm}' is gone",
@@ -76,27 +82,32 @@ class EtcdStore:
         return found
 
     async def _ask(
-        self, path: str, question: object
-    ) -> tuple[dict[str, Any] | None, dict[str, Exception]]:
-        """The first answer, or why each endpoint gave none."""
+        self, path: str, question: object, read: Reading
+    ) -> tuple[list[Versioned | None], dict[str, Exception]]:
+        """What `read` makes of the first answer, or none and why each endpoint gave none."""
         failures: dict[str, Exception] = {}
         tasks = [
-            asyncio.ensure_future(self._insist(gateway, path, question, failures))
+            asyncio.ensure_future(self._insist(gateway, path, question, read, failures))
             for gateway in self._endpoints
         ]
         try:
             done, _ = await asyncio.wait(
                 tasks, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
-            return (done.pop().result() if done else None), failures
+            return [task.result() for task in list(done)[:1]], failures
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _insist(
-        self, gateway: Gateway, path: str, question: object, failures: dict[str, Exception]
-    ) -> dict[str, Any]:
+        self,
+        gateway: Gateway,
+        path: str,
+        question: object,
+        read: Reading,
+        failures: dict[str, Exception],
+    ) -> Versioned | None:
         """An endpoint's answer, however often it takes: a new leader is there in a moment."""
         doubt: Exception | None = None
         before = ""
@@ -104,19 +115,22 @@ class EtcdStore:
             late = UnansweredError(f"no answer in {self._timeout_s:g} s{before}")
             failures[gateway.url] = doubt or late
             try:
-                return await gateway.ask(path, question)
+                return read(await gateway.ask(path, question))
             except NotTakenError as exc:
                 failures[gateway.url] = doubt or exc
                 before = f"; before that: {exc}"
             except UnansweredError as exc:
                 failures[gateway.url] = doubt = exc
+            except (LookupError, TypeError, ValueError, AttributeError) as exc:
+                doubt = UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}")
+                failures[gateway.url] = doubt
             await asyncio.sleep(RETRY_S)
 
     def _key(self, vm: str) -> str:
         return base64.b64encode(f"{self._prefix}{vm}".encode()).decode()
 
-    def _found(self, vm: str, kvs: list[dict[str, str]]) -> Versioned | None:
-        if not kvs:
+    def _found(self, vm: str, answer: Answer) -> Versioned | None:
+        if not (kvs := answer.get("kvs")):
             return None
         # An empty one is left out.
         value = base64.b64decode(kvs[0].get("value", "")).decode(errors="replace")

@@ -66,7 +66,10 @@ class Gateway:
         """What the endpoint answers. Raises NotTakenError, UnansweredError. Has no time limit."""
         if self._user and self._token is None:
             who = {"name": self._user, "password": self._password}
-            self._token = str((await self._post("/v3/auth/authenticate", who))["token"])
+            answer = await self._post("/v3/auth/authenticate", who)
+            if not isinstance(token := answer.get("token"), str):
+                raise NotTakenError("it gives no token for the user and the password")
+            self._token = token
         try:
             return await self._post(path, question)
         except NotTakenError as exc:
@@ -117,7 +120,7 @@ def _parsed(answer: bytes) -> dict[str, Any]:
     is_refused = 400 <= response.status < 500 and response.status not in _UNDECIDED
     try:
         value = json.loads(body)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         if is_refused:
             raise NotTakenError(body.decode(errors="replace").strip()) from exc
         raise UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}") from exc

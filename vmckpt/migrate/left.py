@@ -7,18 +7,20 @@ takes what the other end holds for the VM: it is removed when its host answers a
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.ends import End, Pair, discard
 from vmckpt.migrate.handover import release
 from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.machines import is_source
 from vmckpt.vm.inventory import Look, Vm, read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import left_file, left_vm, vm_dir
 from vmckpt.vm.start import end_qemu
 
 
@@ -131,19 +133,20 @@ async def without_stale(looks: Iterable[Look], hosts: Iterable[Host]) -> list[Lo
     names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
     answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
     stale = {home for found in answers.given for home in found}
-    stale |= {_Home(vm.name, old.host, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
+    stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
     left = {home.vm for home in homes - stale}  # records that contradict one another hide none
     return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
 
 
 class _Home(NamedTuple):
+    """By its QEMU: whoever wrote a record down may have had other names for the hosts."""
+
     vm: str
-    host: str
     qemu_id: str
 
 
 def _home_of(vm: Vm) -> _Home:
-    return _Home(vm.name, vm.host.name, vm.qemu.files.qemu_id)
+    return _Home(vm.name, vm.qemu.files.qemu_id)
 
 
 async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home]:
@@ -151,11 +154,12 @@ async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home
     stale = set[_Home]()
     directory = host.state_dir / "left"
     for file in await host.list_dir(directory):
-        if not any(file.startswith(f"{name}.") for name in names):
+        if left_vm(file) not in names:
             continue
-        if journal := await Journal.read_from(host, directory / file):
-            source, target = _ends_of(journal)
-            stale.add(target if host.name == journal.source else source)
+        with suppress(StorageError):  # a damaged one tells nothing; the others do
+            if journal := await Journal.read_from(host, directory / file):
+                source, target = _ends_of(journal)
+                stale.add(target if await is_source(journal, host) else source)
     for name in names:
         if journal := await Journal.read(host, name):
             source, target = _ends_of(journal)
@@ -166,8 +170,8 @@ async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home
 
 def _ends_of(journal: Journal) -> tuple[_Home, _Home]:
     return (
-        _Home(journal.vm, journal.source, journal.source_qemu),
-        _Home(journal.vm, journal.target, journal.target_qemu),
+        _Home(journal.vm, journal.source_qemu),
+        _Home(journal.vm, journal.target_qemu),
     )
 
 
@@ -181,4 +185,4 @@ def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknown
 
 
 def _path(journal: Journal, host: Host) -> Path:
-    return host.state_dir / "left" / f"{journal.vm}.{journal.run}.json"
+    return host.state_dir / "left" / left_file(journal.vm, journal.run)

@@ -25,6 +25,13 @@ async def target_of(journal: Journal, hosts: Sequence[Host]) -> Host:
     return await _meant(journal.target, journal.target_id, hosts, journal)
 
 
+async def is_source(journal: Journal, host: Host) -> bool:
+    """Whether the host, on which the journal stands, is the one that it came from."""
+    if journal.source_id is None:  # an older vmckpt wrote it
+        return host.name == journal.source
+    return await read_host_identity(host) == journal.source_id
+
+
 async def _meant(name: str, identity: str | None, hosts: Sequence[Host], journal: Journal) -> Host:
     """The host that a journal means, of some hosts or the inventory, whatever it is called there.
 

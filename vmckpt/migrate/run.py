@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import BusyError
 from vmckpt.events.types import Emit
+from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.identity import host_identity
 from vmckpt.migrate.locks import locked
@@ -85,6 +86,8 @@ async def _move(
             vm.host, target, record.id, limit, record.note, in_turn=options.in_turn
         ) as link,
     ):
+        if options.in_turn:  # a drain of the target writes its mark, then looks for locks
+            await require_open(target)
         there = vm_dir(target.state_dir, vm.name)
         if await target.exists(there.journal):
             raise BusyError(

@@ -27,6 +27,8 @@ from vmckpt.units import format_rate
 LOOK_S = 1.0
 # How soon who waits for the link sees that it is free.
 TURN_POLL_S = 0.05
+# A move takes its time, and one that is frozen keeps the link: whom others wait for is said.
+WAITS_S = 120.0
 TURN = "turn"
 
 
@@ -92,7 +94,12 @@ class SharedLink:
                     await stack.enter_async_context(host.lock(path, self._owner))
                 self._there.push_async_exit(stack.pop_all())
 
-        await retry(hold, BusyError, every_s=TURN_POLL_S)
+        while True:
+            try:
+                return await retry(hold, BusyError, every_s=TURN_POLL_S, within_s=WAITS_S)
+            except BusyError as exc:
+                text = f"still waiting for the link, {exc.why}: if that does not get on, end it"
+                self._note(TURN, text)
 
     async def leave(self) -> None:
         """It sends no more."""

@@ -40,9 +40,18 @@ class Options:
     disks: str = COPY
 
     def require_sense(self, *, one_machine: bool) -> None:
-        """Raises UsageError: a time is out of its bounds; RefusedError: output would be held for
-        too long, or an agent is named between hosts of one machine.
+        """Raises UsageError: a time is out of its bounds, or a password is in an address;
+        RefusedError: output would be held for too long, or an agent is named between hosts of one
+        machine.
         """
+        if self.arbiter.startswith(ETCD) and "@" in self.arbiter:
+            raise UsageError(
+                "an address of etcd has a user or a password in it",
+                why="addresses are recorded on both hosts, and shown; what is before an @ is not "
+                "used",
+                remedy="write https://HOST:PORT, change that password, and name a file that has "
+                "it: --lease-credentials FILE",
+            )
         if self.epoch_s is not None:
             _require_within("--epoch 25ms", self.epoch_s, SHORTEST_S, LONGEST_EPOCH_S)
         _require_within("--max-pause 25ms", self.max_pause_s, SHORTEST_S, LONGEST_PAUSE_S)

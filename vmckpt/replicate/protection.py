@@ -15,6 +15,7 @@ from typing import Any
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
+from vmckpt.hosts.process import is_exiting
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
@@ -30,7 +31,7 @@ from vmckpt.vm.inventory import read_vm
 POLL_S = 0.02
 # How often it is looked whether the guest must stop, and within what QEMU has to answer then.
 STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
-# A killed QEMU takes 0.3 s per GiB to end.
+# Within this all threads of a QEMU that dies have left user code.
 DYING_S = 2.0
 # A standby that has the term says within this whether it can go on with the guest.
 TAKING_S = 20.0
@@ -139,13 +140,14 @@ class Protection:
             await asyncio.sleep(RETRY_S)
 
     def _qemu_lives(self) -> bool:
-        """Whether QEMU has not ended, by the descriptor that was opened for it at the start.
+        """Whether anything of QEMU runs, or may.
 
-        Nothing has to be opened for the answer, so it can be had without a free descriptor.
+        One that was killed has ended for its descriptor once its memory is free: long after that.
+        Without a free descriptor for more, that alone counts: it was opened at the start.
         """
-        poll = select.poll()
-        poll.register(self._grip.pidfd, select.POLLIN)
-        return not poll.poll(0)
+        ended = select.poll()
+        ended.register(self._grip.pidfd, select.POLLIN)
+        return not (ended.poll(0) or is_exiting(self._vm.qemu.process.pid))
 
     @asynccontextmanager
     async def _in_background(self) -> AsyncIterator[list["asyncio.Task[None]"]]:
@@ -235,8 +237,9 @@ class Protection:
 
     async def _is_dying(self) -> bool:
         """Whether its QEMU has ended, or does within a moment."""
-        ended, _, _ = await asyncio.to_thread(select.select, [self._grip.pidfd], [], [], DYING_S)
-        return bool(ended)
+        return not await poll(
+            self._qemu_lives, lambda lives: not lives, every_s=POLL_S, within_s=DYING_S
+        )
 
     def _require_wanted(self) -> None:
         if self._asked is not None:

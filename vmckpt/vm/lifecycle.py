@@ -64,11 +64,11 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
     Raises RefusedError when a VM of that name is anywhere in the inventory, or the host is drained.
     """
     await host.require_up()
-    await require_open(host)
     directory = vm_dir(host.state_dir, spec.name)
     # One name is given away at a time, on whichever host.
     name_lock = local_host().lock(state_dir() / "names" / spec.name, owner("vm run"))
     async with name_lock, host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
+        await require_open(host)  # a drain writes its mark, then looks for locks
         if taken := await homes(spec.name, all_hosts()):
             raise RefusedError(
                 f"there is a VM '{spec.name}' already",

@@ -263,6 +263,16 @@ def lock_path(state_dir: Path, name: str) -> Path:
     return state_dir / "locks" / file_name(name, "VM")
 
 
+def left_file(name: str, run: str) -> str:
+    """What a record in `left/` of a run on a VM of that name is called."""
+    return f"{name}.{run}.json"
+
+
+def left_vm(file: str) -> str:
+    """The VM that a file in `left/` is about. A VM's name may have dots, a run has none."""
+    return file.removesuffix(".json").rpartition(".")[0]
+
+
 def file_name(name: str, what: str) -> str:
     """`name` itself, which becomes the name of a file in a directory of vmckpt's.
 

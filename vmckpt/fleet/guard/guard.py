@@ -45,6 +45,8 @@ from vmckpt.fleet.guard.record import (
     ended,
     forget,
     guards_dir,
+    keep_room,
+    load,
     load_all,
     save,
 )
@@ -116,25 +118,47 @@ async def resume(record: Record, tools: Tools) -> Record | None:
     Raises GuardOpenError.
     """
     async with _only_one(record.vm):
+        record = load(record.run)
         return await _Guarding(record, tools, _checks(record.request)).from_where_it_was()
 
 
 async def commit(record: Record, tell: Tell) -> Record:
     """The operator keeps what came of it, whatever became of the host that its command ran on.
 
-    Raises BusyError while the guard is at work.
+    Raises BusyError while the guard is at work, RefusedError where its command was not begun, or
+    the VM was rolled back.
     """
     async with _only_one(record.vm):
+        record = _begun(record)
+        if record.phase is Phase.ROLLED_BACK:
+            raise RefusedError(
+                f"'{record.vm}' was rolled back",
+                why=record.why or f"its guard {record.run} says so",
+                remedy="what came of the command is gone: begin it again",
+            )
         return await _kept(record, tell)
 
 
 async def undo(record: Record, tools: Tools) -> Record:
     """The operator wants the VM put back, even after it was kept. Raises BusyError, GuardOpenError,
-    NotFoundError (the checkpoint has expired).
+    RefusedError (its command was not begun), NotFoundError (the checkpoint has expired).
     """
     async with _only_one(record.vm):
+        record = _begun(record)
         await point_of(record)
         return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
+
+
+def _begun(record: Record) -> Record:
+    """The guard as it is now that nobody works on it. Raises RefusedError, NotFoundError."""
+    record = load(record.run)
+    if record.phase is Phase.PREPARING:
+        raise RefusedError(
+            f"the guard of '{record.vm}' had not begun its command",
+            why=f"it was cut off: {record.phase.words}",
+            remedy=f"vmckpt guard resume {record.vm}, which removes what is left of it",
+        )
+    return record
 
 
 async def expire() -> None:
@@ -218,6 +242,7 @@ class _Guarding:
     async def from_the_start(self, vm: Vm) -> Record:
         """All of it."""
         try:
+            keep_room(self._record)
             await self._prepare(vm)
             self._save(phase=Phase.COMMAND, command_unix_s=time.time())
         except BaseException:

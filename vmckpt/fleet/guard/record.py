@@ -4,17 +4,21 @@ STATE/guards/RUN.json on the operator's machine. It outlives the command, its de
 the machine's reboot; it goes when the checkpoint that it is about has expired.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from vmckpt.codec import builtins
-from vmckpt.errors import NotFoundError
+from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.state.documents import Documents, Listing, Schema
+from vmckpt.state.durable import part_of, reserve
 from vmckpt.vm.paths import file_name
+
+ROOM_BYTES = 256 << 10
 
 
 class Phase(StrEnum):
@@ -157,12 +161,39 @@ def guards_dir() -> Path:
 def save(record: Record, **changes: Any) -> Record:
     """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
     now = replace(record, **changes)
-    _guards().save(record.run, now)
+    try:
+        _guards().save(record.run, now)
+    except StorageError:
+        room = part_of(_room(record.run))
+        if not room.exists():
+            raise
+        room.unlink()
+        _guards().save(record.run, now)
+    if now.phase.is_over:
+        _free_room(record)
     return now
+
+
+def keep_room(record: Record) -> None:
+    """Have room for how the guard ends, should the disk be full by then. Raises StorageError.
+
+    What was rolled back, and is not written down, would be rolled back once more by `resume`.
+    """
+    reserve(_room(record.run), ROOM_BYTES)
+
+
+def _free_room(record: Record) -> None:
+    with suppress(OSError):
+        part_of(_room(record.run)).unlink(missing_ok=True)
+
+
+def _room(run: str) -> Path:
+    return guards_dir() / f"{run}.room"
 
 
 def forget(record: Record) -> None:
     """Remove its files."""
+    _free_room(record)
     _guards().remove(record.run)
     (guards_dir() / f"{record.run}.recovery.log").unlink(missing_ok=True)
 

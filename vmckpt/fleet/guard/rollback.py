@@ -54,7 +54,7 @@ async def point_of(record: Record) -> Entry:
         raise NotFoundError(
             f"the guard of '{record.vm}' has no checkpoint",
             why="it never came so far",
-            remedy=f"end it: vmckpt guard commit {record.vm}",
+            remedy=f"end it: vmckpt guard resume {record.vm}",
         )
     found = await catalogue(all_hosts(), record.request.store, vm=record.vm)
     return found.find(record.checkpoint)

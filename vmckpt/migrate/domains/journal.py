@@ -13,6 +13,7 @@ from vmckpt.errors import BusyError
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.state.documents import Schema, load_from, save_to
+from vmckpt.vm.paths import left_file, left_vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class DomainJournal:
     def path(self) -> Path:
         """The file that it is kept in."""
         if self.has_ended:
-            return _left_dir() / f"{_file_name(self.vm)}.{self.run}.json"
+            return _left_dir() / left_file(_file_name(self.vm), self.run)
         return _path(self.vm)
 
     def held_by(self, host: str) -> Self:
@@ -100,7 +101,7 @@ class DomainJournal:
     async def all_left(vm: str) -> "list[DomainJournal]":
         """Those that have ended, oldest first. Raises UsageError."""
         names = await local_host().list_dir(_left_dir())
-        paths = [_left_dir() / name for name in names if name.startswith(f"{_file_name(vm)}.")]
+        paths = [_left_dir() / name for name in names if left_vm(name) == _file_name(vm)]
         # An earlier vmckpt did not keep it apart.
         found = list[DomainJournal]()
         for path in (*paths, _path(vm)):

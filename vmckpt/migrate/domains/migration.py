@@ -9,6 +9,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, PhaseBegan
+from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
@@ -46,6 +47,8 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
         dead_mans_switch(domain.name, run.id),
         locked(domain.name, (source, target), action, run.id),
     ):
+        if options.in_turn:  # a drain of the target writes its mark, then looks for locks
+            await require_open(target)
         await make_room(domain.name)
         async with AsyncExitStack() as stack, libvirtds(source, target) as (here, there):
             domain = await seen_again(domain, here)

@@ -310,7 +310,7 @@ async def certificate_dir_of(host: Host) -> Path:
 
 def certificate_dir(qemu_conf: str) -> Path:
     """What qemu.conf says about it. Pure."""
-    pairs = re.findall(r'^\s*(\w+)\s*=\s*"([^"]*)"', qemu_conf, re.MULTILINE)
+    pairs = re.findall(r'^[ \t]*(\w+)[ \t]*=[ \t]*"([^"\n]*)"', qemu_conf, re.MULTILINE)
     found = dict(reversed(pairs))  # of two lines libvirt goes by the first
     for name in ("migrate_tls_x509_cert_dir", "default_tls_x509_cert_dir"):
         if directory := found.get(name):
