@@ -175,10 +175,15 @@ class Lease:
             await self._put(rule.given_up(now.record, self._next()), over=now.version)
 
     def again(self) -> "Lease":
-        """For the same guest, after `give_up`: it takes the term again unless another has it."""
+        """For the same guest, after `give_up`: it takes the term again unless another has it.
+
+        What was seen by now the arbiter is not to have forgotten then.
+        """
         name = self.claimant.name
         claimant = Claimant(f"{name}/again", succeeds=name)
-        return Lease(self._store, self.vm, claimant, self.span, clock=self._clock)
+        again = Lease(self._store, self.vm, claimant, self.span, clock=self._clock)
+        again._seen = self._seen
+        return again
 
     async def _rewrite(self, change: Change) -> Held:
         async with self._one_at_a_time:
