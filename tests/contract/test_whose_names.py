@@ -147,6 +147,23 @@ def test_a_home_that_was_left_is_known_whatever_the_hosts_are_called_here(tmp_pa
     assert asyncio.run(play()) == ["local"]
 
 
+def test_hosts_that_were_cloned_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    """The home that was left was shown, and that of the guest was not."""
+    world = World(tmp_path, Guest("postmigrate", "completed"), "x", "b")
+    x, b = replace(world.x, name="x"), replace(world.y, name="b", state_dir=tmp_path / "b")
+
+    async def play() -> list[str]:
+        one = await host_identity(x)
+        await make_home(x, "q1")
+        await make_home(b, "q2")
+        (b.state_dir / "host-id").write_text(one)
+        await keep_at(replace(world.journal, source_id=one, target_id=one), b)
+        looks = (await look_all([x, b])).given
+        return [look.vm.host.name for look in await without_stale(looks, [x, b])]
+
+    assert asyncio.run(play()) == ["b"]
+
+
 def test_a_damaged_record_of_another_vm_hides_no_stale_home(tmp_path: Path) -> None:
     world = World(tmp_path, Guest("postmigrate", "completed"), "x", "b")
     x, b = replace(world.x, name="x"), replace(world.y, name="b", state_dir=tmp_path / "b")

@@ -27,7 +27,7 @@ async def target_of(journal: Journal, hosts: Sequence[Host]) -> Host:
 
 async def is_source(journal: Journal, host: Host) -> bool:
     """Whether the host, on which the journal stands, is the one that it came from."""
-    if journal.source_id is None:  # an older vmckpt wrote it
+    if journal.source_id in (None, journal.target_id):  # an older vmckpt's, or one is a clone
         return host.name == journal.source
     return await read_host_identity(host) == journal.source_id
 
