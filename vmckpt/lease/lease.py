@@ -205,8 +205,10 @@ class Lease:
         return record, now.version
 
     async def _ours(self) -> Versioned:
-        """The record to write over: only what has no answer yet makes it necessary to look."""
-        if self._asked:
+        """The record to write over. It is looked at anew if a question has no answer yet, or our
+        lease has ended: what has its version by now may be another's, over an older copy.
+        """
+        if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
             await self._look()
         if self._held is None or self._seen is None:
             holder = self._seen.now.record.holder if self._seen else "nobody"
