@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.guest_like import dirtied, memory, require_same, save
+from tests.guest_like import RAM, dirtied, memory, require_same, save
 from vmckpt.cli.store import export
 from vmckpt.errors import BusyError, NotFoundError
 from vmckpt.store import copying
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Origin, Transaction
@@ -117,3 +118,19 @@ def test_a_damaged_parent_keeps_no_whole_checkpoint_from_being_copied(
         copy_checkpoints(again, target, [second])
     require_same(target, second, after)
     assert check(target).whole
+
+
+def test_a_copy_does_not_rest_on_what_another_has_put_in_its_parents_place(
+    source: Store, target: Store
+) -> None:
+    """Who may add to the target knows the parent's id from the copy of another child."""
+    ram, wrong = memory(PAGES, 1), memory(PAGES, 2)
+    after, dirty = dirtied(ram, 10, 3)
+    first = save(source, ram)
+    second = save(source, after, parent=first, dirty=dirty)
+    with target.begin("vm", origin=Origin(first.id, "vm", None, None)) as new:
+        area = new.area(RAM, size_bytes=wrong.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+        area.put(np.arange(PAGES), wrong.tobytes())
+        new.commit({"name": "first"})
+    copy_checkpoints(source, target, [second])
+    require_same(target, second, after)

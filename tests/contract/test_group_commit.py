@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +78,43 @@ def test_of_a_store_that_does_not_answer_nothing_is_believed(state: Path) -> Non
     assert "nobody knows yet" in said
     (state / "away").rename(state / "db")
     assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it is whole"]
+
+
+def test_what_was_committed_may_be_removed_before_all_have_answered(state: Path) -> None:
+    """By a rule, while db's store was silent: db's checkpoint was removed too, as if none had been
+    made.
+    """
+    journal = committed(state, both=True)
+    (state / "db").rename(state / "away")
+    with pytest.raises(OutcomeUnknownError):
+        asyncio.run(settle(journal))
+    with open_store(str(state / "web")) as store:
+        store.remove(store.ids())
+    (state / "away").rename(state / "db")
+    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it is whole"]
+    assert ids(state, "db")
+
+
+def test_a_silent_store_hides_no_other(state: Path) -> None:
+    """The one that answers comes after it, and is asked all the same."""
+    journal = committed(state, both=True)
+    (state / "web").rename(state / "away")
+    with pytest.raises(OutcomeUnknownError):
+        asyncio.run(settle(journal))
+    with open_store(str(state / "db")) as store:
+        store.remove(store.ids())
+    (state / "away").rename(state / "web")
+    asyncio.run(settle_left())
+    assert ids(state, "web")
+
+
+def test_what_is_of_no_whole_group_may_have_gone_already(state: Path) -> None:
+    journal = committed(state, both=False)
+    web, db = journal.parts
+    replace(journal, parts=(replace(web, committed=True), db)).write()
+    with open_store(str(state / "web")) as store:
+        store.remove(store.ids())
+    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it was removed"]
 
 
 def test_whoever_leads_a_group_is_left_to_it(state: Path) -> None:

@@ -80,13 +80,16 @@ def qemu() -> Iterator["subprocess.Popen[bytes]"]:
 
 @contextmanager
 def guarded(
-    tmp_path: Path, qemu: "subprocess.Popen[bytes]", state: str
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]", state: str, log: Path = Path(os.devnull)
 ) -> Iterator[tuple["subprocess.Popen[bytes]", Monitor]]:
     """A guard whose teller is this test."""
     monitor = Monitor(tmp_path / "rescue.sock", state)
     command = [sys.executable, "-I", "-S", str(Path(guard.__file__))]
     words = [*command, str(tmp_path / "rescue.sock"), str(qemu.pid)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0) as child:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, bufsize=0) as child,
+    ):
         assert monitor.greeted.wait(10)
         try:
             yield child, monitor
@@ -173,6 +176,19 @@ def test_a_guest_that_was_let_run_when_it_may_not_is_stopped_again(
         until(monitor, "paused")
         monitor.state = "running"  # by an epoch that was in the middle of it
         until(monitor, "paused")
+
+
+def test_a_guard_whose_log_is_on_a_full_disk_does_all_that_it_does(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    """It died after it had let the guest run on: nobody stopped that at the end of the lease."""
+    with guarded(tmp_path, qemu, "paused", Path("/dev/full")) as (child, monitor):
+        tell(child, f"{boottime_s() + 2:.3f}")
+        die(child)
+        until(monitor, "running")
+        until(monitor, "paused")
+        assert child.wait(5) == 0
+        assert monitor.told[-1] == "stop"
 
 
 def test_what_qemu_tells_everybody_is_taken_and_never_stands_before_an_answer(

@@ -108,6 +108,7 @@ def test_one_machine_is_added_once(operator: Operator, tmp_path: Path) -> None:
     code, said = operator.add("h2", *there)
     assert code == 4
     assert said["error"]["what"] == "'h2' would be 'h1' once more"
+    assert "cloned from it: remove that file there" in said["error"]["remedy"]
     code, said = operator.add("h3", "--state-dir", str(operator.state_dir))
     assert code == 4
     assert said["error"]["what"] == "'h3' would be 'local' once more"

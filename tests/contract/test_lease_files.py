@@ -22,6 +22,7 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
 SPAN = Span(1.0)
+FIRST = Record(1, "a/1", 1, SPAN)
 
 # Renews without end; says each version that it was told is there to stay.
 WRITER = """
@@ -290,6 +291,43 @@ def test_a_directory_that_gives_no_answer_for_hours_takes_no_thread_each_time(
         assert await store.read("web") is None
 
     asyncio.run(main())
+
+
+def test_a_host_that_starts_no_thread_for_a_while_is_an_arbiter_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of its processes, say: a standby that would end for it took the only guest along."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = FileStore(tmp_path)
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for _ in range(MOST_WAITING):
+                with pytest.raises(ArbiterDownError, match="can't start new thread"):
+                    await store.read("web")
+                with pytest.raises(ArbiterDownError, match="can't start new thread"):
+                    await store.replace("web", FIRST, over=NONE_YET)
+        for _ in range(2 * MOST_WAITING):
+            asking = asyncio.ensure_future(store.read("web"))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait({asking})
+        async with asyncio.timeout(20):
+            while await said_by(store) != "nothing":  # noqa: ASYNC110 - other threads' end
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+async def said_by(store: FileStore) -> str:
+    try:
+        return str(await store.read("web") or "nothing")
+    except ArbiterDownError as exc:
+        return exc.why
 
 
 def test_a_directory_that_gives_no_answer_is_not_waited_for(tmp_path: Path) -> None:

@@ -527,13 +527,17 @@ def test_a_killed_qemu_of_a_large_guest_is_dead_long_before_its_memory_is_free(
         assert qemu.stdout is not None
         assert qemu.stdout.readline() == b"mapped\n"
         held, which = protection_of(qemu.pid, pidfd), identify(qemu.pid)
+        said: list[str] = []
         assert held._qemu_lives()
         assert which is not None
         qemu.kill()
         # From here on a scan of its memory fails.
         while Path(f"/proc/{qemu.pid}/statm").read_text().split()[0] != "0":  # noqa: ASYNC110
             await asyncio.sleep(0)
+        # What it said before (that the guest has powered off, say) waits to be read.
+        asyncio.get_running_loop().call_soon(said.append, "SHUTDOWN")
         assert await held._is_qemus_end(ProcessLookupError(3, "No such process"))
+        assert said
         assert not is_alive(which)  # for who recovers what is left, if its service died with it
         # Who tells the arbiter that it goes on alone notices it before that has answered.
         held._epochs = SimpleNamespace(is_safe=True)

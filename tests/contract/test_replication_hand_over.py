@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import pytest
 
@@ -218,5 +219,30 @@ def test_an_arbiter_that_is_gone_for_good_is_waited_for_until_the_operator_knows
             assert await keeper.solo()
         keeper.free()
         assert told[-1] == "inf"
+
+    asyncio.run(main())
+
+
+def test_an_arbiter_that_was_put_back_grants_nothing_back(tmp_path: Path) -> None:
+    """It has a record of ours again, from before the term was given up; the standby runs on."""
+    place, older = tmp_path / "leases", tmp_path / "older"
+    store, told = FileStore(place), list[str]()
+
+    async def main() -> None:
+        keeper, standby = primary_of(store, told), standby_of(store)
+        await keeper.take(None)
+        assert await keeper.in_sync("b/1")
+        copytree(place, older)
+        await keeper.hand_over()
+        await standby.take()
+        rmtree(place)
+        older.rename(place)
+        back = asyncio.ensure_future(keeper.take_back(is_standbys))
+        await asyncio.wait({back}, timeout=1.5)  # longer than the lease
+        assert not back.done()
+        assert float(told[-1]) == 0
+        assert "has forgotten" in keeper.arbiter_fails
+        keeper.go_alone()
+        assert await back
 
     asyncio.run(main())

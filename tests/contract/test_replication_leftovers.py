@@ -22,6 +22,7 @@ from vmckpt.errors import (
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
+    StorageError,
 )
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, find_by_argument, identify
@@ -50,6 +51,7 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
+from vmckpt.vm.superseded import is_superseded
 
 SPEC = 'name = "web"\nmemory = "32M"\n'
 DISK = '[[disks]]\nimage = "web.raw"\nformat = "raw"\n'
@@ -764,3 +766,25 @@ def test_a_disk_that_a_replaced_home_left_is_known_and_makes_way_for_the_vm(
     asyncio.run(made(asyncio.run(planned())))
     assert not left.exists()
     assert (files.path.exists(), vm.directory.path.exists()) == (True, False)
+
+
+def test_a_stale_home_on_a_full_disk_goes_for_which_the_guest_was_handed_over(
+    hosts: tuple[LocalHost, LocalHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts had the VM until there was room again, and every command was refused."""
+    host, write_text = hosts[0], LocalHost.write_text
+    vm = home(host, "old")
+    vm.directory.spec.write_text(SPEC + DISK)
+    image = parse_spec(SPEC + DISK, "test", vm.directory.path).disks[0].on(host.state_dir)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(b"old")
+
+    async def full(self: LocalHost, path: Path, text: str) -> None:
+        if vm.directory.path.exists():
+            raise StorageError(f"cannot write {path}", why="No space left on device", remedy="-")
+        await write_text(self, path, text)
+
+    monkeypatch.setattr(LocalHost, "write_text", full)
+    asyncio.run(remove_stale_home(host, "web", "old"))
+    assert not vm.directory.path.exists()
+    assert asyncio.run(is_superseded(host, "web", image))

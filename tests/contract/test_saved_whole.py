@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ from tests.scripted_qmp import Server, play
 from vmckpt.checkpoint.take import Wish
 from vmckpt.checkpoint.whole import _TakingWhole, let_go
 from vmckpt.checkpoint.whole_again import load_whole
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.open import create_store
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QemuDir, vm_dir
@@ -74,6 +76,28 @@ def test_a_guest_whose_qemu_does_not_answer_stays_marked_as_one_to_be_let_run(
     asyncio.run(let_go(gone))
     assert not vm.directory.saving.exists()
     assert not vm.qemu.files.saved_file(in_memory=False).exists()
+
+
+def test_a_saved_file_that_its_qemu_has_stretched_takes_no_memory(tmp_path: Path) -> None:
+    """By its size it would: some bytes for each page, and a hole has any number of them."""
+    vm = a_vm(tmp_path, ProcessId(1, 1))
+    taking = _TakingWhole(
+        vm, cast("Any", None), Wish("one", {}, "t", 0.0), cast("Any", None), print
+    )
+    taking.file = tmp_path / "saved"
+    taking.file.touch()
+    os.truncate(taking.file, 1 << 38)
+    tracemalloc.start()
+    try:
+        with (
+            create_store(str(tmp_path / "store")) as store,
+            store.begin("vm") as new,
+            pytest.raises(OperationFailedError, match="cannot be stored"),
+        ):
+            taking._store(new)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 class Damaged:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.store import config, keyring
 from vmckpt.store.backends import local
 from vmckpt.store.backends.local import LocalBackend, sync_folder
 from vmckpt.store.check import check
@@ -154,6 +156,37 @@ def test_a_backup_goes_to_its_own_store_alone(tmp_path: Path, new_key: NewKey) -
             restore_backup(one.opened.backend, before, key, replace=False)
         restore_backup(one.opened.backend, before, key, replace=True)
         assert read_config(one.opened.backend) == before
+
+
+@pytest.mark.parametrize("failing", NAMES)
+def test_a_backup_that_is_put_back_in_part_is_not_undone_by_a_check(
+    tmp_path: Path, new_key: NewKey, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The check wrote the later list of keys over it, and the key that had just opened it did so
+    no more.
+    """
+    path, key, later = tmp_path / "store", new_key("key"), new_key("later")
+    with create_store(str(path), key) as store:
+        save(store, RAM)
+        backup = store.config
+    backend = LocalBackend(path)
+    rotate_key(backend, key, later, "")
+    write = config.write_copy
+
+    def written(backend: LocalBackend, name: str, new: config.Config) -> None:
+        if name == failing:
+            raise StorageError(f"cannot write {name}", why="no space", remedy="make room")
+        write(backend, name, new)
+
+    monkeypatch.setattr(config, "write_copy", written)
+    monkeypatch.setattr(keyring, "write_copy", written)
+    with suppress(StorageError):
+        restore_backup(backend, backup, key, replace=True)
+    monkeypatch.undo()
+    opens = key if read_config(backend) == backup else later
+    for _ in range(2):
+        with open_store(str(path), opens) as store:
+            check(store)
 
 
 @pytest.mark.parametrize("change", ["a line is gone", "a letter is another", "lines swapped", ""])

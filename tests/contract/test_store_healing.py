@@ -1,12 +1,15 @@
 """Damage that was met: nothing new rests on it, and it heals when its content is put again."""
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.guest_like import RAM, Memory, dirtied, memory, read_whole, require_same, save
-from vmckpt.errors import VmckptError
+from vmckpt.errors import StorageError, VmckptError
 from vmckpt.store.backends.cached import CachedBackend, uncached
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.check import check
@@ -117,6 +120,54 @@ def test_what_heals_is_not_collected_before_it_has_healed(hurt: Damaged) -> None
         collect(store, plan_gc(store))
         require_same(store, hurt.first, hurt.ram)
         assert check(store).whole
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+@pytest.mark.parametrize("makes_room", [True, False])
+def test_a_full_disk_is_collected_although_damage_is_to_heal(
+    hurt: Damaged, monkeypatch: pytest.MonkeyPatch, *, makes_room: bool, is_merged: bool
+) -> None:
+    """Healing takes room first: `gc` ended there each time, and nothing gave any back."""
+    with hurt.open() as store:
+        meet_by_check(store, hurt)
+        gone = [save(store, memory(PAGES, 50)), save(store, hurt.ram, vm="other")]
+        gone += [save(store, memory(PAGES, seed)) for seed in range(40, 60 if is_merged else 40)]
+    with monkeypatch.context() as unhealed:
+        unhealed.setattr("vmckpt.store.collect._may_heal", lambda *_: False)
+        for _ in range(2):  # the first one raises the store's format
+            with hurt.open() as store:
+                collect(store, plan_gc(store))
+    with hurt.open() as store:
+        assert bool(store.opened.backend.look().bundles) == is_merged
+        store.remove([one.id for one in gone])
+    write, unlink, full = os.write, os.unlink, [True]
+
+    def written(fd: int, data: bytes) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    def unlinked(*args: Any, **more: Any) -> None:
+        unlink(*args, **more)
+        full[0] &= not makes_room
+
+    with hurt.open() as store:
+        useless = sum(plan_gc(store).dead.values())
+        monkeypatch.setattr(os, "write", written)
+        monkeypatch.setattr(os, "unlink", unlinked)
+        if makes_room:
+            assert collect(store, plan_gc(store)).healed
+        else:
+            with pytest.raises(StorageError, match="No space left"):
+                collect(store, plan_gc(store))
+        monkeypatch.undo()
+        assert is_merged or sum(plan_gc(store).dead.values()) < useless
+    with hurt.open() as store:
+        collect(store, plan_gc(store))
+        collect(store, plan_gc(store))
+        require_same(store, hurt.first, hurt.ram)
+        assert check(store).whole
+        assert not plan_gc(store).dead
 
 
 def test_a_new_checkpoint_does_not_start_from_damaged_chunks(hurt: Damaged) -> None:

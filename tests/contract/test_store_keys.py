@@ -2,13 +2,15 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint import place
+from vmckpt.cli import store_key
 from vmckpt.cli.store import init
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.check import check
@@ -177,3 +179,38 @@ def test_the_key_of_a_store_that_is_there_stays_whatever_comes_after(
     with pytest.raises(StorageError):
         init(str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
     open_store(str(tmp_path / "store"), KeySource(Keeper.FILE, str(tmp_path / "new.key"))).close()
+
+
+def _as_an_older_vmckpt_has_made_it(at: Path) -> None:
+    """With one copy of its config; where others are to be, a link leads nowhere."""
+    shutil.rmtree(at / "config")
+    (at / "config").symlink_to(at / "not-mounted")
+
+
+def _goes_after_the_change(patch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise NotFoundError("there is no store", why="it was unmounted", remedy="mount it")
+
+    patch.setattr(store_key._Location, "remember", gone)
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+@pytest.mark.parametrize("change", [store_key.rotate, store_key.add])
+def test_a_key_that_opens_the_store_stays_whatever_comes_after(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[..., None],
+    *,
+    is_link: bool,
+) -> None:
+    """Its file was removed, as that of a refused key is, and nothing opened the store any more."""
+    at, old, new = tmp_path / "store", str(tmp_path / "old.key"), str(tmp_path / "new.key")
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    init(str(at), key_file=old)
+    if is_link:
+        _as_an_older_vmckpt_has_made_it(at)
+    else:
+        _goes_after_the_change(monkeypatch)
+    with nullcontext() if is_link else pytest.raises(NotFoundError):
+        change(store=str(at), key_file=old, new_key_file=new)
+    open_store(str(at), KeySource(Keeper.FILE, new)).close()

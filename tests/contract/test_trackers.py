@@ -9,6 +9,7 @@ import pytest
 
 from tests.ram_writer import PAGES, Writer, writing
 from vmckpt.hosts.kernel import PageTracking, page_tracking
+from vmckpt.memory.dirty_pages import Mapping
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.memory.tracker import Tracker, tracking
@@ -115,6 +116,20 @@ def test_writes_of_others_are_compared_too(writer: Writer) -> None:
 
 def test_the_kernel_is_asked_which_way_there_is() -> None:
     assert page_tracking() is BY_KERNEL
+
+
+@pytest.mark.parametrize("how", PageTracking)
+def test_a_file_that_its_qemu_has_stretched_is_not_tracked(
+    writer: Writer, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done with it takes memory by its size, as root; and it may be mapped to its end."""
+    os.truncate(writer.path, 1 << 40)
+    if how is PageTracking.PROTECTION:
+        end = Mapping(0, PAGE_BYTES, (1 << 40) - PAGE_BYTES)
+        monkeypatch.setattr("vmckpt.memory.dirty_pages.find_mappings", lambda *_: (end,))
+    with pytest.raises(OSError) as refused, tracking(writer.pid, writer.path, how, 32 << 20):
+        pass
+    assert refused.value.errno == errno.EFBIG
 
 
 def test_a_second_one_is_told_that_the_first_is_there(writer: Writer) -> None:

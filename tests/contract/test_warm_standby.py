@@ -1,7 +1,9 @@
 """The QEMU that waits on the standby, when it is to let its guest run."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +64,21 @@ def test_a_guest_that_cannot_run_is_said_to_stand_still(
         assert raised.value.remedy.endswith("vmckpt vm start web")
 
     play(script, client)
+
+
+def test_a_home_that_a_power_cut_might_undo_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its QEMU, the only one that has the guest, was ended for it, and the home removed."""
+
+    def fails(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(warm, "sync_directory", fails)
+    no_monitor: Any = None
+    standby = waiting(tmp_path, no_monitor)
+    home = standby.directory.current
+    home.parent.mkdir(parents=True)
+    home.with_name(".vm.json.ready").write_text("{}")
+    standby.settle_here()
+    assert home.read_text() == "{}"

@@ -1,18 +1,20 @@
 """Operators who call two machines by one name, or one by two: a journal's ends are machines."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, make_home, marked_as
-from vmckpt.errors import OutcomeUnknownError, StorageError
+from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.identity import host_identity, read_host_identity
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.left import keep_at, without_stale
+from vmckpt.migrate.machines import ends
 from vmckpt.migrate.recover import FINISHED, recover
 from vmckpt.vm.inventory import look_all
 from vmckpt.vm.paths import vm_dir
@@ -131,6 +133,19 @@ def test_a_host_whose_identity_is_lost_begins_no_migration(tmp_path: Path) -> No
         asyncio.run(host_identity(host))
 
 
+def test_no_migration_begins_between_a_machine_and_its_copy(tmp_path: Path) -> None:
+    """A machine that was made of another one's image: the stale home of a guest counted as its own
+    once such a migration was cut off.
+    """
+    source, target = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("a", "b"))
+    asyncio.run(host_identity(source))
+    shutil.copytree(source.state_dir, target.state_dir)
+    with pytest.raises(RefusedError, match="say that they are the same host"):
+        asyncio.run(ends(source, target))
+    (target.state_dir / "host-id").unlink()
+    assert len(set(asyncio.run(ends(source, target)))) == 2
+
+
 def test_a_home_that_was_left_is_known_whatever_the_hosts_are_called_here(tmp_path: Path) -> None:
     """`vm list` of another operator had the VM twice."""
     world = World(tmp_path, Guest("postmigrate", "completed"), "local", "b")
@@ -145,6 +160,23 @@ def test_a_home_that_was_left_is_known_whatever_the_hosts_are_called_here(tmp_pa
         return [look.vm.host.name for look in await without_stale(looks, [x, b])]
 
     assert asyncio.run(play()) == ["local"]
+
+
+def test_hosts_that_were_cloned_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    """The home that was left was shown, and that of the guest was not."""
+    world = World(tmp_path, Guest("postmigrate", "completed"), "x", "b")
+    x, b = replace(world.x, name="x"), replace(world.y, name="b", state_dir=tmp_path / "b")
+
+    async def play() -> list[str]:
+        one = await host_identity(x)
+        await make_home(x, "q1")
+        await make_home(b, "q2")
+        (b.state_dir / "host-id").write_text(one)
+        await keep_at(replace(world.journal, source_id=one, target_id=one), b)
+        looks = (await look_all([x, b])).given
+        return [look.vm.host.name for look in await without_stale(looks, [x, b])]
+
+    assert asyncio.run(play()) == ["b"]
 
 
 def test_a_damaged_record_of_another_vm_hides_no_stale_home(tmp_path: Path) -> None:

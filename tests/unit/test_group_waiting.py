@@ -50,7 +50,7 @@ def test_it_is_first_for_the_moment_alone(monkeypatch: pytest.MonkeyPatch) -> No
     told = Told()
 
     @asynccontextmanager
-    async def capturing(*_: object) -> AsyncIterator[Any]:
+    async def capturing(*_: object, **__: object) -> AsyncIterator[Any]:
         yield SimpleNamespace(learn_devices=no_time, saves_devices=told.saves_devices)
 
     async def epoch(_: object) -> Any:

@@ -301,6 +301,38 @@ def test_what_was_written_over_an_older_copy_is_not_replaced_when_versions_meet(
     played(play)
 
 
+@pytest.mark.parametrize("is_cut_off", [True, False])
+def test_who_was_away_replaces_nothing_that_was_written_over_an_older_copy(
+    *, is_cut_off: bool
+) -> None:
+    """Frozen, or without an arbiter that took anything: two guests ran, for good."""
+    store = Register()
+    primary, standby = store.lease("a", None), store.lease("b", "b")
+
+    async def play() -> None:
+        await primary.take()
+        await primary.record_in_sync("b")
+        older = store.now
+        await primary.renew()
+        if is_cut_off:
+            store.does = ["refuse"]
+            with pytest.raises(ArbiterDownError):
+                await primary.renew()
+        store.now = older  # what came last is lost: the arbiter's machine had no power
+        await standby.look()
+        store.clock_s += 20
+        await standby.take()
+        assert store.now is not None
+        assert primary.seen is not None
+        assert store.now.version == primary.seen.now.version
+        for ask in (primary.renew, primary.record_solo, primary.give_up):
+            with pytest.raises(RefusedError, match="has forgotten"):
+                await ask()
+        assert store.now.record.holder == "b"
+
+    played(play)
+
+
 def test_questions_wait_for_one_another() -> None:
     store = Register()
     lease = store.lease()

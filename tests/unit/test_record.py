@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import NotFoundError
+from vmckpt.events import record as records
 from vmckpt.events.record import RunRecord, load_all
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress, heard_or_not
 
@@ -133,3 +134,25 @@ def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         record.save(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_of_old_runs_what_came_of_them_stays_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the course of every run was read for every plan and every look at the metrics."""
+    monkeypatch.setattr(records, "WHOLE_KEPT", 3)
+    samples = [{"at_s": 1.0, "status": "active"}] * 500
+    asked, result = {"vm": "web"}, {"outcome": "completed"}
+    for number in range(4):
+        one = RunRecord(f"r{number}", "migrate", asked, samples=samples)
+        one.result = None if number == 1 else result  # that one was cut off
+        one.forecast = {"total_s": 1}
+        one.save(tmp_path)
+    for number in range(4, 6):
+        RunRecord(f"r{number}", "migrate", asked).save(tmp_path)
+    known = {one.run: one for one in load_all(tmp_path)}
+    assert [bool(known[f"r{number}"].samples) for number in range(4)] == [False, True, False, True]
+    assert known["r0"].result == known["r2"].result == result
+    assert known["r0"].request == asked
+    assert known["r0"].forecast == {"total_s": 1}
+    assert (tmp_path / "r0.json").stat().st_size < 400

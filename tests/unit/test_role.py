@@ -97,6 +97,19 @@ def test_a_key_is_there_once_as_it_is_wanted(tmp_path: Path) -> None:
     assert os.listdir(keys.parent) == [keys.name]
 
 
+def test_what_is_no_key_takes_the_place_of_none() -> None:
+    """A path, or two keys in one text: all other operators' keys went, or one was unrestricted."""
+    [pattern] = re.findall(r"trim is match\('(.*\$)'\)", read("tasks"))
+    for right in (
+        "ssh-ed25519 AA+/a= anna",
+        "sk-ssh-ed25519@openssh.com AA b c",
+        'from="::1" ssh-rsa A',
+    ):
+        assert re.match(pattern, right), right
+    for wrong in ("", "~/.ssh/id_ed25519.pub", "ssh-rsa A\nssh-rsa B", "ssh-rsa\tA", "# ssh-rsa A"):
+        assert not re.match(pattern, wrong), wrong
+
+
 def test_huge_pages_are_mounted_on_a_directory_and_on_what_no_link_leads_to(tmp_path: Path) -> None:
     mount, state = tmp_path / "bin/mount", tmp_path / "state"
     mount.parent.mkdir()

@@ -21,7 +21,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.manifest import Manifest, is_same
 from vmckpt.store.naming import meant
 from vmckpt.store.order import in_order
 from vmckpt.store.pins import Pin, Pinned
@@ -144,18 +144,6 @@ async def catalogue(
         for checkpoint_id, those in there.pins.items():
             pins[checkpoint_id] = (*pins.get(checkpoint_id, ()), *those)
     return Catalogue(_merged(manifests, pins), silent, unreadable)
-
-
-def is_same(one: Manifest, other: Manifest) -> bool:
-    """Whether two manifests of one id are of one checkpoint: a copy says the same of it.
-
-    One that an older vmckpt made leaves out what that did not know.
-    """
-    words = ("vm", "parent", "created_unix_s", "facts")
-    if any(getattr(one, word) != getattr(other, word) for word in words):
-        return False
-    later = ((one.vm_id, other.vm_id), (one.sequence, other.sequence))
-    return all(None in pair or pair[0] == pair[1] for pair in later)
 
 
 def _agreeing(

@@ -319,8 +319,10 @@ class Taking:
         pausing: Pausing = nullcontext
         if self._member is not None:
             pausing = partial(self._member.pausing, self._tell_guard)
-        pid = self._vm.qemu.process.pid
-        async with capturing(pid, ram_file, self._monitor, output, pausing) as capture:
+        pid, ram_bytes = self._vm.qemu.process.pid, self._vm.spec.memory_bytes
+        async with capturing(
+            pid, ram_file, self._monitor, output, pausing, ram_bytes=ram_bytes
+        ) as capture:
             with pausing():
                 self._pauses_s.append(await capture.learn_devices())
             self._tell("reading memory")

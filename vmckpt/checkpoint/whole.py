@@ -196,6 +196,13 @@ class _TakingWhole(Taking):
         fd = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
         with open_fd(fd):
             size = os.fstat(fd).st_size
+            if size > (most := 2 * self._vm.spec.memory_bytes + BESIDES_BYTES):
+                raise OperationFailedError(
+                    f"what QEMU has saved of '{self._vm.name}' cannot be stored",
+                    why=f"it has {format_size(size)}; {format_size(most)} are expected at most: "
+                    "somebody has broken into that QEMU, or it is another's",
+                    remedy="restart the VM from a checkpoint that you trust",
+                )
             area = new.area(SAVED, size_bytes=size, chunk_bytes=PAGE_CHUNK_BYTES)
             empty = np.ones(-(-size // PAGE_CHUNK_BYTES), bool)
             for start, end in _chunks(fd, size):

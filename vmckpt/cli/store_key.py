@@ -78,6 +78,7 @@ def add(
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
     with new as source, _Location(store, key_file, key_command) as at:
         done = add_key(at.backend, at.key, source, name, at.require)
+        new.counts = True
         at.remember()
     _show(done, f"key {done.key.id} opens the store too{new.advice}", json)
 
@@ -103,6 +104,7 @@ def rotate(
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
     with new as source, _Location(store, key_file, key_command) as at:
         done = rotate_key(at.backend, at.key, source, name, at.require)
+        new.counts = True
         at.remember()
     text = f"key {done.key.id} opens the store in place of the one that was given{new.advice}"
     _show(done, text, json)
@@ -222,7 +224,7 @@ class _Location:
 class _NewKey:
     """A new key for the block; its file, if it was made, goes when the block was refused.
 
-    After any other failure it stays: the store may have been changed.
+    After any other failure it stays, and once it `counts`: the store may have been changed.
     """
 
     def __init__(self, file: str | None, command: str | None, agent: bool) -> None:
@@ -236,6 +238,7 @@ class _NewKey:
             )
         self._file, self._command = file, command
         self._made = file is not None and not Path(file).exists()
+        self.counts = False
 
     @property
     def advice(self) -> str:
@@ -254,7 +257,8 @@ class _NewKey:
         from vmckpt.errors import BusyError, NotFoundError, RefusedError, UsageError
 
         refused = (BusyError, NotFoundError, RefusedError, UsageError)
-        if kind and issubclass(kind, refused) and self._made and self._file is not None:
+        was_refused = kind is not None and issubclass(kind, refused) and not self.counts
+        if was_refused and self._made and self._file is not None:
             Path(self._file).unlink()
 
 

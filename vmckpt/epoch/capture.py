@@ -51,7 +51,13 @@ class StandsStillError(RefusedError):
 
 @asynccontextmanager
 async def capturing(
-    pid: int, ram_file: Path, monitor: Monitor, output: HeldOutput, pausing: Pausing = nullcontext
+    pid: int,
+    ram_file: Path,
+    monitor: Monitor,
+    output: HeldOutput,
+    pausing: Pausing = nullcontext,
+    *,
+    ram_bytes: int | None = None,
 ) -> AsyncIterator["Capture"]:
     """Epochs of a VM for the block; before, between and after them the VM runs.
 
@@ -60,7 +66,7 @@ async def capturing(
     pause. Raises OSError as `tracking` does, CommandRefusedError.
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
-        with tracking(pid, ram_file, page_tracking()) as tracker:
+        with tracking(pid, ram_file, page_tracking(), ram_bytes) as tracker:
             yield Capture(pid, monitor, output, tracker=tracker, devices=devices, pausing=pausing)
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,9 @@ from vmckpt.state.durable import make_dir_durably, replace
 SHARED_LINK, LINK_BROKE, FIGURES_MISSING = "shared-link", "link", "figures"
 
 FORMAT = 1
+# So many are kept with their samples and events; of older ones, those that are longer than this
+# lose them.
+WHOLE_KEPT, SHORT_BYTES = 1000, 8 << 10
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class RunRecord:
         path = directory / f"{self.run}.json"
         fields = {name: getattr(self, name) for name in self.__slots__}
         replace(path, json.dumps({"format": FORMAT, **fields}))
+        if self.result is None:  # one more begins
+            _shorten_old(directory)
         return path
 
     @classmethod
@@ -63,6 +69,21 @@ class RunRecord:
                 why=str(exc) or type(exc).__name__,
                 remedy="see `vmckpt runs list`",
             ) from exc
+
+
+def _shorten_old(directory: Path) -> None:
+    """Of all but the newest records their course goes: what was asked for, and came of it, stays.
+
+    Every forecast, plan and look at the metrics reads them all.
+    """
+    for path in sorted(directory.glob("*.json"))[:-WHOLE_KEPT]:
+        with suppress(OSError, NotFoundError):
+            if path.stat().st_size <= SHORT_BYTES:
+                continue
+            record = RunRecord.load(path)
+            if record.result is not None and (record.samples or record.events):
+                record.samples, record.events = [], []
+                record.save(directory)
 
 
 def load_all(directory: Path) -> list[RunRecord]:

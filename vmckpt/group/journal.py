@@ -5,8 +5,8 @@ commit until all have, or none has. Whether they have is asked of the stores, ne
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.errors import (
     BusyError,
     HostDownError,
+    NotFoundError,
     OutcomeUnknownError,
     VmckptError,
 )
@@ -28,7 +29,10 @@ from vmckpt.vm.lifecycle import owner
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One member: its checkpoint, the store that is to have it, and who commits it, where."""
+    """One member: its checkpoint, the store that is to have it, and who commits it, where.
+
+    `committed`: it was seen there. It may be removed before all others have answered.
+    """
 
     vm: str
     host: str
@@ -36,6 +40,7 @@ class Part:
     store_host: str | None
     store: str
     checkpoint: str
+    committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +85,26 @@ async def led(group_id: str) -> AsyncIterator[None]:
 
 
 async def settle(journal: Journal, key: Key = None) -> bool:
-    """All of its checkpoints are there (True), or none (False), and it is forgotten. By who leads.
+    """All of it was committed (True), or nothing of it stays, and it is forgotten. By who leads.
 
     Raises OutcomeUnknownError when a store or a host gives no answer: it is asked again later.
     """
+    parts, silent = list[Part](), list[VmckptError]()
+    for part in journal.parts:
+        try:
+            parts.append(part if part.committed else await _looked_for(part, key))
+        except VmckptError as exc:
+            parts.append(part)
+            silent.append(exc)
+    is_whole = all(part.committed for part in parts)
     try:
-        for part in journal.parts:
-            await _require_ended(part)
-        there = [part for part in journal.parts if await _has(part, key)]
-        is_whole = len(there) == len(journal.parts)
-        for part in () if is_whole else there:
-            async with opened(_place(part), key) as store:
-                await in_thread(partial(store.remove, [part.checkpoint]))
+        if silent:
+            raise silent[0]
+        for part in () if is_whole else parts:
+            await _removed(part, key)
     except VmckptError as exc:
+        if parts != list(journal.parts):
+            replace(journal, parts=tuple(parts)).write()
         raise OutcomeUnknownError(
             f"nobody knows yet whether group '{journal.name}' is whole",
             why=str(exc),
@@ -130,9 +142,18 @@ async def _require_ended(part: Part) -> None:
         )
 
 
-async def _has(part: Part, key: Key) -> bool:
+async def _looked_for(part: Part, key: Key) -> Part:
+    await _require_ended(part)
     async with opened(_place(part), key) as store:
-        return part.checkpoint in await in_thread(store.ids)
+        is_there = part.checkpoint in await in_thread(store.ids)
+    return replace(part, committed=is_there)
+
+
+async def _removed(part: Part, key: Key) -> None:
+    if part.committed:
+        async with opened(_place(part), key) as store:
+            with suppress(NotFoundError):  # another command has removed it
+                await in_thread(partial(store.remove, [part.checkpoint]))
 
 
 def _place(part: Part) -> Place:

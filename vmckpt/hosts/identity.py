@@ -20,23 +20,24 @@ async def host_identity(host: Host) -> str:
     await host.write_text(part, f"{uuid.uuid4()}\n")
     try:
         # Of two operators' at once the first one's stays.
-        done = await host.run(["ln", "-T", "--", str(part), str(_path(host))])
+        done = await host.run(["ln", "-T", "--", str(part), str(identity_path(host))])
     finally:
         await host.remove(part)
     if found := await read_host_identity(host):
         return found
     raise StorageError(
         f"{host.name} has no identity",
-        why=f"{_path(host)} is empty, or cannot be made: {done.stderr.strip()}",
+        why=f"{identity_path(host)} is empty, or cannot be made: {done.stderr.strip()}",
         remedy="remove that file if it is empty, and ask again; else free space there",
     )
 
 
 async def read_host_identity(host: Host) -> str | None:
     """The host's; None: it has none yet. Raises HostDownError."""
-    text = await host.read_text(_path(host))
+    text = await host.read_text(identity_path(host))
     return text.strip() if text and text.strip() else None
 
 
-def _path(host: Host) -> Path:
+def identity_path(host: Host) -> Path:
+    """The file that has it."""
     return host.state_dir / "host-id"

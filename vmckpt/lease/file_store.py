@@ -25,7 +25,7 @@ from urllib.parse import quote
 from vmckpt.errors import OutcomeUnknownError, StorageError
 from vmckpt.lease.record import Record, decode, encode
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import NoThreadError, in_thread
 from vmckpt.state.durable import make_dir_durably
 
 TIMEOUT_S = 1.0
@@ -63,6 +63,8 @@ class FileStore:
         """Put `record` where version `over` stands; what stands there afterwards."""
         try:
             return await self._within(lambda: self._replace(vm, record, over))
+        except NoThreadError as exc:
+            raise self._down(vm, exc) from exc
         except TimeoutError as exc:
             raise OutcomeUnknownError(
                 f"nobody knows whether the lease of '{vm}' was written",
@@ -77,10 +79,17 @@ class FileStore:
             finally:
                 self._free.release()
 
-        if not self._free.acquire(blocking=False):
-            raise TimeoutError
+        async def counted() -> T:
+            if not self._free.acquire(blocking=False):
+                raise TimeoutError
+            try:
+                return await in_thread(released)
+            except NoThreadError:
+                self._free.release()
+                raise
+
         # Twice: the old lock's own limit comes first, and what it says is certain.
-        return await asyncio.wait_for(in_thread(released), 2 * self._timeout_s)
+        return await asyncio.wait_for(counted(), 2 * self._timeout_s)
 
     def _versions(self, vm: str) -> Path:
         return self._directory / f"{quote(vm, safe='')}.leases"

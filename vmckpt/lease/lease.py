@@ -175,10 +175,15 @@ class Lease:
             await self._put(rule.given_up(now.record, self._next()), over=now.version)
 
     def again(self) -> "Lease":
-        """For the same guest, after `give_up`: it takes the term again unless another has it."""
+        """For the same guest, after `give_up`: it takes the term again unless another has it.
+
+        What was seen by now the arbiter is not to have forgotten then.
+        """
         name = self.claimant.name
         claimant = Claimant(f"{name}/again", succeeds=name)
-        return Lease(self._store, self.vm, claimant, self.span, clock=self._clock)
+        again = Lease(self._store, self.vm, claimant, self.span, clock=self._clock)
+        again._seen = self._seen
+        return again
 
     async def _rewrite(self, change: Change) -> Held:
         async with self._one_at_a_time:
@@ -200,8 +205,10 @@ class Lease:
         return record, now.version
 
     async def _ours(self) -> Versioned:
-        """The record to write over: only what has no answer yet makes it necessary to look."""
-        if self._asked:
+        """The record to write over. It is looked at anew if a question has no answer yet, or our
+        lease has ended: what has its version by now may be another's, over an older copy.
+        """
+        if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
             await self._look()
         if self._held is None or self._seen is None:
             holder = self._seen.now.record.holder if self._seen else "nobody"

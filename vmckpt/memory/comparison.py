@@ -92,12 +92,12 @@ def _union(ours: Sequence[Span], theirs: Sequence[Span]) -> Iterator[Span]:
 
 
 @contextmanager
-def compared(ram_file: Path) -> Iterator[Comparison]:
+def compared(ram_file: Path, ram_bytes: int | None = None) -> Iterator[Comparison]:
     """Compare it for the block. At its beginning every page counts as not written.
 
     Raises OSError.
     """
-    with mapped(ram_file) as ram:
+    with mapped(ram_file, ram_bytes) as ram:
         comparison = Comparison(ram)
         try:
             yield comparison

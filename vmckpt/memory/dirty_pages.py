@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vmckpt.memory.borrowed import descriptor_from
-from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd, require_size
 
 _NR_USERFAULTFD = 323
 _USER_MODE_ONLY = 1
@@ -220,17 +220,19 @@ def _mark(bitmap: bytearray, first: int, end: int) -> None:
 
 
 @contextmanager
-def tracked(pid: int, ram_file: Path) -> Iterator[DirtyPages]:
+def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[DirtyPages]:
     """Track the pages of `ram_file` that process `pid` writes, for the block.
 
     At its beginning every page counts as not written. Nothing of it stays in the process, however
     this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
     (another tracks it, or it cannot be stopped), ESRCH (gone), ENOENT (the file is not mapped
-    there), EINVAL or ENOTTY (the kernel is older than 6.7), and what `descriptor_from` raises.
+    there), EINVAL or ENOTTY (the kernel is older than 6.7), EFBIG (see `require_size`), and what
+    `descriptor_from` raises.
     """
     mappings = find_mappings(pid, ram_file)
     if not mappings:
         raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
+    require_size(max(one.offset + one.end - one.start for one in mappings), ram_bytes)
     # It is of the process's memory wherever it is. A copy left there would outlive us, and the next
     # tracker would find the memory taken.
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY

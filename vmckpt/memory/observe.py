@@ -48,14 +48,18 @@ class Observation(NamedTuple):
 
 
 async def observe(
-    pid: int, ram_file: Path, for_s: float, go_on: Callable[[], Awaitable[bool]]
+    pid: int,
+    ram_file: Path,
+    for_s: float,
+    go_on: Callable[[], Awaitable[bool]],
+    ram_bytes: int | None = None,
 ) -> Observation | None:
     """The pages of its RAM file that `pid` dirties, for `for_s` seconds; nothing stays of it.
 
     None as soon as `go_on` says no, asked about 20 times a second. Raises OSError as `tracked`
     does, ProcessLookupError when the process ends meanwhile.
     """
-    with tracked(pid, ram_file) as pages:
+    with tracked(pid, ram_file, ram_bytes) as pages:
         seen = await _watch(pages, for_s, go_on)
     if seen is None:
         return None

@@ -14,6 +14,8 @@ from pathlib import Path
 from vmckpt.errors import StorageError
 
 PAGE_BYTES = 4096
+# The largest of huge pages: a file in them has whole ones.
+_HUGE_BYTES = 1 << 30
 # Bytes of a file from the first up to the second, whole pages.
 Span = tuple[int, int]
 
@@ -21,9 +23,10 @@ Span = tuple[int, int]
 class RamFile:
     """A mapped RAM file. Whoever maps it sees at once what is written here."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, ram_bytes: int | None = None) -> None:
         self._fd = fd
         self.size_bytes = os.fstat(fd).st_size
+        require_size(self.size_bytes, ram_bytes)
         self._view = memoryview(mmap.mmap(fd, self.size_bytes))
 
     @property
@@ -93,11 +96,19 @@ def give_name(fd: int, path: Path) -> None:
         os.link(str(fd), path, src_dir_fd=all_open)
 
 
+def require_size(size_bytes: int, ram_bytes: int | None) -> None:
+    """A QEMU that was broken into stretches its file, and what is done with it takes memory by its
+    size. Raises OSError: it is larger than the guest's memory; None: that is not known.
+    """
+    if ram_bytes is not None and size_bytes > -(-ram_bytes // _HUGE_BYTES) * _HUGE_BYTES:
+        raise OSError(errno.EFBIG, f"it has {size_bytes} bytes, the guest {ram_bytes}")
+
+
 @contextmanager
-def mapped(path: Path) -> Iterator[RamFile]:
+def mapped(path: Path, ram_bytes: int | None = None) -> Iterator[RamFile]:
     """The RAM file at `path` for the block, which ends before its file does. Raises OSError."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        file = RamFile(fd)
+        file = RamFile(fd, ram_bytes)
         try:
             yield file
         finally:

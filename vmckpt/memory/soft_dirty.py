@@ -86,7 +86,7 @@ class SoftDirty:
 
 
 @contextmanager
-def soft_dirty(pid: int, ram_file: Path) -> Iterator[SoftDirty]:
+def soft_dirty(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[SoftDirty]:
     """Track the pages of `ram_file` that process `pid` writes, for the block.
 
     At its beginning every page counts as not written. Nothing of it stays in the process. Raises
@@ -100,7 +100,7 @@ def soft_dirty(pid: int, ram_file: Path) -> Iterator[SoftDirty]:
         _alone(ram_file),
         open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap,
         open_fd(os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)) as clear_refs,
-        mapped(ram_file) as ram,
+        mapped(ram_file, ram_bytes) as ram,
     ):
         yield SoftDirty(pagemap, clear_refs, mappings, ram)
 

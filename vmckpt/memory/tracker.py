@@ -51,7 +51,7 @@ class Protection:
 
 
 @contextmanager
-def tracking(pid: int, ram_file: Path, how: str) -> Iterator[Tracker]:
+def tracking(pid: int, ram_file: Path, how: str, ram_bytes: int | None = None) -> Iterator[Tracker]:
     """Track what process `pid` writes to its RAM file, for the block; every page counts as not
     written at its beginning.
 
@@ -60,11 +60,11 @@ def tracking(pid: int, ram_file: Path, how: str) -> Iterator[Tracker]:
     `soft_dirty` and `compared` do.
     """
     if how == Protection.name:
-        with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
+        with tracked(pid, ram_file, ram_bytes) as dirty, mapped(ram_file, ram_bytes) as ram:
             yield Protection(dirty, ram)
     elif how == SoftDirty.name and is_sound(ram_file):
-        with soft_dirty(pid, ram_file) as marked:
+        with soft_dirty(pid, ram_file, ram_bytes) as marked:
             yield marked
     else:
-        with compared(ram_file) as comparison:
+        with compared(ram_file, ram_bytes) as comparison:
             yield comparison

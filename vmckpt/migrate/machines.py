@@ -3,16 +3,34 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
-from vmckpt.errors import NotFoundError, OutcomeUnknownError
+from vmckpt.errors import NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.identity import read_host_identity
+from vmckpt.hosts.identity import host_identity, read_host_identity
 from vmckpt.hosts.inventory import find_host
 from vmckpt.migrate.journal import Journal
+from vmckpt.sequence.steps import both
 
 
 class ForgottenError(OutcomeUnknownError):
     """An end of a migration that was cut off is not in the inventory any more."""
+
+
+async def ends(source: Host, target: Host) -> tuple[str, str]:
+    """Which machines the two ends of a migration that begins are.
+
+    Raises RefusedError where the two cannot be told apart, HostDownError, StorageError.
+    """
+    one, other = await both(host_identity(source), host_identity(target))
+    if one == other:
+        raise RefusedError(
+            f"{source.name} and {target.name} say that they are the same host",
+            why="one machine's state directory was copied to the other: a migration that was cut "
+            "off between them could not be recovered",
+            remedy=f"on the copy, while no migration from or to it is under way: "
+            f"rm {target.state_dir / 'host-id'}",
+        )
+    return one, other
 
 
 async def source_of(journal: Journal, hosts: Sequence[Host]) -> Host:
@@ -27,7 +45,7 @@ async def target_of(journal: Journal, hosts: Sequence[Host]) -> Host:
 
 async def is_source(journal: Journal, host: Host) -> bool:
     """Whether the host, on which the journal stands, is the one that it came from."""
-    if journal.source_id is None:  # an older vmckpt wrote it
+    if journal.source_id in (None, journal.target_id):  # an older vmckpt's, or one is a clone
         return host.name == journal.source
     return await read_host_identity(host) == journal.source_id
 

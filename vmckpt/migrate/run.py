@@ -9,14 +9,13 @@ from vmckpt.errors import BusyError
 from vmckpt.events.types import Emit
 from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.identity import host_identity
 from vmckpt.migrate.locks import locked
+from vmckpt.migrate.machines import ends
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.options.migration import Method, Options
 from vmckpt.preflight.migration.checks import preflight
-from vmckpt.sequence.steps import both
 from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again, tidy
@@ -96,7 +95,7 @@ async def _move(
                 remedy=f"ask again, which removes it: vmckpt vm show {vm.name}",
             )
         await sweep(target, spec, there, None)
-        identities = await both(host_identity(vm.host), host_identity(target))
+        identities = await ends(vm.host, target)
         migration = Migration(
             vm,
             target,

@@ -47,7 +47,7 @@ class Keeper:
         self._lease, self._tell_guard = lease, tell_guard
         self._clock, self._sleep = clock, sleep
         # One for all of `take_back`: what it asked and got no answer to may have been done.
-        self._again = lease.again()
+        self._again: Lease | None = None
         self._term = 0
         # While no replica is entitled to the term the guest may run, lease or not.
         self._is_free, self._is_still = True, False
@@ -193,7 +193,8 @@ class Keeper:
         host that came after us. An arbiter that knows of no term has forgotten ours, or is not
         mounted: it is waited for.
         """
-        again, ours = self._again, (self._lease.claimant.name, self._again.claimant.name)
+        again = self._again = self._again or self._lease.again()
+        ours = (self._lease.claimant.name, again.claimant.name)
         while not self._is_alone:
             try:
                 seen = await again.look()

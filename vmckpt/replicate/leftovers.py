@@ -1,7 +1,7 @@
 """What a replication leaves on a host that has no use for it, and how it goes."""
 
 from vmckpt.deadlines import retry
-from vmckpt.errors import BusyError, OperationFailedError
+from vmckpt.errors import BusyError, OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.claim import was_protected_by
 from vmckpt.vm.inventory import Vm, read_vm
@@ -25,9 +25,20 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return
     await end_stale(stale)
-    await note_superseded(host, stale)
+    is_noted = await _noted(host, stale)
     await remove_qemu_files(host, stale.spec.ram_dir, stale.qemu.files)
     await host.remove(stale.directory.path)
+    if not is_noted:
+        await _noted(host, stale)
+
+
+async def _noted(host: Host, stale: Vm) -> bool:
+    """Whether its images are noted. A full disk, for which it was taken over, keeps no home."""
+    try:
+        await note_superseded(host, stale)
+    except StorageError:
+        return False
+    return True
 
 
 async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: str) -> bool:

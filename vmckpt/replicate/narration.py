@@ -97,8 +97,9 @@ def tell_event(host: Entry, said: dict[str, Any]) -> None:
         if is_full:
             path.replace(_older(path))
     except OSError as exc:
-        sys.stderr.write(f"{path}: {exc}: {line}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # it is on the same disk
+            sys.stderr.write(f"{path}: {exc}: {line}\n")
+            sys.stderr.flush()
 
 
 async def read_events(vm: str, hosts: Iterable[Host]) -> list[dict[str, Any]]:

@@ -104,7 +104,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         output = HeldOutput(monitor, nics if request.options.holds_output else [])
         ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
         capture = await stack.enter_async_context(
-            capturing(vm.qemu.process.pid, ram_file, monitor, output)
+            capturing(
+                vm.qemu.process.pid, ram_file, monitor, output, ram_bytes=vm.spec.memory_bytes
+            )
         )
         sources = await _sources(monitor, request, vm)
         let_in = partial(let_write_here, vm.qemu.files)

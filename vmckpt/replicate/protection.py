@@ -236,7 +236,8 @@ class Protection:
         return await self._is_dying()
 
     async def _is_dying(self) -> bool:
-        """Whether its QEMU has ended, or does within a moment."""
+        """Whether its QEMU has ended, or does within a moment; what it said last is here then."""
+        await asyncio.sleep(POLL_S)
         return not await poll(
             self._qemu_lives, lambda lives: not lives, every_s=POLL_S, within_s=DYING_S
         )

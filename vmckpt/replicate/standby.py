@@ -105,7 +105,7 @@ async def serve_standby(directory: Path) -> None:
                 promised(host, warm.qemu.files, spec, "standby", need_bytes),
                 journal_of(copies, are_shared=request.shares_disks) as disks,
             ):
-                with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
+                with mapped(warm.qemu.files.ram(spec.ram_dir), spec.memory_bytes) as ram:
                     await standby.serve(ram, disks)
         finally:
             await to_the_end(standby.finish())

@@ -95,7 +95,8 @@ class Warm:
     def settle_here(self) -> None:
         """The VM is at home here, and what was taken over from is stale. Raises OSError."""
         _ready(self.directory).rename(self.directory.current)
-        sync_directory(self.directory.path)
+        with suppress(OSError):  # it is for a power cut, which takes the guest as well
+            sync_directory(self.directory.path)
 
     async def run(self) -> None:
         """Let the guest run, as soon as it may: what held its disks may still be ending.

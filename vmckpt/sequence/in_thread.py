@@ -4,6 +4,8 @@ asyncio's own threads are waited for at the program's end: a call that never ret
 """
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,12 +14,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class NoThreadError(OSError):
+    """The kernel starts no thread at this moment: the work has not begun."""
+
+
 class StoppedError(Exception):
     """Work in a thread has heard that it is cancelled."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises. A cancellation leaves it running, heard by nobody."""
+    """What `work` returns or raises. A cancellation leaves it running, heard by nobody.
+
+    Raises NoThreadError.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -39,7 +48,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the program has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="blocking-call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="blocking-call", daemon=True).start()
+    except RuntimeError as exc:
+        raise NoThreadError(errno.EAGAIN, f"{os.strerror(errno.EAGAIN)}: {exc}") from exc
     return await done
 
 

@@ -34,6 +34,7 @@ from vmckpt.store.area import FrameCache
 from vmckpt.store.backends.backend import Backend, Held, MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.bundled import Holdings
+from vmckpt.store.bundles.layout import BUNDLES
 from vmckpt.store.bundles.merging import (
     MANY,
     Copies,
@@ -48,7 +49,15 @@ from vmckpt.store.damage.records import RECORD_COPIES, named
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import FRAME_BYTES, Numbers, Pack, PackWriter, pack_name, parsed_name
+from vmckpt.store.pack import (
+    FRAME_BYTES,
+    PACKS,
+    Numbers,
+    Pack,
+    PackWriter,
+    pack_name,
+    parsed_name,
+)
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
 
 # A pack is rewritten when more than this part of it is of no use.
@@ -160,17 +169,23 @@ def collect(store: Store, plan: Plan) -> Collected:
     with hold("gc", shared=False):
         before = _size(store)
         # First: what heals a pack may lie in another one that no checkpoint needs.
+        put_off = list[Rewrite]()
         for rewrite in plan.rewrites:
             if rewrite.heals:
-                came = _rewritten(store, rewrite, needed, came)
+                try:
+                    came = _rewritten(store, rewrite, needed, came)
+                except StorageError:  # on a full disk removing makes the room for it
+                    put_off.append(rewrite)
         with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
             look_at_checkpoints(store, needed)
             _remove_dead(store, needed, plan.proven, lock)
             for name in backend.leftovers():
                 lock.require()
                 backend.remove(name)
+        for rewrite in put_off:
+            came = _rewritten(store, rewrite, needed, came)
         for rewrite in plan.rewrites:
-            if not rewrite.heals and not _is_to_heal(store, needed):
+            if not rewrite.heals and not any(_to_heal(store, needed)):
                 came = _rewritten(store, rewrite, needed, came)
         # Last: it takes room before it gives any back.
         came = came._replace(bundles=_merged(store, plan, needed))
@@ -199,8 +214,11 @@ def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: 
     for name in doomed.stale(backend, time.time()):
         lock.require()
         backend.remove(name)
-    # What was found damaged since the plan was made heals first, by the next gc.
-    if not (dead := dead_objects(store, needed, proven)) or _is_to_heal(store, needed):
+    dead = dead_objects(store, needed, proven)
+    # What was found damaged since the plan was made, or found no room, heals first.
+    if dead and (hurt := list(_to_heal(store, needed))):
+        dead = {name: size for name, size in dead.items() if not _may_help(store, name, hurt)}
+    if not dead:
         return
     with _published(backend, dead) as mine:
         look_at_checkpoints(store, needed)
@@ -334,8 +352,8 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     return _are_found(opened, pack, bad)
 
 
-def _is_to_heal(store: Store, needed: Needed) -> bool:
-    """Whether damage is known that may heal, perhaps by what no checkpoint needs."""
+def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
+    """Known damage that may heal, perhaps by what no checkpoint needs: packs, and slots of them."""
     opened = store.opened
     opened.records.refresh()
     for pack_id, (generation, _) in opened.packs.look_again().items():
@@ -344,9 +362,29 @@ def _is_to_heal(store: Store, needed: Needed) -> bool:
             opened.records.slots(pack_id, generation),
         )
         with suppress(DamagedError, MissingError):
-            if len(bad) and _are_found(opened, opened.packs.find(pack_id), bad):
-                return True
-    return False
+            if len(bad) and _are_found(opened, pack := opened.packs.find(pack_id), bad):
+                yield pack, bad
+
+
+def _may_help(store: Store, name: str, hurt: Sequence[tuple[Pack, Numbers]]) -> bool:
+    """Whether an object may have what heals some of these: it is not certain that it has not."""
+    opened = store.opened
+    if not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
+        return False
+    if name.startswith(f"{BUNDLES}/"):
+        bundle = opened.backend.look().bundles.get(name)
+        return bundle is None or any(_may_help(store, one, hurt) for one in bundle.members)
+    parsed = parsed_name(name)
+    if parsed is None or any(parsed[0] == pack.id for pack, _ in hurt):
+        return True
+    try:
+        there = opened.packs.open(*parsed).hashes()
+    except MissingError:
+        return False
+    except DamagedError:
+        return True
+    names = (opened.elsewhere.names(*one) for one in hurt)
+    return any(np.isin(there[:, 0], one[:, 0]).any() for one in names)
 
 
 def _are_found(opened: Opened, pack: Pack, slots: Numbers) -> bool:

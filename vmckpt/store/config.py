@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.errors import NotFoundError, RefusedError, UsageError, VmckptError
 from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.errors import DamagedError, UnreadableError
 
@@ -101,7 +101,7 @@ def replace_config(backend: Backend, config: Config) -> dict[str, str]:
     for name in others:
         try:
             write_copy(backend, name, config)
-        except StorageError as exc:
+        except VmckptError as exc:
             old[name] = exc.why
     return old
 

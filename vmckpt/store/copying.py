@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from vmckpt.errors import BusyError, NotFoundError, VmckptError
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.manifest import Manifest, is_same
 from vmckpt.store.order import in_order
 from vmckpt.store.pack import Numbers
 from vmckpt.store.pins import copied as copied_pin
@@ -91,10 +91,15 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
 def _difference(
     source: Store, target: Store, manifest: Manifest
 ) -> tuple[str | None, dict[str, Numbers]]:
-    """The parent, if both have it, and what differs from it. The parent may be damaged, or go."""
-    if manifest.parent is None or manifest.parent not in target.ids():
+    """The parent, if both have it, and what differs from it. The parent may be damaged, or go.
+
+    Or be another one in the target: who adds to that chooses ids.
+    """
+    if manifest.parent is None:
         return None, {}
     try:
+        if not is_same(target.manifest(manifest.parent), source.manifest(manifest.parent)):
+            return None, {}
         return manifest.parent, source.diff(manifest.parent, manifest.id)
     except (NotFoundError, DamagedError):
         return None, {}

@@ -18,6 +18,7 @@ from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.config import (
     CONFIG,
     MERGED,
+    NAMES,
     Config,
     copies,
     parse_config,
@@ -201,7 +202,9 @@ def restore_backup(
                 remedy="see `vmckpt store key list`; add --replace to put the backup in its place: "
                 "then the keys of that time open the store",
             )
-        replace_config(backend, config)
+        # The one that is read comes last: beside it `check` would take a later one for right.
+        for name in reversed(NAMES):
+            write_copy(backend, name, config)
 
 
 def _changed(

@@ -134,3 +134,15 @@ def _area(written: Any) -> AreaFacts:
 def _blob(written: Any) -> BlobFacts:
     name, size, stored = row(written, 3)
     return BlobFacts(text(name), count(size, MOST_BLOB_BYTES), count(stored, MOST_BLOB_BYTES))
+
+
+def is_same(one: Manifest, other: Manifest) -> bool:
+    """Whether two manifests of one id are of one checkpoint: a copy says the same of it.
+
+    One that an older vmckpt made leaves out what that did not know.
+    """
+    words = ("vm", "parent", "created_unix_s", "facts")
+    if any(getattr(one, word) != getattr(other, word) for word in words):
+        return False
+    later = ((one.vm_id, other.vm_id), (one.sequence, other.sequence))
+    return all(None in pair or pair[0] == pair[1] for pair in later)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.catalogue import Entry, catalogue, contradiction, is_same
+from vmckpt.checkpoint.catalogue import Entry, catalogue, contradiction
 from vmckpt.checkpoint.facts import Facts
 from vmckpt.checkpoint.look import prune
 from vmckpt.checkpoint.operate import create
@@ -25,7 +25,7 @@ from vmckpt.store.check import check as check_store
 from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.subset import part_of
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.manifest import Manifest, is_same
 from vmckpt.store.naming import IfTaken, dated
 from vmckpt.store.order import owners
 from vmckpt.store.sealing.keys import Keeper, KeySource

@@ -235,7 +235,7 @@ async def track(
 
     Raises OSError as `observe` does.
     """
-    seen = await observe(pid, ram_file, for_s, is_free)
+    seen = await observe(pid, ram_file, for_s, is_free, ram_bytes)
     return None if seen is None else _tracked(ram_bytes, seen)
 
 

@@ -6,7 +6,7 @@ from vmckpt.errors import HostDownError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.entries import LOCAL
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.identity import host_identity, read_host_identity
+from vmckpt.hosts.identity import host_identity, identity_path, read_host_identity
 from vmckpt.hosts.inventory import all_hosts, host_of
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.entry import SshEntry
@@ -73,8 +73,12 @@ async def _require_another(entry: LocalHost | SshEntry) -> None:
     if found := next(filter(None, (await ask_every(others, known_as)).given), None):
         raise RefusedError(
             f"'{entry.name}' would be '{found}' once more",
-            why="both are one state directory of one machine",
-            remedy=f"use '{found}', or forget that name first: vmckpt host remove {found}"
-            if found != LOCAL
-            else "it is this machine: use local, and describe it with vmckpt host set local",
+            why=f"the identity of both is {identity}, in {identity_path(host_of(entry))}: they are "
+            "one state directory of one machine, or one is a copy",
+            remedy=(
+                f"use '{found}', or forget that name first: vmckpt host remove {found}"
+                if found != LOCAL
+                else "it is this machine: use local, and describe it with vmckpt host set local"
+            )
+            + f"; if '{entry.name}' is another machine, cloned from it: remove that file there",
         )

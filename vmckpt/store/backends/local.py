@@ -382,9 +382,7 @@ class LocalWriter:
             with self._backend.own_directory(self._name.rpartition("/")[0]):
                 replaces = path.exists()
                 if self._backend.append_only:
-                    # Unlike a rename this fails where there is one of that name.
-                    os.link(self._aside, path)
-                    self._aside.unlink()
+                    self._link(path)
                 else:
                     self._aside.rename(path)
             os.close(self._fd)
@@ -397,10 +395,16 @@ class LocalWriter:
                 if not replaces:
                     path.unlink()
                 raise
-        except FileExistsError as exc:
-            raise append_only_error(self._name, self._backend.place) from exc
         except OSError as exc:
             raise self._backend.error(exc, self._name) from exc
+
+    def _link(self, path: Path) -> None:
+        """Unlike a rename this fails where there is one of that name. Raises OSError."""
+        try:
+            os.link(self._aside, path)
+        except FileExistsError as exc:
+            raise append_only_error(self._name, self._backend.place) from exc
+        self._aside.unlink()
 
     def discard(self) -> None:
         """Unlink what was not published."""
