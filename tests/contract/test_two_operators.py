@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.drained import close
 from vmckpt.hosts.local import LocalHost
@@ -90,21 +91,21 @@ def test_alone_it_runs(site: Site) -> None:
     assert site.homes() == ["a"]
 
 
-class Outrun(LocalHost):
-    """Another VM, whose spec names the same image, has it made as soon as it was looked for."""
-
-    async def exists(self, path: Path) -> bool:
-        found = await super().exists(path)
-        if path.name == "web.raw" and not found:
-            path.write_bytes(b"the other guest's")
-        return found
-
-
 def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_path: Path) -> None:
-    """Its guest was running, and lost all that it wrote."""
+    """Its guest was running, and lost all that it wrote.
+
+    The other VM has it made as soon as it was looked for.
+    """
     image = short_path / "web.raw"
     text = f'{TEXT}[[disks]]\npath = "{image}"\nsize = "1M"\nformat = "raw"\n'
-    host = Outrun("a", site.a.state_dir, "127.0.0.1")
+    outrun = Fault(
+        "exists",
+        of=lambda path: path == image,
+        first=lambda path: path.write_bytes(b"the other guest's"),
+        answers=False,
+        times=1,
+    )
+    host = FaultyHost("a", site.a.state_dir, "127.0.0.1", faults=(outrun,))
     with pytest.raises(OperationFailedError, match="cannot create disk image"):
         asyncio.run(run_vm(parse_spec(text, "x", Path("/")), host))
     assert image.read_bytes() == b"the other guest's"
