@@ -1,4 +1,4 @@
-"""The ends of a migration, for tests: one with a scripted QEMU, and one that gives no answer."""
+"""The ends of a migration, for tests: a host with a scripted QEMU, and what is found there."""
 
 import asyncio
 import socket
@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tests.scripted_qmp import Server
-from vmckpt.errors import HostDownError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
@@ -77,30 +75,6 @@ class Scripted(LocalHost):
 
     async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         return self.guest.connect()
-
-
-@dataclass(frozen=True, slots=True)
-class Down(LocalHost):
-    """A host that has lost its power."""
-
-    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
-        raise down(self.name)
-
-    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
-        raise down(self.name)
-
-    async def read_text(self, path: Path) -> str | None:
-        raise down(self.name)
-
-    async def exists(self, path: Path) -> bool:
-        raise down(self.name)
-
-    def lock(self, path: Path, owner: Owner) -> NoReturn:
-        raise down(self.name)
-
-
-def down(name: str) -> HostDownError:
-    return HostDownError(f"{name} is down", why="no way to it", remedy="wait")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import FaultyHost, silence
 from tests.scripted_qmp import Server, answering
 from vmckpt.errors import (
     HostDownError,
@@ -76,13 +77,6 @@ class Moved(Migration):
         raise HostDownError("a gives no answer", why="gone", remedy="-")
 
 
-class Silent(LocalHost):
-    """A host that is reached no more when something is to be read there."""
-
-    async def read_text(self, path: Path) -> str | None:
-        raise HostDownError("b gives no answer", why="gone", remedy="-")
-
-
 class Running(Source):
     """Its QEMU has not ended."""
 
@@ -126,12 +120,13 @@ async def go_wrong(kind: type[Migration], source: Source, target: LocalHost) -> 
 
 def test_a_target_that_goes_silent_does_not_hide_why_a_migration_failed(tmp_path: Path) -> None:
     source = Running("a", tmp_path / "a", "127.0.0.1")
-    target = Silent("b", tmp_path / "b", "127.0.0.1")
+    target = FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=silence("read_text"))
 
     async def main() -> None:
         error = await go_wrong(CutOff, source, target)
         assert isinstance(error, OperationFailedError)
         assert (error.what, error.why) == ("nobody knows whether b has begun", "cut")
+        assert target.unused() == []
         # Undoing it asks the source for more than is answered here.
         await asyncio.gather(*source.talks, return_exceptions=True)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.hosts.local import LocalHost
 from vmckpt.options.replication import Options
 from vmckpt.preflight.finding import OK, WARN, Finding, ask
@@ -27,28 +27,24 @@ Local:
 IPV6 = "20010db80000000000000000000000{n:02x} 02 40 00 80     eth0\n"
 
 
-class Machine(LocalHost):
+def machine(name: str, number: int, shared: str = "") -> FaultyHost:
     """Another machine, by what its kernel says."""
-
-    is_this_machine = False
-    files: ClassVar[dict[str, str]]
-
-    async def read_text(self, path: Path) -> str | None:
-        return self.files.get(str(path))
-
-    async def resolve(self, path: Path) -> Path:
-        return path
-
-
-def machine(name: str, number: int, shared: str = "") -> Machine:
-    class Named(Machine):
-        files: ClassVar = {
-            "/proc/self/mountinfo": ROOT + shared,
-            "/proc/net/fib_trie": TRIE.format(n=number),
-            "/proc/net/if_inet6": f"{IPV6.format(n=number)}zz 02\n",
-        }
-
-    return Named(name, Path("/s"), f"198.51.100.{number}", second_address=f"203.0.113.{number}")
+    files = {
+        "/proc/self/mountinfo": ROOT + shared,
+        "/proc/net/fib_trie": TRIE.format(n=number),
+        "/proc/net/if_inet6": f"{IPV6.format(n=number)}zz 02\n",
+    }
+    return FaultyHost(
+        name,
+        Path("/s"),
+        f"198.51.100.{number}",
+        second_address=f"203.0.113.{number}",
+        is_this_machine=False,
+        faults=(
+            Fault("read_text", by=lambda path: files.get(str(path))),
+            Fault("resolve", by=lambda path: path),
+        ),
+    )
 
 
 def found(primary: LocalHost, standby: LocalHost, place: str) -> Finding:

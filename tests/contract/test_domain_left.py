@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost, silence
 from vmckpt.drivers import find
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.events.types import Emit
@@ -193,18 +194,12 @@ def test_a_target_keeps_its_copies_until_its_libvirtd_answers(world: World, *, k
     assert (world.images(), kept()) == ("old copy proof", [left])
 
 
-class Dead(LocalHost):
-    """A host that has died."""
-
-    async def resolve(self, path: Path) -> Path:
-        raise HostDownError("a has died", why="no answer", remedy="look")
-
-
 def test_a_source_that_dies_in_the_end_does_not_keep_the_domain_from_its_commands(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settle, "POLL_S", 0.01)
-    ends = Dead("a", tmp_path, ""), LocalHost("b", tmp_path, "")
+    dead = FaultyHost("a", tmp_path, "", faults=silence("resolve"))
+    ends = dead, LocalHost("b", tmp_path, "")
     world.says = {"a": SILENT, "b": RUNS}
     (other_proof := tmp_path / "b/other.raw.vmckpt-r1").touch()
     other = CopiedDisk("/no/such/image.raw", str(tmp_path / "b/other.raw"))
@@ -215,6 +210,7 @@ def test_a_source_that_dies_in_the_end_does_not_keep_the_domain_from_its_command
         await leave_on_target(journal, ends, world.noted.append, patience_s=0.0)
 
     asyncio.run(end())
+    assert dead.unused() == []
     assert kept() == [replace(journal, moved=True)]
     # No undo takes a copy now.
     assert (world.images(), other_proof.exists()) == ("old copy", False)
@@ -229,17 +225,16 @@ def test_images_are_handed_over_only_by_what_says_that_it_has_moved(
     """Else a command that dies as it hands them over leaves a migration that may be undone."""
     seen: list[list[DomainJournal]] = []
 
-    class Watched(LocalHost):
-        async def remove(self, path: Path) -> None:
-            seen.append(await DomainJournal.all_of("web"))
-            await super().remove(path)
+    async def watch(_: Path) -> None:
+        seen.append(await DomainJournal.all_of("web"))
 
-    ends = Watched("a", tmp_path, ""), Watched("b", tmp_path, "")
+    watched = (Fault("remove", first=watch),)
+    a, b = (FaultyHost(name, tmp_path, "", faults=watched) for name in "ab")
     world.says = {"b": RUNS}
 
     async def end() -> None:
         await world.journal.write()
-        await leave_on_target(world.journal, ends, world.noted.append)
+        await leave_on_target(world.journal, (a, b), world.noted.append)
 
     asyncio.run(end())
     assert seen == [[replace(world.journal, moved=True)]] * 2

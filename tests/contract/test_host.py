@@ -7,14 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from tests.remote_hosts import PipedServes
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, OperationFailedError, StorageError
@@ -298,23 +298,16 @@ def test_a_directory_is_removed_however_deep_it_is(ask: Ask, tmp_path: Path) -> 
         subprocess.run(["rm", "-rf", str(tmp_path / "top")], check=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck(LocalHost):
-    """Nothing below its directories can be removed."""
-
-    async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
-        assert argv[0] == "rm"
-        return Completed(1, "", "rm: cannot remove 'it': Read-only file system")
-
-
 def test_a_directory_that_stays_is_not_said_to_be_removed(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A VM was forgotten that was there all the same, or at home on two hosts."""
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
     (tmp_path / "web").mkdir()
+    said = Completed(1, "", "rm: cannot remove 'it': Read-only file system")
+    stuck = Fault("run", of=lambda argv: argv[0] == "rm", answers=said)
     with pytest.raises(StorageError, match="cannot remove") as caught:
-        ask(Stuck("a", tmp_path, "127.0.0.1").remove(tmp_path / "web"))
+        ask(FaultyHost("a", tmp_path, "127.0.0.1", faults=(stuck,)).remove(tmp_path / "web"))
     assert "Read-only file system" in caught.value.why
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.silent_ends import down, make_home, marked_as
+from tests.faulty_host import Fault, FaultyHost, down
+from tests.silent_ends import make_home, marked_as
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
@@ -113,15 +114,6 @@ def test_a_journal_of_others_hides_no_migration(site: Site, tmp_path: Path) -> N
     asyncio.run(play())
 
 
-class Fails(LocalHost):
-    """It dies when an image is to be removed there."""
-
-    async def remove(self, path: Path) -> None:
-        if path.name == "web.raw":
-            raise down(self.name)
-        await super().remove(path)
-
-
 def test_the_sources_own_list_of_disks_outlasts_them(site: Site) -> None:
     """It is what removes them later: after its QEMU and directory had gone they stayed."""
     image = site.good.state_dir / "images/web.raw"
@@ -133,7 +125,9 @@ def test_the_sources_own_list_of_disks_outlasts_them(site: Site) -> None:
         journal = replace(CLAIM, disks=(CopiedDisk(str(image), "/x"),), step="release")
         await journal.write((site.good,))
         await site.told(journal)
-        dies = Fails(site.good.name, site.good.state_dir, "127.0.0.1")
+        as_it_goes = Fault("remove", raises=down, of=lambda path: path == image)
+        good = site.good
+        dies = FaultyHost(good.name, good.state_dir, "127.0.0.1", faults=(as_it_goes,))
         with pytest.raises(HostDownError):
             await recover("web", site.notes.append, (dies, site.evil))
         assert image.exists()

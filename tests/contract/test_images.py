@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.commands import vmckpt
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
@@ -123,20 +124,16 @@ def test_what_forks_will_stand_on_is_in_use_before_there_are_any(
     assert not any(users(host).values())
 
 
-class MadeMeanwhile(LocalHost):
-    """A host on which a VM is written down between the look at an image and its removal."""
-
-    async def resolve(self, path: Path) -> Path:
-        a_vm(self, "late", 'image = "a.raw"', at_home=False)
-        return await super().resolve(path)
-
-
 def test_an_image_that_a_vm_has_begun_to_use_meanwhile_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images/a.raw").write_bytes(b"x")
-    host = MadeMeanwhile("local", tmp_path, "127.0.0.1")
+    # A VM is written down between the look at the image and its removal.
+    meanwhile = Fault(
+        "resolve", first=lambda _: a_vm(local, "late", 'image = "a.raw"', at_home=False)
+    )
+    local = FaultyHost("local", tmp_path, "127.0.0.1", faults=(meanwhile,))
     with pytest.raises(RefusedError, match="is in use") as refused:
-        asyncio.run(remove_image(host, Image(tmp_path / "images/a.raw", 1, 1, ())))
+        asyncio.run(remove_image(local, Image(tmp_path / "images/a.raw", 1, 1, ())))
     assert refused.value.why == "VM late"
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["a.raw"]
 

@@ -5,15 +5,14 @@ import errno
 import io
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost, silence
 from tests.remote_hosts import PipedServes
 from vmckpt.errors import (
-    HostDownError,
     NotFoundError,
     OperationFailedError,
     OutcomeUnknownError,
@@ -52,34 +51,6 @@ REPORT = Report("r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2
 JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breaking(LocalHost):
-    """A host that answers `spawn` and so on with these errors; a job begins there or not."""
-
-    of_spawn: Exception | None = None
-    of_remove: Exception | None = None
-    of_write: Exception | None = None
-
-    async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
-        if self.of_spawn is None:
-            return await LocalHost.spawn(self, argv, stderr_path)
-        if isinstance(self.of_spawn, OutcomeUnknownError):
-            stopped = NotFoundError("the job spoke", why="it began", remedy="-")
-            outcome = Outcome(None, tuple(pack_error(stopped, self.name)))
-            (stderr_path.parent / "outcome.json").write_text(OUTCOME.encode(outcome))
-        raise self.of_spawn
-
-    async def write_text(self, path: Path, text: str) -> None:
-        if self.of_write is not None:
-            raise self.of_write
-        await LocalHost.write_text(self, path, text)
-
-    async def remove(self, path: Path) -> None:
-        if self.of_remove is not None:
-            raise self.of_remove
-        await LocalHost.remove(self, path)
-
-
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "op"))
@@ -113,7 +84,14 @@ def ignore(_: Event) -> None:
 
 def test_a_job_that_may_have_begun_is_watched_and_keeps_its_link(state: Path) -> None:
     cut = OutcomeUnknownError("nobody knows", why="cut", remedy="-")
-    source = Breaking("a", state / "a", "127.0.0.1", of_spawn=cut)
+
+    def begins(_: Sequence[str], stderr_path: Path) -> None:
+        stopped = NotFoundError("the job spoke", why="it began", remedy="-")
+        outcome = Outcome(None, tuple(pack_error(stopped, "a")))
+        (stderr_path.parent / "outcome.json").write_text(OUTCOME.encode(outcome))
+
+    lost = Fault("spawn", first=begins, raises=lambda _: cut)
+    source = FaultyHost("a", state / "a", "127.0.0.1", faults=(lost,))
     target = LocalHost("b", state / "b", "127.0.0.1")
 
     async def play() -> None:
@@ -127,9 +105,9 @@ def test_a_job_that_may_have_begun_is_watched_and_keeps_its_link(state: Path) ->
 
 def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state: Path) -> None:
     full = StorageError("the disk is full", why="full", remedy="-")
-    down = HostDownError("b is down", why="gone", remedy="-")
-    source = Breaking("a", state / "a", "127.0.0.1", of_spawn=full)
-    target = Breaking("b", state / "b", "127.0.0.1", of_remove=down)
+    no_job = Fault("spawn", raises=lambda _: full)
+    source = FaultyHost("a", state / "a", "127.0.0.1", faults=(no_job,))
+    target = FaultyHost("b", state / "b", "127.0.0.1", faults=silence("remove"))
 
     async def play() -> None:
         async with ended(state):
@@ -138,6 +116,7 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
             assert not list((state / "a/jobs/migrate").iterdir())
 
     asyncio.run(play())
+    assert source.unused() + target.unused() == []
 
 
 def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:

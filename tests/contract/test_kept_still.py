@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from tests.scripted_qmp import Server, play
 from vmckpt.hosts.host import Queues
-from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate import switchover as switchovers
 from vmckpt.migrate.switchover import STILL_BYTES_PER_S, Socketed, Switchover
@@ -20,34 +20,27 @@ pytestmark = pytest.mark.contract
 LIMIT, MB = 200_000_000, 1_000_000
 
 
-class Unread(LocalHost):
-    """A host of which it is said what waits in its sockets."""
-
-    unread_bytes = 0
-
-    async def socket_queues(self, which: ProcessId, port: int) -> Queues:
-        """Nothing on the source's side."""
-        return Queues(0, self.unread_bytes)
-
-
 class Migrating:
     """A source with its switchover: it sends 50 MB between two looks, 50 ms apart."""
 
     def __init__(
         self, monitor: Monitor, root: Path, monkeypatch: pytest.MonkeyPatch, *, channels: bool
     ) -> None:
-        self._set, self._now_s, self._sent = monkeypatch.setattr, 0.0, 0
+        self._now_s, self._sent, self._unread_bytes = 0.0, 0, 0
         monkeypatch.setattr(switchovers, "time", SimpleNamespace(monotonic=lambda: self._now_s))
+        # Nothing waits on the source's side.
+        queues = Fault("socket_queues", by=lambda *_: Queues(0, self._unread_bytes))
+        source, target = (FaultyHost(name, root, "127.0.0.1", faults=(queues,)) for name in "ab")
         self.switchover = Switchover(
             monitor,
-            source=Socketed(Unread("a", root, "127.0.0.1"), ProcessId(1, 1)),
-            target=Socketed(Unread("b", root, "127.0.0.1"), ProcessId(1, 1)),
+            source=Socketed(source, ProcessId(1, 1)),
+            target=Socketed(target, ProcessId(1, 1)),
             port=1, max_downtime_s=0.3, limit_bytes_per_s=LIMIT, quick_rounds=channels,
         )  # fmt: skip
 
     async def look(self, unread_bytes: int, *, round_number: int = 1, sent: int = 50 * MB) -> None:
         self._now_s, self._sent = self._now_s + 0.05, self._sent + sent
-        self._set(Unread, "unread_bytes", unread_bytes)
+        self._unread_bytes = unread_bytes
         status = MigrationStatus("active", transferred_bytes=self._sent, round=round_number)
         await self.switchover.consider(status)
 

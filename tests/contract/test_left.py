@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.silent_ends import SPEC, Down, Guest, Scripted, make_home, marked_as
+from tests.faulty_host import FaultyHost, silence
+from tests.silent_ends import SPEC, Guest, Scripted, make_home, marked_as
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -46,7 +47,7 @@ class World:
     def __init__(self, path: Path, guest: Guest) -> None:
         self.a = Scripted("a", path / "a", "127.0.0.1", guest=guest)
         self.b = LocalHost("b", path / "b", "127.0.0.1")
-        self.down = Down("b", path / "b", "127.0.0.1")
+        self.down = FaultyHost("b", path / "b", "127.0.0.1", faults=silence())
         self.told: list[str] = []
 
     @property

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, down, make_home, marked_as
+from tests.faulty_host import FaultyHost, silence
+from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home, marked_as
 from vmckpt.drivers.find import look_at_all
 from vmckpt.errors import HostDownError
 from vmckpt.hosts import inventory
@@ -27,7 +28,7 @@ class World:
 
     def __init__(self, path: Path, guest: Guest) -> None:
         self.a = LocalHost("a", path / "a", "127.0.0.1")
-        self.down = Down("a", path / "a", "127.0.0.1")
+        self.down = FaultyHost("a", path / "a", "127.0.0.1", faults=silence())
         self.b = Scripted("b", path / "b", "127.0.0.1", guest=guest)
         self.here, self.there = (vm_dir(host.state_dir, "web") for host in (self.a, self.b))
         self.old, self.new = path / "old.raw", path / "new.raw"
@@ -166,13 +167,6 @@ def test_what_was_left_is_not_removed_where_another_qemu_is_the_vm(tmp_path: Pat
     assert "a keeps what run r1 left there" in world.told[-1]
 
 
-class Unwritable(Down):
-    """And nothing can be put there."""
-
-    async def make_dir(self, path: Path) -> None:
-        raise down(self.name)
-
-
 @pytest.mark.parametrize("step", ["prepare", "verify", "handover"])
 def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_source(
     tmp_path: Path, step: str
@@ -180,7 +174,7 @@ def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_so
     world = World(tmp_path, Guest("running", "completed"))
     moving: Any = Migration.__new__(Migration)
     moving._journal, moving._target_host = world.journal, world.b
-    moving._vm = SimpleNamespace(host=Unwritable("a", tmp_path / "a", "127.0.0.1"))
+    moving._vm = SimpleNamespace(host=world.down)
     moving._note = lambda code, text: world.told.append(f"{code}: {text}")
 
     async def play() -> Journal | None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
-from tests.silent_ends import Down
+from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint import meant, operate, restore
 from vmckpt.checkpoint.catalogue import catalogue
 from vmckpt.checkpoint.take import Wish
@@ -71,7 +71,8 @@ def test_another_vm_of_that_name_gets_no_key_while_the_right_one_may_be_silent(
     site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     do = getattr(site, verb)
-    inventory_has(monkeypatch, site.evil, Down("a", site.good.state_dir, "127.0.0.1"))
+    silent = FaultyHost("a", site.good.state_dir, "127.0.0.1", faults=silence())
+    inventory_has(monkeypatch, site.evil, silent)
     site.vm.directory.identity.write_text(f"{PARIS}\n")
     with pytest.raises(RefusedError, match="is another VM"):
         asyncio.run(do())

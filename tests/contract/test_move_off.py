@@ -3,12 +3,12 @@
 import asyncio
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import HostDownError, OperationFailedError
+from tests.faulty_host import FaultyHost, silence
+from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.offline import stand_in, standing_in
@@ -23,14 +23,6 @@ from vmckpt.vm.start import Qemu, new_qemu_id
 pytestmark = pytest.mark.contract
 # It ends at once: no move gets further than to the beginning.
 NO_QEMU = "/bin/false"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Silent(LocalHost):
-    """A host that says no more what there is."""
-
-    async def exists(self, path: Path) -> bool:
-        raise HostDownError(f"{self.name} is silent", why="gone", remedy="-")
 
 
 @pytest.fixture
@@ -79,7 +71,8 @@ def test_nothing_of_earlier_qemus_stays_when_it_is_moved(left: tuple[Vm, list[Pa
 
 
 def test_what_went_wrong_is_said_though_the_host_is_silent_then(state: Path) -> None:
-    vm = a_vm(Silent("a", state / "a", "127.0.0.1", qemu=NO_QEMU))
+    silent = FaultyHost("a", state / "a", "127.0.0.1", qemu=NO_QEMU, faults=silence("exists"))
+    vm = a_vm(silent)
 
     async def move() -> None:
         async with standing_in(vm):
@@ -87,3 +80,4 @@ def test_what_went_wrong_is_said_though_the_host_is_silent_then(state: Path) -> 
 
     with pytest.raises(OperationFailedError, match="did not start"):
         asyncio.run(move())
+    assert silent.unused() == []

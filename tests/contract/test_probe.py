@@ -7,30 +7,26 @@ from pathlib import Path
 import pytest
 
 from tests.commands import vmckpt
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.probe import abilities, choose_accel, kvm_obstacle
 
-
-class WithKvm(LocalHost):
-    """A host whose processor virtualizes and whose /dev/kvm may be opened."""
-
-    async def exists(self, path: Path) -> bool:
-        return path == Path("/dev/kvm") or await super().exists(path)
-
-    async def usable(self, path: Path) -> bool:
-        return path == Path("/dev/kvm")
-
-    async def cpu_flags(self) -> frozenset[str]:
-        return frozenset({"vmx"})
+KVM = Path("/dev/kvm")
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> LocalHost:
+    """A host whose processor virtualizes and whose /dev/kvm may be opened."""
     qemu = tmp_path / "qemu"
     qemu.write_text("#!/bin/sh\necho 'qemu: failed to initialize kvm: Device busy' >&2\nexit 1\n")
     qemu.chmod(0o755)
-    return WithKvm("a", tmp_path, "127.0.0.1", qemu=str(qemu))
+    faults = (
+        Fault("exists", answers=True, of=lambda path: path == KVM),
+        Fault("usable", by=lambda path: path == KVM),
+        Fault("cpu_flags", answers=frozenset({"vmx"})),
+    )
+    return FaultyHost("a", tmp_path, "127.0.0.1", qemu=str(qemu), faults=faults)
 
 
 def test_a_qemu_that_ends_with_kvm_is_an_obstacle_in_its_own_words(host: LocalHost) -> None:

@@ -5,12 +5,13 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -18,7 +19,6 @@ from vmckpt.errors import (
     OperationFailedError,
     RefusedError,
 )
-from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
@@ -45,30 +45,6 @@ SPEC = 'name = "web"\nmemory = "32M"\n' + "".join(
 )
 PLATFORM = Platform("q35", "tcg", "qemu64")
 OURS = "a/1"
-
-
-class Silent(LocalHost):
-    """A host that gives no answer."""
-
-    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
-        raise HostDownError("b is down", why=argument, remedy="-")
-
-
-class Off(Silent):
-    """One that gives no answer whatever it is asked."""
-
-    async def exists(self, path: Path) -> bool:
-        raise HostDownError("b is off", why=str(path), remedy="-")
-
-    async def read_text(self, path: Path) -> str | None:
-        raise HostDownError("b is off", why=str(path), remedy="-")
-
-
-class Hanging(LocalHost):
-    """One whose storage hangs."""
-
-    async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
-        raise HostDownError("b hangs", why=f"no end within {timeout_s:g} s", remedy=argv[0])
 
 
 @pytest.fixture
@@ -261,7 +237,7 @@ def test_nothing_is_folded_while_the_standby_may_write(
 ) -> None:
     recorded(tmp_path)
     a, b = hosts
-    silent = Silent("b", b.state_dir, "127.0.0.1")
+    silent = FaultyHost("b", b.state_dir, "127.0.0.1", faults=silence("find_processes"))
     with a_standby(b), pytest.raises(RefusedError, match="may still write"):
         asyncio.run(fold_there("web", hosts))
     with pytest.raises(HostDownError) as down:
@@ -286,7 +262,7 @@ def test_what_a_dead_service_wrote_is_on_the_storage_before_anything_is_folded(
         asyncio.run(fold_there("web", hosts))
     assert str(more) in refused.value.why
     assert "--standby-is-dead" in refused.value.remedy
-    hangs = Hanging("b", b.state_dir, "127.0.0.1")
+    hangs = FaultyHost("b", b.state_dir, "127.0.0.1", faults=silence("run"))
     with pytest.raises(HostDownError, match="may still write"):
         asyncio.run(fold_there("web", [a, hangs]))
     assert said(tmp_path) == []
@@ -300,14 +276,14 @@ def test_a_stop_needs_no_word_of_a_standby_that_is_said_to_be_dead(
     """Of what the services left a start may have removed the primary's already."""
     recorded(tmp_path)
     a, b = hosts
-    off = Off("b", b.state_dir, "127.0.0.1")
+    off = FaultyHost("b", b.state_dir, "127.0.0.1", faults=silence())
     with pytest.raises(HostDownError) as down:
         asyncio.run(stop("web", [a, off]))
     assert "--standby-is-dead" in down.value.remedy
     assert said(tmp_path) == []
     stopped = asyncio.run(stop("web", [a, off], standby_is_dead=True))
     assert "on its shared disks" in stopped["why"]
-    with pytest.raises(HostDownError, match="b is off"):
+    with pytest.raises(HostDownError, match="b is down"):
         asyncio.run(stop("web", [a, off], standby_is_dead=True))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import Guest, marked_as
 from tests.silent_ends import Scripted as ScriptedQemu
 from vmckpt.cli.replicate_options import Wishes
@@ -76,20 +77,14 @@ def test_what_was_wished_last_is_remembered(tmp_path: Path) -> None:
         asyncio.run(last_options(vm, vm.host))
 
 
-class Elsewhere(LocalHost):
-    """Another machine."""
-
-    @property
-    def is_this_machine(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize("knows", ["nothing", "another arbiter", "no JSON", "all"])
 def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
     tmp_path: Path, knows: str
 ) -> None:
     """A fencing agent is a command that runs there, and an arbiter is sent its credentials."""
-    target, home = (Elsewhere(name, tmp_path / name, "127.0.0.1") for name in "ab")
+    target, home = (
+        FaultyHost(name, tmp_path / name, "127.0.0.1", is_this_machine=False) for name in "ab"
+    )
     vm = a_vm(tmp_path / "b")._replace(host=home)
     request = Request(
         run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=target, standby=home,
@@ -191,16 +186,6 @@ def test_one_that_another_host_protects_is_left_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-class Down(LocalHost):
-    """A host that has lost its power."""
-
-    async def read_text(self, path: Path) -> str | None:
-        raise HostDownError("a is down", why="no route", remedy="switch it on")
-
-    async def exists(self, path: Path) -> bool:
-        raise HostDownError("a is down", why="no route", remedy="switch it on")
-
-
 def taken_over(vm: Vm, took_over_ms: float | None) -> None:
     """By lab-b, whose service has ended; how long it took until the guest ran, if it did."""
     files = Files.of(vm.host, "web")
@@ -217,12 +202,13 @@ def taken_over(vm: Vm, took_over_ms: float | None) -> None:
 
 
 def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> None:
-    vm, old = a_vm(tmp_path), Down("a", tmp_path / "a", "127.0.0.1")
+    vm = a_vm(tmp_path)
+    old = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
     taken_over(vm, 12.0)
     done = asyncio.run(failover("web", [old, vm.host]))
     assert done["state"] == "promoted"
     (warning,) = done["warnings"]
-    assert "a gives no answer (no route)" in warning
+    assert "a gives no answer (no way to it)" in warning
 
 
 def test_a_guest_that_was_taken_over_and_does_not_run_is_no_success_however_often_asked(

@@ -14,8 +14,9 @@ import pytest
 
 from tests.contract.test_replication_claim import replaced
 from tests.contract.test_replication_leftovers import home, record, requested, stands
+from tests.faulty_host import FaultyHost, silence
 from vmckpt.drivers.direct import DirectVm
-from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
+from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
@@ -467,7 +468,7 @@ def test_a_stop_does_not_free_a_twin_while_the_other_host_is_silent(
 ) -> None:
     vm = taken_over(hosts, tmp_path)
     robbed(tmp_path)
-    silent = SilentHost("a", tmp_path / "a", "127.0.0.1")
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
     with pytest.raises(RefusedError, match="may run on a") as refused:
         asyncio.run(stop("web", (silent, hosts[1])))
     assert "--standby-is-dead" in refused.value.remedy
@@ -484,13 +485,3 @@ def test_a_twin_whose_term_was_taken_goes_when_the_other_home_is_seen(
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
     assert asyncio.run(read_vm(hosts[1], "web")) is None
-
-
-class SilentHost(LocalHost):
-    """Out of reach."""
-
-    async def exists(self, path: Path) -> bool:
-        raise HostDownError(self.name, why=f"{path}: no answer", remedy="-")
-
-    async def read_text(self, path: Path) -> str | None:
-        raise HostDownError(self.name, why=f"{path}: no answer", remedy="-")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.faulty_host import FaultyHost, silence
 from tests.scripted_qmp import Server
 from vmckpt.errors import (
     HostDownError,
@@ -650,16 +651,6 @@ def test_a_primary_that_does_not_end_for_another_reason_is_not_run_alone(
     assert GO_ALONE not in waits.told
 
 
-class Off(LocalHost):
-    """A host that gives no answer."""
-
-    async def exists(self, path: Path) -> bool:
-        raise HostDownError("b is off", why=str(path), remedy="-")
-
-    async def read_text(self, path: Path) -> str | None:
-        raise HostDownError("b is off", why=str(path), remedy="-")
-
-
 @pytest.mark.parametrize("has_claim", [True, False])
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_guest_that_was_left_to_a_standby_of_which_nothing_is_left_is_no_dead_end(
@@ -679,7 +670,7 @@ def test_a_guest_that_was_left_to_a_standby_of_which_nothing_is_left_is_no_dead_
     a, b = hosts
     shutil.rmtree(b.state_dir)
     if is_silent:
-        b = Off("b", b.state_dir, "127.0.0.1")
+        b = FaultyHost("b", b.state_dir, "127.0.0.1", faults=silence())
         with pytest.raises(RefusedError, match=r"may run it|may take 'web' over") as refused:
             asyncio.run(stop("web", [a, b]))
         assert "--standby-is-dead" in refused.value.remedy

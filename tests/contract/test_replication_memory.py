@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
@@ -51,28 +52,16 @@ MIB, GIB = 1 << 20, 1 << 30
 ZEROES = bytes(COPY_BYTES)
 
 
-class Sized(LocalHost):
-    """A host with so much memory that nobody has yet."""
-
-    has_bytes = 0
-    tracking = PageTracking.PROTECTION
-
-    async def available_memory_bytes(self) -> int:
-        return self.has_bytes
-
-    async def memory_room(self, directory: Path) -> Room:
-        return Room(0, 0, is_given=False)
-
-    async def page_tracking(self) -> str:
-        return self.tracking
-
-
-def sized(name: str, path: Path, free_bytes: int, how: PageTracking | None = None) -> Sized:
-    class Host(Sized):
-        is_this_machine = False
-
-    Host.has_bytes, Host.tracking = free_bytes, how or PageTracking.PROTECTION
-    return Host(name, path, "127.0.0.1")
+def sized(
+    name: str, path: Path, free_bytes: int, how: PageTracking = PageTracking.PROTECTION
+) -> FaultyHost:
+    """Another machine, with so much memory that nobody has yet."""
+    faults = (
+        Fault("available_memory_bytes", answers=free_bytes),
+        Fault("memory_room", answers=Room(0, 0, is_given=False)),
+        Fault("page_tracking", answers=how),
+    )
+    return FaultyHost(name, path, "127.0.0.1", is_this_machine=False, faults=faults)
 
 
 def vm_on(host: LocalHost, text: str) -> Vm:
@@ -177,14 +166,14 @@ def _until(look: Any, wanted: range) -> int:
 
 
 def test_a_service_without_its_memory_says_how_much_is_lacking(tmp_path: Path) -> None:
-    class Full(LocalHost):
-        async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
-            assert (promise.holder, promise.file) == ("", None)
-            if overcommit:
-                promise.record.write_text("")
-            return Room(3 * GIB, 2 * GIB, is_given=overcommit)
+    def promise(promise: Promise, *, overcommit: bool) -> Room:
+        assert (promise.holder, promise.file) == ("", None)
+        if overcommit:
+            promise.record.write_text("")
+        return Room(3 * GIB, 2 * GIB, is_given=overcommit)
 
-    host = Full("lab-a", tmp_path, "127.0.0.1")
+    full = Fault("promise_memory", by=promise)
+    host = FaultyHost("lab-a", tmp_path, "127.0.0.1", faults=(full,))
     vm = vm_on(host, 'memory = "4G"')
     files = vm.qemu.files._replace(qemu_id=os.urandom(4).hex())
     directory = files.memory(IN_MEMORY)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_replication_dead_ends import SilentHost, elsewhere, promoted_on, protected
+from tests.contract.test_replication_dead_ends import elsewhere, promoted_on, protected
 from tests.contract.test_replication_leftovers import WithoutArbiter, home, record
+from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
@@ -139,7 +140,8 @@ def test_where_a_guest_went_that_a_standby_had_is_the_operators_to_say(
 ) -> None:
     """On a host that gives no answer, or on none that is known."""
     protected(hosts, tmp_path)[0].directory.claim.unlink()  # as a primary does at its end
-    third = (SilentHost if is_silent else LocalHost)("c", tmp_path / "c", "127.0.0.1")
+    faults = silence() if is_silent else ()
+    third = FaultyHost("c", tmp_path / "c", "127.0.0.1", faults=faults)
     waits = WithoutArbiter(hosts[0], monkeypatch)
 
     async def answer(word: str) -> dict[str, Any]:

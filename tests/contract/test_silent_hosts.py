@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate import settle as settling
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.ownership import Move
@@ -17,24 +17,14 @@ from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.vm.paths import VmDir
 
 
-class Mute(LocalHost):
-    """A host whose network is down."""
-
-    async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
-        raise HostDownError("b is down", why="no way to it", remedy="wait")
-
-    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
-        raise HostDownError("b is down", why="no way to it", remedy="wait")
-
-    async def read_text(self, path: Path) -> str | None:
-        raise HostDownError("b is down", why="no way to it", remedy="wait")
-
-
 def pair_of(tmp_path: Path) -> Pair:
     """A source that has ended, and a target whose host says nothing."""
     source, target = (
         End(host, VmDir(tmp_path / host.name).qemu("0123abcd"))
-        for host in (LocalHost("a", tmp_path, "x"), Mute("b", tmp_path, "x"))
+        for host in (
+            LocalHost("a", tmp_path, "x"),
+            FaultyHost("b", tmp_path, "x", faults=silence()),
+        )
     )
     return Pair(source, target, was_running=True, ram_dir=tmp_path)
 

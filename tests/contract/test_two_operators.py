@@ -1,17 +1,15 @@
 """Two operators, each with a state directory, who make a VM of one name or image at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.drained import close
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.vm import lifecycle
 from vmckpt.vm.argv import Platform
@@ -90,42 +88,35 @@ def test_alone_it_runs(site: Site) -> None:
     assert site.homes() == ["a"]
 
 
-class Outrun(LocalHost):
-    """Another VM, whose spec names the same image, has it made as soon as it was looked for."""
-
-    async def exists(self, path: Path) -> bool:
-        found = await super().exists(path)
-        if path.name == "web.raw" and not found:
-            path.write_bytes(b"the other guest's")
-        return found
-
-
 def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_path: Path) -> None:
-    """Its guest was running, and lost all that it wrote."""
+    """Its guest was running, and lost all that it wrote.
+
+    The other VM has it made as soon as it was looked for.
+    """
     image = short_path / "web.raw"
     text = f'{TEXT}[[disks]]\npath = "{image}"\nsize = "1M"\nformat = "raw"\n'
-    host = Outrun("a", site.a.state_dir, "127.0.0.1")
+    outrun = Fault(
+        "exists",
+        of=lambda path: path == image,
+        first=lambda path: path.write_bytes(b"the other guest's"),
+        answers=False,
+        times=1,
+    )
+    host = FaultyHost("a", site.a.state_dir, "127.0.0.1", faults=(outrun,))
     with pytest.raises(OperationFailedError, match="cannot create disk image"):
         asyncio.run(run_vm(parse_spec(text, "x", Path("/")), host))
     assert image.read_bytes() == b"the other guest's"
     assert not vm_dir(site.a.state_dir, "web").path.exists()
 
 
-class Drained(LocalHost):
-    """Its drain begins when the VM's name has been asked for, and finds nothing there."""
-
-    @asynccontextmanager
-    async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
-        await close(self, {"run": "r1"})
-        async with super().lock(path, owner):
-            yield
-
-
 def test_a_host_that_is_drained_at_that_moment_gets_no_vm(site: Site) -> None:
-    """It was said to be empty, and switched off."""
+    """It was said to be empty, and switched off.
+
+    Its drain begins when the VM's name has been asked for, and finds nothing there.
+    """
+    drain = Fault("lock", first=lambda *_: close(site.a, {"run": "r1"}))
+    host = FaultyHost("a", site.a.state_dir, "127.0.0.1", faults=(drain,))
     with pytest.raises(RefusedError, match="a is drained"):
-        asyncio.run(
-            run_vm(parse_spec(TEXT, "x", Path("/")), Drained("a", site.a.state_dir, "127.0.0.1"))
-        )
+        asyncio.run(run_vm(parse_spec(TEXT, "x", Path("/")), host))
     assert site.ran == 0
     assert not site.homes()

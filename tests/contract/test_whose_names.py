@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, make_home, marked_as
+from tests.faulty_host import FaultyHost, silence
+from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home, marked_as
 from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.identity import host_identity, read_host_identity
@@ -98,7 +99,7 @@ def test_a_machine_is_found_by_whatever_name_it_has_here(tmp_path: Path) -> None
 def test_while_a_host_is_silent_no_other_is_taken_for_it(tmp_path: Path) -> None:
     """It has taken part in a migration, and read there who the silent one is."""
     world = World(tmp_path, Guest("paused", "completed"), "local", "b")
-    silent = Down("x1", tmp_path / "x", "127.0.0.1")
+    silent = FaultyHost("x1", tmp_path / "x", "127.0.0.1", faults=silence())
     liar = LocalHost("liar", tmp_path / "liar", "127.0.0.1")
 
     async def play() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disks import SILENCE_S, STALL_S, CopyWatch
@@ -58,13 +59,6 @@ def test_another_image_in_a_shared_folder_is_not_the_same_disk(
     assert [one.code for one in plan.obstacles] == ([] if is_shared else ["disk-target"])
 
 
-class WithDevice(LocalHost):
-    """A host that has a block device where others have an image."""
-
-    async def is_block_device(self, path: Path) -> bool:
-        return path == THERE
-
-
 @pytest.mark.parametrize("how", [Disks.AUTO, Disks.COPY])
 @pytest.mark.parametrize(
     ("source", "target"),
@@ -80,7 +74,8 @@ class WithDevice(LocalHost):
 def test_a_device_is_neither_copied_nor_copied_to(
     tmp_path: Path, source: str, target: str, how: Disks
 ) -> None:
-    hosts = [WithDevice(name, tmp_path / name, "192.0.2.1") for name in ("a", "b")]
+    device = Fault("is_block_device", by=lambda path: path == THERE)
+    hosts = [FaultyHost(name, tmp_path / name, "192.0.2.1", faults=(device,)) for name in "ab"]
     (tmp_path / "web.raw").touch()
     disk = DISK._replace(path=tmp_path / source)
     owned = Owned(hosts[0], "web", (disk,), NODES, {"disk0": tmp_path / target})

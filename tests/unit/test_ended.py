@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import QemuDir, vm_dir
@@ -21,11 +22,7 @@ WORDS = "2026-11-25T14:00:00.0Z qemu-system-x86_64: ../hw/x.c:1: f: Assertion `0
 def host(state: Path, free: int) -> LocalHost:
     """One with so much room left."""
 
-    class Host(LocalHost):
-        async def free_bytes(self, directory: Path) -> int:
-            return free
-
-    return Host("a", state, "127.0.0.1")
+    return FaultyHost("a", state, "127.0.0.1", faults=(Fault("free_bytes", answers=free),))
 
 
 def left(path: Path, log: str, *, memory: bool = True) -> tuple[Spec, QemuDir]:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.inventory import local_host
 from vmckpt.hosts.local import LocalHost
@@ -14,13 +15,6 @@ from vmckpt.vm import lifecycle
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import Spec, parse_spec
-
-
-class Full(LocalHost):
-    """A host whose disk has no room for anything."""
-
-    async def write_text(self, path: Path, text: str) -> None:
-        raise StorageError(f"cannot write {path}", why="no space left", remedy="free some")
 
 
 @pytest.mark.parametrize("before", [None, "the old one"])
@@ -48,8 +42,11 @@ def test_where_the_disk_is_full_qemu_is_ended_all_the_same(
         SimpleNamespace(name="web", nics=(), passthrough=(), ram_dir=tmp_path, is_isolated=False),
     )
     platform = cast("Platform", None)
+    no_room = StorageError("cannot write", why="no space left", remedy="free some")
+    full = Fault("write_text", raises=lambda _: no_room)
+    host = FaultyHost("a", tmp_path, "127.0.0.1", faults=(full,))
     with pytest.raises(StorageError):
-        asyncio.run(lifecycle._boot(spec, Full("a", tmp_path, "127.0.0.1"), platform))
+        asyncio.run(lifecycle._boot(spec, host, platform))
     assert len(ended) == 1
     assert (current.read_text() if current.exists() else None) == before
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import FaultyHost
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
@@ -23,14 +24,6 @@ ADDRESSES = {"a": "10.77.1.1", "b": "fd00:0:0::B"}
 
 
 Two = tuple[LocalHost, LocalHost]
-
-
-class Far(LocalHost):
-    """Another machine."""
-
-    @property
-    def is_this_machine(self) -> bool:
-        return False
 
 
 @pytest.fixture
@@ -245,7 +238,7 @@ def test_a_vms_user_gets_no_hosts_key_unasked(
 ) -> None:
     issued(state, *(host for host in hosts if host.name in certified))
     assert asyncio.run(choose(tls, *hosts, own_users=True)).scheme is scheme
-    far = Far("b", hosts[1].state_dir, "10.0.0.2")
+    far = FaultyHost("b", hosts[1].state_dir, "10.0.0.2", is_this_machine=False)
     if tls is Tls.AUTO:  # to another machine nothing goes in clear
         found = asyncio.run(choose(tls, hosts[0], far, own_users=True))
         assert found.scheme is Scheme.ONE_TIME_KEY
@@ -261,7 +254,7 @@ def test_a_name_that_a_certificate_is_for_asks_for_certificates(state: Path, hos
 def test_nothing_goes_in_clear_to_another_machine_unasked(
     hosts: Two,
 ) -> None:
-    far = Far("b", hosts[1].state_dir, "10.0.0.2")
+    far = FaultyHost("b", hosts[1].state_dir, "10.0.0.2", is_this_machine=False)
     with pytest.raises(RefusedError, match="cannot be encrypted"):
         asyncio.run(choose(Tls.AUTO, hosts[0], far))
     assert asyncio.run(choose(Tls.OFF, hosts[0], far)).scheme is Scheme.CLEAR

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import FaultyHost
 from vmckpt.cli.replicate_options import DisksWish, Wishes
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
@@ -13,14 +14,8 @@ from vmckpt.options.replication import Options
 NOTHING = Wishes()
 
 
-class Far(LocalHost):
-    """A host of another machine, which nobody asks."""
-
-    is_this_machine = False
-
-
 HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")
-FAR = Far("c", Path("/s"), "192.0.2.1")
+FAR = FaultyHost("c", Path("/s"), "192.0.2.1", is_this_machine=False)
 
 
 def test_on_one_machine_all_has_a_default() -> None:
