@@ -296,6 +296,27 @@ def test_what_a_disk_could_not_read_once_still_stands_in_for_what_is_damaged(
     made.require_whole()
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_gc_keeps_what_heals_while_a_disk_cannot_read_it(
+    made: Made, sectors: Sectors, is_noted: bool
+) -> None:
+    """No checkpoint needs it but for what is damaged: it was removed, and the chunks were lost."""
+    again, other = damaged_with_a_copy(made)
+    with made.open() as store:
+        check(store)
+        useless = save(store, memory(PAGES, 77))
+        store.remove([again, useless.id])
+    sectors[other] = range(1000, 1001)
+    with made.open() as store:
+        if is_noted:
+            check(store)
+        collect(store, plan_gc(store))
+        left = store.opened.backend.names("packs")
+        assert not {name for name in left if name.partition("-")[0] in useless.packs}
+    sectors.clear()
+    made.require_whole()
+
+
 def test_a_store_whose_packs_are_on_a_disk_that_is_not_mounted_has_lost_nothing(
     made: Made,
 ) -> None:

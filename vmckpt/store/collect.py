@@ -185,7 +185,9 @@ def collect(store: Store, plan: Plan) -> Collected:
         for rewrite in put_off:
             came = _rewritten(store, rewrite, needed, came)
         for rewrite in plan.rewrites:
-            if not rewrite.heals and not any(_to_heal(store, needed)):
+            others = [one for one in _to_heal(store, needed) if one[0].id != rewrite.pack_id]
+            name = pack_name(rewrite.pack_id, rewrite.generation)
+            if not rewrite.heals and not _may_help(store, name, others):
                 came = _rewritten(store, rewrite, needed, came)
         # Last: it takes room before it gives any back.
         came = came._replace(bundles=_merged(store, plan, needed))
@@ -353,7 +355,9 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
 
 
 def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
-    """Known damage that may heal, perhaps by what no checkpoint needs: packs, and slots of them."""
+    """Known damage that may heal, now or once a disk can read it, perhaps by what no checkpoint
+    needs: packs, and slots of them.
+    """
     opened = store.opened
     opened.records.refresh()
     for pack_id, (generation, _) in opened.packs.look_again().items():
@@ -362,14 +366,14 @@ def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
             opened.records.slots(pack_id, generation),
         )
         with suppress(DamagedError, MissingError):
-            if len(bad) and _are_found(opened, pack := opened.packs.find(pack_id), bad):
+            if len(bad) and opened.elsewhere.may_find_any(pack := opened.packs.find(pack_id), bad):
                 yield pack, bad
 
 
 def _may_help(store: Store, name: str, hurt: Sequence[tuple[Pack, Numbers]]) -> bool:
     """Whether an object may have what heals some of these: it is not certain that it has not."""
     opened = store.opened
-    if not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
+    if not hurt or not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
         return False
     if name.startswith(f"{BUNDLES}/"):
         bundle = opened.backend.look().bundles.get(name)
