@@ -46,7 +46,7 @@ from vmckpt.store.bundles.merging import (
 )
 from vmckpt.store.checkpoint_file import MAPS
 from vmckpt.store.damage.records import RECORD_COPIES, named
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import (
@@ -135,12 +135,13 @@ def plan_gc(store: Store) -> Plan:
             pack = store.opened.packs.find(pack_id)
             unneeded = _unneeded_bytes(pack, slots[pack.table.has(slots)])
             heals = _may_heal(store.opened, pack, slots)
+            is_whole_without = not heals and _is_whole_without(store.opened, pack, slots)
         except DamagedError:
             bad.append(pack_name(pack_id, generation))
             continue
         except MissingError:  # another gc has removed it meanwhile
             continue
-        if heals or unneeded > size * WORTH_RATIO:
+        if heals or is_whole_without or unneeded > size * WORTH_RATIO:
             rewrites.append(Rewrite(pack_id, generation, size, unneeded, heals))
     leftovers = store.opened.backend.leftovers()
     held = store.opened.backend.look()
@@ -352,6 +353,25 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     known = opened.records.slots(pack.id, pack.generation)
     bad = np.union1d(bad, known[np.isin(known, slots)])
     return _are_found(opened, pack, bad)
+
+
+def _is_whole_without(opened: Opened, pack: Pack, needed: Numbers) -> bool:
+    """Whether a pack has known damage, and only of chunks that no checkpoint needs.
+
+    Without them it is whole. What a disk cannot read now, but perhaps later, stays: False.
+    """
+    known, table = opened.records.slots(pack.id, pack.generation), pack.table
+    if not len(known) or np.isin(known, needed).any():
+        return False
+    there = known[table.has(known)]
+    for frame in np.unique(table.frames(table.positions(there))).tolist():
+        try:
+            pack.frame(frame)
+        except UnreadableError:
+            return False
+        except DamagedError:
+            continue
+    return True
 
 
 def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
