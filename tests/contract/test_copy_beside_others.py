@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.guest_like import RAM, dirtied, memory, require_same, save
+from tests.guest_like import RAM, Memory, dirtied, memory, require_same, save
 from vmckpt.cli.store import export
 from vmckpt.errors import BusyError, NotFoundError
 from vmckpt.store import copying
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
@@ -120,6 +121,28 @@ def test_a_damaged_parent_keeps_no_whole_checkpoint_from_being_copied(
     assert check(target).whole
 
 
+def put_another(target: Store, of: Manifest, ram: Memory) -> None:
+    """What a client may do that only adds."""
+    with target.begin("vm", origin=Origin(of.id, "vm", None, None)) as new:
+        area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+        area.put(np.arange(PAGES), ram.tobytes())
+        new.commit({"name": "first"})
+
+
+def test_what_another_has_put_in_its_place_is_no_copy(source: Store, target: Store) -> None:
+    """It was said to be there already."""
+    ram = memory(PAGES, 1)
+    first, second = save(source, ram), save(source, ram)
+    put_another(target, first, memory(PAGES, 2))
+    with pytest.raises(DamagedError, match="1 of 2 checkpoints were not copied") as told:
+        copy_checkpoints(source, target, [first, second])
+    assert "is another one of that id" in told.value.why
+    require_same(target, second, ram)
+    target.remove([first.id])
+    assert [one.id for one in copy_checkpoints(source, target, [first, second])] == [first.id]
+    require_same(target, first, ram)
+
+
 def test_a_copy_does_not_rest_on_what_another_has_put_in_its_parents_place(
     source: Store, target: Store
 ) -> None:
@@ -128,9 +151,6 @@ def test_a_copy_does_not_rest_on_what_another_has_put_in_its_parents_place(
     after, dirty = dirtied(ram, 10, 3)
     first = save(source, ram)
     second = save(source, after, parent=first, dirty=dirty)
-    with target.begin("vm", origin=Origin(first.id, "vm", None, None)) as new:
-        area = new.area(RAM, size_bytes=wrong.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
-        area.put(np.arange(PAGES), wrong.tobytes())
-        new.commit({"name": "first"})
+    put_another(target, first, wrong)
     copy_checkpoints(source, target, [second])
     require_same(target, second, after)

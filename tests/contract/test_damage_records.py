@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,8 +28,7 @@ from vmckpt.store.store import Store
 
 PAGES = 64
 NAME = bytes(range(16))
-# Slots that no checkpoint needs: gc heals nothing of them, and keeps what is known.
-UNUSED = 1000
+SLOT = 3
 
 
 def new_store(place: Path) -> Store:
@@ -41,6 +40,11 @@ def new_store(place: Path) -> Store:
 
 def a_pack(store: Store) -> Pack:
     return store.opened.packs.find(min(store.opened.packs.look_again()))
+
+
+def lost_by_another_gc(pack: Pack, names: Mapping[int, bytes]) -> Damage:
+    """What a gc notes of a generation that it has not published yet: every other gc keeps it."""
+    return Damage(pack.id, pack.generation + 1, names)
 
 
 def records_in(place: Path) -> list[Path]:
@@ -67,7 +71,7 @@ def test_a_record_that_was_read_badly_is_neither_removed_nor_forgotten(
     place = tmp_path / "store"
     with new_store(place) as store:
         pack = a_pack(store)
-        store.opened.records.write([Damage(pack.id, pack.generation, {UNUSED: NAME})])
+        store.opened.records.write([lost_by_another_gc(pack, {SLOT: NAME})])
     with open_store(str(place)) as store:
         read, left = store.opened.backend.read, bad_reads
 
@@ -83,8 +87,8 @@ def test_a_record_that_was_read_badly_is_neither_removed_nor_forgotten(
         store.opened.records.refresh()
         collect(store, plan_gc(store))
         assert not left
-        assert store.opened.records.names(pack.id, np.array([UNUSED])).tobytes() == NAME
-    assert name_of(place, pack, UNUSED) == NAME
+        assert store.opened.records.names(pack.id, np.array([SLOT])).tobytes() == NAME
+    assert name_of(place, pack, SLOT) == NAME
 
 
 def test_gc_writes_anew_the_copy_of_a_name_that_was_lost(tmp_path: Path) -> None:
@@ -92,9 +96,7 @@ def test_gc_writes_anew_the_copy_of_a_name_that_was_lost(tmp_path: Path) -> None
     with new_store(place) as store:
         pack = a_pack(store)
         for _ in range(RECORD_COPIES):
-            store.opened.records.write(
-                [Damage(pack.id, pack.generation, {UNUSED: NAME, UNUSED + 1: b""})]
-            )
+            store.opened.records.write([lost_by_another_gc(pack, {SLOT: NAME, SLOT + 1: b""})])
     before = set(records_in(place))
     flip(min(before))
     with open_store(str(place)) as store:
@@ -102,19 +104,19 @@ def test_gc_writes_anew_the_copy_of_a_name_that_was_lost(tmp_path: Path) -> None
     assert len(records_in(place)) == RECORD_COPIES
     [other] = before & set(records_in(place))
     flip(other)
-    assert name_of(place, pack, UNUSED) == NAME
+    assert name_of(place, pack, SLOT) == NAME
 
 
 def test_records_of_a_needed_pack_that_is_not_there_stay(tmp_path: Path) -> None:
     place = tmp_path / "store"
     with new_store(place) as store:
         pack = a_pack(store)
-        store.opened.records.write([Damage(pack.id, pack.generation, {UNUSED: NAME})])
+        store.opened.records.write([lost_by_another_gc(pack, {SLOT: NAME})])
     (place / pack.name).rename(tmp_path / "away")
     with open_store(str(place)) as store:
         collect(store, plan_gc(store))
     (tmp_path / "away").rename(place / pack.name)
-    assert name_of(place, pack, UNUSED) == NAME
+    assert name_of(place, pack, SLOT) == NAME
     with open_store(str(place)) as store:
         store.remove(store.ids())
         collect(store, plan_gc(store))
@@ -145,13 +147,13 @@ def test_damaged_records_do_not_keep_many_from_becoming_one(tmp_path: Path) -> N
     with new_store(place) as store:
         pack, bad = a_pack(store), 4
         for slot in range(MANY_RECORDS + 1 + bad):
-            store.opened.records.write([Damage(pack.id, pack.generation, {UNUSED + slot: NAME})])
+            store.opened.records.write([lost_by_another_gc(pack, {SLOT + slot: NAME})])
     for path in records_in(place)[:bad]:
         flip(path)
     with open_store(str(place)) as store:
         collect(store, plan_gc(store))
         assert len(records_in(place)) == RECORD_COPIES
-        known = store.opened.records.slots(pack.id, pack.generation)
+        known = store.opened.records.slots(pack.id, pack.generation + 1)
         assert len(known) == MANY_RECORDS + 1
 
 

@@ -20,6 +20,7 @@ from vmckpt.store.damage.subset import parse_subset
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, new_archive, open_store
+from vmckpt.store.pack import FRAME_BYTES
 from vmckpt.store.store import Store
 
 PAGES = 256
@@ -33,6 +34,16 @@ def flip_frame(place: Path, pack: str, frame: int = 0, bit: int = 0) -> None:
         path = place / found.name
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def flip_names(place: Path, pack: str) -> None:
+    """Flip a bit of a pack's table of names."""
+    with open_store(str(place)) as store:
+        found = store.opened.packs.find(bytes.fromhex(pack))
+        at, path = found._hash_place[0] + 20, place / found.name
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
     path.write_bytes(data)
 
 
@@ -241,6 +252,42 @@ def test_gc_keeps_what_is_good_and_remembers_what_is_lost(tmp_path: Path) -> Non
         assert check(store).whole
 
 
+def save_two(place: Path) -> tuple[Manifest, Manifest, Memory]:
+    """Two checkpoints, and the memory of the second one, which needs all but the first frame of
+    what the first one needs: too much for gc to write their pack anew once that alone is left.
+    """
+    first = np.random.default_rng(1).integers(1, 256, (2 * PAGES, PAGE_CHUNK_BYTES), dtype=np.uint8)
+    second, dirty = first.copy(), np.arange(FRAME_BYTES // PAGE_CHUNK_BYTES)
+    second[dirty] = 0
+    with create_store(str(place)) as store:
+        one = save(store, first)
+        two = save(store, second, parent=one, dirty=dirty)
+    return one, two, second
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_repaired_store_is_whole_where_what_is_left_needs_most_of_a_damaged_pack(
+    tmp_path: Path, is_given_up: bool
+) -> None:
+    """`is_given_up`: gc has written the pack anew before, without what is lost."""
+    place = tmp_path / "store"
+    one, two, second = save_two(place)
+    with open_store(str(place)) as store:
+        pack = ram_pack(store, one)
+    flip_frame(place, pack)
+    if is_given_up:
+        flip_names(place, pack)
+        with open_store(str(place)) as store:
+            assert collect(store, plan_gc(store)).lost
+    with open_store(str(place)) as store:
+        plan = plan_repair(store)
+        assert repair(store, plan, remove_lost=True).removed == [one.id]
+        assert check(store).whole
+        assert not store.opened.backend.names("damaged")
+        assert not plan_gc(store).rewrites
+        require_same(store, two, second)
+
+
 def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
     """All that is needed of it was in one frame."""
     place, first = tmp_path / "store", memory(PAGES // 4, 1)
@@ -331,11 +378,8 @@ def test_a_damaged_table_of_names_is_made_anew(tmp_path: Path) -> None:
     place, ram = tmp_path / "store", memory(PAGES, 1)
     with create_store(str(place)) as store:
         first = save(store, ram)
-        pack = store.opened.packs.find(bytes.fromhex(ram_pack(store, first)))
-        at, path = pack._hash_place[0] + 20, place / pack.name
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+        pack = ram_pack(store, first)
+    flip_names(place, pack)
     with open_store(str(place)) as store:
         report = check(store)
         assert not report.whole

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_store_bundles import Ready, merged, ready
+from tests.contract.test_store_healing import ram_pack, save_two
 from tests.guest_like import dirtied, memory, require_same, save
 from tests.lent_store import lent
 from tests.small_packs import require_all, require_whole
@@ -199,6 +200,27 @@ def test_gc_gives_up_no_chunk_that_a_disk_cannot_read_now(
         assert check(store).whole
 
 
+def test_gc_keeps_what_no_checkpoint_needs_until_it_can_be_read_or_is_much(
+    tmp_path: Path, sectors: Sectors
+) -> None:
+    place = tmp_path / "store"
+    one, two, second = save_two(place)
+    with open_store(str(place)) as store:
+        pack = store.opened.packs.find(bytes.fromhex(ram_pack(store, one)))
+        at = int(pack.table.starts[0] + pack.table.stored[0] // 2)
+        sectors[pack.name] = range(at, at + 1)
+        assert check(store).lost
+        store.remove([one.id])
+        assert not plan_gc(store).rewrites
+        require_same(store, two, second)
+    sectors.clear()
+    with open_store(str(place)) as store:
+        collect(store, plan_gc(store))
+        assert not store.opened.backend.names("damaged")
+        assert check(store).whole
+        require_same(store, two, second)
+
+
 def test_what_cannot_be_read_is_read_elsewhere_once_it_was_stored_again(
     made: Made, sectors: Sectors
 ) -> None:
@@ -293,6 +315,27 @@ def test_what_a_disk_could_not_read_once_still_stands_in_for_what_is_damaged(
         plan = plan_repair(store, subset=parse_subset("1/1000"))
         assert not repair(store, plan, remove_lost=True).removed
         collect(store, plan_gc(store))
+    made.require_whole()
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_gc_keeps_what_heals_while_a_disk_cannot_read_it(
+    made: Made, sectors: Sectors, is_noted: bool
+) -> None:
+    """No checkpoint needs it but for what is damaged: it was removed, and the chunks were lost."""
+    again, other = damaged_with_a_copy(made)
+    with made.open() as store:
+        check(store)
+        useless = save(store, memory(PAGES, 77))
+        store.remove([again, useless.id])
+    sectors[other] = range(1000, 1001)
+    with made.open() as store:
+        if is_noted:
+            check(store)
+        collect(store, plan_gc(store))
+        left = store.opened.backend.names("packs")
+        assert not {name for name in left if name.partition("-")[0] in useless.packs}
+    sectors.clear()
     made.require_whole()
 
 

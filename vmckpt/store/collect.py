@@ -46,7 +46,7 @@ from vmckpt.store.bundles.merging import (
 )
 from vmckpt.store.checkpoint_file import MAPS
 from vmckpt.store.damage.records import RECORD_COPIES, named
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import (
@@ -135,12 +135,13 @@ def plan_gc(store: Store) -> Plan:
             pack = store.opened.packs.find(pack_id)
             unneeded = _unneeded_bytes(pack, slots[pack.table.has(slots)])
             heals = _may_heal(store.opened, pack, slots)
+            is_whole_without = not heals and _is_whole_without(store.opened, pack, slots)
         except DamagedError:
             bad.append(pack_name(pack_id, generation))
             continue
         except MissingError:  # another gc has removed it meanwhile
             continue
-        if heals or unneeded > size * WORTH_RATIO:
+        if heals or is_whole_without or unneeded > size * WORTH_RATIO:
             rewrites.append(Rewrite(pack_id, generation, size, unneeded, heals))
     leftovers = store.opened.backend.leftovers()
     held = store.opened.backend.look()
@@ -185,7 +186,9 @@ def collect(store: Store, plan: Plan) -> Collected:
         for rewrite in put_off:
             came = _rewritten(store, rewrite, needed, came)
         for rewrite in plan.rewrites:
-            if not rewrite.heals and not any(_to_heal(store, needed)):
+            others = [one for one in _to_heal(store, needed) if one[0].id != rewrite.pack_id]
+            name = pack_name(rewrite.pack_id, rewrite.generation)
+            if not rewrite.heals and not _may_help(store, name, others):
                 came = _rewritten(store, rewrite, needed, came)
         # Last: it takes room before it gives any back.
         came = came._replace(bundles=_merged(store, plan, needed))
@@ -352,8 +355,29 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     return _are_found(opened, pack, bad)
 
 
+def _is_whole_without(opened: Opened, pack: Pack, needed: Numbers) -> bool:
+    """Whether a pack has known damage, and only of chunks that no checkpoint needs.
+
+    Without them it is whole. What a disk cannot read now, but perhaps later, stays: False.
+    """
+    known, table = opened.records.slots(pack.id, pack.generation), pack.table
+    if not len(known) or np.isin(known, needed).any():
+        return False
+    there = known[table.has(known)]
+    for frame in np.unique(table.frames(table.positions(there))).tolist():
+        try:
+            pack.frame(frame)
+        except UnreadableError:
+            return False
+        except DamagedError:
+            continue
+    return True
+
+
 def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
-    """Known damage that may heal, perhaps by what no checkpoint needs: packs, and slots of them."""
+    """Known damage that may heal, now or once a disk can read it, perhaps by what no checkpoint
+    needs: packs, and slots of them.
+    """
     opened = store.opened
     opened.records.refresh()
     for pack_id, (generation, _) in opened.packs.look_again().items():
@@ -362,14 +386,14 @@ def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
             opened.records.slots(pack_id, generation),
         )
         with suppress(DamagedError, MissingError):
-            if len(bad) and _are_found(opened, pack := opened.packs.find(pack_id), bad):
+            if len(bad) and opened.elsewhere.may_find_any(pack := opened.packs.find(pack_id), bad):
                 yield pack, bad
 
 
 def _may_help(store: Store, name: str, hurt: Sequence[tuple[Pack, Numbers]]) -> bool:
     """Whether an object may have what heals some of these: it is not certain that it has not."""
     opened = store.opened
-    if not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
+    if not hurt or not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
         return False
     if name.startswith(f"{BUNDLES}/"):
         bundle = opened.backend.look().bundles.get(name)

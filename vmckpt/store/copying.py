@@ -34,12 +34,18 @@ def copy_checkpoints(
     They keep their ids, so that the target's list of what came from what is the source's, and
     operators' pins. Where the target has the parent, only what differs from it is read. `copied`
     hears of each. One that the source has no more is left out. Raises StorageError; at the end,
-    after all that can be copied was, DamagedError (the source has some that cannot be read), else
-    BusyError (some are being removed there, or their VM's are being written to the target).
+    after all that can be copied was, DamagedError (the source has some that cannot be read, or the
+    target has others of their ids), else BusyError (some are being removed there, or their VM's are
+    being written to the target).
     """
-    done, bad = [], dict[str, DamagedError]()
-    busy = dict[str, BusyError]()
-    wanted = missing(source, target, manifests)
+    every, done = list(manifests), []
+    bad, busy = dict[str, DamagedError](), dict[str, BusyError]()
+    wanted = missing(source, target, every)
+    there = {one.id: one for one in target.manifests()} if len(wanted) < len(every) else {}
+    for manifest in every:
+        if not is_same(there.get(manifest.id, manifest), manifest):
+            what = f"checkpoint {manifest.id} in {target.place} is another one of that id"
+            bad[manifest.id] = damaged(what, "find out who wrote it, and remove it there")
     for manifest in wanted:
         try:
             with suppress(ThereAlreadyError):  # another copy of it was faster
@@ -53,9 +59,9 @@ def copy_checkpoints(
         except NotFoundError:  # a rule has removed it since the source was listed
             continue
     if bad:
-        raise damaged(*_told(bad, wanted))
+        raise damaged(*_told(bad, every))
     if busy:
-        what, why = _told(busy, wanted)
+        what, why = _told(busy, every)
         raise BusyError(what, why=why, remedy="run this again: the others were copied")
     return done
 

@@ -51,6 +51,11 @@ class Elsewhere:
         """Whether some of the slots can be read now. Raises MissingError."""
         return bool(self._read(pack, slots, Pack.frame)[1].any())
 
+    def may_find_any(self, pack: Pack, slots: Numbers) -> bool:
+        """Whether some can be read now, or a disk that cannot now may read them later."""
+        _, found, unread = self._read(pack, slots, Pack.frame)
+        return bool(unread) or bool(found.any())
+
     def older(self, pack: Pack, slots: Numbers, unread: Unread) -> tuple[Contents, Found]:
         """What generations of a pack before this one have of slots: see `Packs.older`."""
         out = np.zeros((len(slots), pack.table.chunk_bytes), dtype=np.uint8)
