@@ -18,7 +18,7 @@ from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group_member import FAILED, Member, joined
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
-from vmckpt.errors import NotFoundError, VmckptError
+from vmckpt.errors import VmckptError
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
@@ -26,7 +26,7 @@ from vmckpt.hosts.scheduling import session_has_waited
 from vmckpt.jobs.kind import Job, Kind, Worker
 from vmckpt.sequence.steps import finish
 from vmckpt.store.open import Access
-from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.inventory import read_vm, require_at_home
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
 # One of a group comes last on a busy host for so long.
@@ -103,13 +103,7 @@ class Forks:
 async def _take(job: Job[Take, take.Taken]) -> take.Taken:
     _begin()
     asked, access = job.request, job.request.store.access()
-    vm = await read_vm(job.host, job.vm)
-    if vm is None:
-        raise NotFoundError(
-            f"'{job.vm}' is not on {job.host.name} any more",
-            why="it was moved or removed meanwhile",
-            remedy="see `vmckpt vm list`",
-        )
+    vm = await require_at_home(job.host, job.vm)
 
     def step(text: str) -> None:
         job.emit(Note(0.0, STEP, text))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError
+from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.events.types import Note
 from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.remote.host import RemoteHost
@@ -25,7 +25,7 @@ from vmckpt.migrate.report import Report
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import Options
 from vmckpt.sequence.steps import to_the_end
-from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.inventory import read_vm, require_at_home
 
 Noted = Callable[[str], None]
 
@@ -68,13 +68,7 @@ async def _migrates(job: MigrationJob) -> AsyncIterator[Worker[Result]]:
 
 async def work(job: MigrationJob, target: Host) -> Result:
     """Migrate the VM. Raises what `run.migrate` does, NotFoundError."""
-    vm = await read_vm(job.host, job.vm)
-    if vm is None:
-        raise NotFoundError(
-            f"'{job.vm}' is not on {job.host.name} any more",
-            why="it was moved or removed meanwhile",
-            remedy="see `vmckpt vm list`",
-        )
+    vm = await require_at_home(job.host, job.vm)
     asked = job.request
     report = await migrate(
         vm,

@@ -12,7 +12,7 @@ from vmckpt.deadlines import poll
 from vmckpt.epoch.capture import capturing
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import armed, attended
 from vmckpt.hosts.kernel import PageTracking, page_tracking
 from vmckpt.hosts.process import identify
@@ -51,7 +51,7 @@ from vmckpt.replicate.wire.messages import (
     decode_failure,
     decode_welcome,
 )
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, require_at_home
 from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.users import let_write_here
@@ -127,15 +127,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
 
 async def _vm_of(request: Request) -> Vm:
     """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
-    host = request.primary
-    found = await read_vm(host, request.vm)
-    if found is None:
-        raise NotFoundError(
-            f"'{request.vm}' is not on {host.name} any more",
-            why="it was moved or removed meanwhile",
-            remedy="see `vmckpt vm list`",
-        )
-    vm = await read_again(found)
+    vm = await read_again(await require_at_home(request.primary, request.vm))
     _require_same_qemu(request, vm)
     return vm
 

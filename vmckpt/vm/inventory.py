@@ -99,6 +99,18 @@ async def read_vm(host: Host, name: str) -> Vm | None:
     return Vm(spec, host, directory, Qemu.from_json(current, directory))
 
 
+async def require_at_home(host: Host, name: str) -> Vm:
+    """The VM, which was at home on `host` when it was named. Raises NotFoundError, and as above."""
+    vm = await read_vm(host, name)
+    if vm is None:
+        raise NotFoundError(
+            f"'{name}' is not on {host.name} any more",
+            why="it was moved or removed meanwhile",
+            remedy="see `vmckpt vm list`",
+        )
+    return vm
+
+
 async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
     """Every host where the VM is at home: one, none, or two while a migration hands it over.
 
