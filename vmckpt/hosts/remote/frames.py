@@ -19,9 +19,9 @@ from vmckpt.errors import HostDownError
 from vmckpt.foreign import MalformedError, parse
 
 MAGIC = b"\x00vmckpt-serve\n"
-# Both sides have to speak the same; it changes when a frame, the form of a value or a question does
-# (tests/unit/test_frames.py says when).
-PROTOCOL = 6
+# Both sides have to speak the same; it changes when a frame, the form of a value, a question
+# (tests/unit/test_frames.py says when) or the files of a job do.
+PROTOCOL = 7
 # Longer than any file that is read whole; a longer frame is noise.
 MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IBI")
