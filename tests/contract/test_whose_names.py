@@ -1,6 +1,7 @@
 """Operators who call two machines by one name, or one by two: a journal's ends are machines."""
 
 import asyncio
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.identity import host_identity, read_host_identity
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.left import keep_at, without_stale
 from vmckpt.migrate.machines import ends
@@ -80,6 +82,26 @@ def test_another_machine_of_that_name_is_not_the_end_of_a_migration_that_is_dead
         assert process.poll() is None
     assert guest.told in ([], ["migrate_cancel"])
     assert vm_dir(world.b.state_dir, "web").journal.exists()
+
+
+def test_a_recovery_leaves_nothing_of_the_turns_of_the_killed(tmp_path: Path) -> None:
+    """A host to which nothing else went kept them; who holds one now keeps it."""
+    world = World(tmp_path, Guest("running", "completed"), "local", "b")
+    links = world.b.state_dir / "links"
+    dead, held = [links / "turn/in", links / "in/r1.0"], links / "in/r2.0"
+
+    async def play() -> None:
+        await world.cut_off()
+        for path in dead:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        async with world.b.lock(held, Owner("r2", "migrate", os.getpid(), 1.0)):
+            await world.recover(replace(world.x, name="local"), world.b)
+            assert held.exists()
+
+    with marked_as(vm_dir(world.b.state_dir, "web").qemu("q2")):
+        asyncio.run(play())
+    assert not [path for path in dead if path.exists()]
 
 
 def test_a_machine_is_found_by_whatever_name_it_has_here(tmp_path: Path) -> None:

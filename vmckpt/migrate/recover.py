@@ -12,6 +12,7 @@ from vmckpt.errors import (
     VmckptError,
     VmLostError,
 )
+from vmckpt.forecast.measure.link_users import forget_killed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
@@ -92,7 +93,9 @@ async def recover(
             # Any file could be named by the target alone.
             told = () if here is None else here.disks
             last = replace(last, disks=tuple(disk for disk in last.disks if disk in told))
-            return await _recover(last, source, target, note, stays=stays)
+            ended = await _recover(last, source, target, note, stays=stays)
+            await forget_killed((source, target))
+            return ended
         silent = target if stays else source
         try:
             if stays:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, HostDownError, VmckptError
 from vmckpt.events.record import SHARED_LINK
-from vmckpt.forecast.measure.link_users import IN, OUT, directory_of, limits
+from vmckpt.forecast.measure.link_users import IN, OUT, TURN, directory_of, limits
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
 from vmckpt.sequence.steps import both, to_the_end
@@ -29,7 +29,6 @@ LOOK_S = 1.0
 TURN_POLL_S = 0.05
 # A move takes its time, and one that is frozen keeps the link: whom others wait for is said.
 WAITS_S = 120.0
-TURN = "turn"
 
 
 class Share(NamedTuple):

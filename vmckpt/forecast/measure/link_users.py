@@ -2,15 +2,17 @@
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import BusyError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
 from vmckpt.sequence.steps import both
 
-OUT, IN = "out", "in"
+OUT, IN, TURN = "out", "in", "turn"
 
 
 async def others_on_the_link(source: Host, target: Host) -> int:
@@ -31,6 +33,18 @@ async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
         else:
             await _forget(host, directory / name)
     return found
+
+
+async def forget_killed(hosts: Iterable[Host]) -> None:
+    """Remove what killed migrations have left of their shares and turns; silent hosts keep it."""
+
+    async def forget(host: Host) -> None:
+        for way in (OUT, IN, TURN):
+            for name in await host.list_dir(directory_of(host, way)):
+                if await host.lock_owner(directory_of(host, way) / name) is None:
+                    await _forget(host, directory_of(host, way) / name)
+
+    await ask_every(hosts, forget)
 
 
 async def _forget(host: Host, path: Path) -> None:
