@@ -1,5 +1,6 @@
 """Memory is promised once: what others may still touch is not free."""
 
+import errno
 import json
 import os
 import subprocess
@@ -107,6 +108,22 @@ def test_damaged_records_of_others_count_for_nothing(tmp_path: Path) -> None:
     for name, text in (("a", ""), ("b", "[]"), ("c", '{"size_bytes": "x"}')):
         promise(tmp_path, name, 1).record.write_text(text)
     assert ask(tmp_path, promise(tmp_path, "d", 100 * MIB), 100 * MIB).is_given
+
+
+def test_a_vm_that_ends_meanwhile_keeps_no_other_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory goes between two looks: a migration of another VM failed."""
+    (tmp_path / "vmckpt-gone").mkdir()
+    real = os.scandir
+
+    def scandir(path: Path) -> object:
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert ask(tmp_path, promise(tmp_path, "web", 1 << 20), 1 << 30).is_given
 
 
 def test_a_cgroups_limit_counts(tmp_path: Path) -> None:

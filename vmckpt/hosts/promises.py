@@ -104,7 +104,7 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
     """Promises whose holder runs or is being started. Another user's are none."""
     users = trusted_users()
     holders = _command_lines(users)
-    for path in place.glob(f"*/{NAME}*"):
+    for path in _written(place):
         with suppress(OSError, ValueError, KeyError, TypeError):
             one = _read(path, users)
             if not (holder := one.promise.holder.encode()):
@@ -115,6 +115,13 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
             is_new = time.monotonic_ns() - one.since_ns < _STARTED_WITHIN_NS
             if pid is not None or (is_new and process.is_alive(one.asker)):
                 yield path, one._replace(holder_pid=pid)
+
+
+def _written(place: Path) -> Iterator[Path]:
+    """The files of promises. A VM's directory may go between two looks."""
+    for directory in place.glob("*/"):
+        with suppress(FileNotFoundError):
+            yield from list(directory.glob(f"{NAME}*"))
 
 
 def _outstanding(given: _Given) -> int:
