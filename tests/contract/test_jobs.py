@@ -59,7 +59,16 @@ class Playing(LocalHost):
         return await LocalHost.read_from(self, path, offset_bytes)
 
 
-@pytest.fixture(params=sorted(MODULES))
+# A process takes half a second to start: `make long` has the others' turn.
+SAMPLE = ("checkpoint", "migrate", "restore")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.long])
+        for name in sorted(MODULES)
+    ]
+)
 def kind(request: pytest.FixtureRequest) -> Kind[Any, Any]:
     """Each of them: what its request, result or worker has a part in."""
     return kind_of(request.param)
