@@ -21,12 +21,14 @@ pytestmark = pytest.mark.contract
 
 async def asked(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    writer.write_eof()
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return answer
+    try:
+        writer.write(request)
+        writer.write_eof()
+        return await reader.read()
+    finally:  # also of one that was refused
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 def test_each_request_gets_what_is_known_then() -> None:
