@@ -3,9 +3,9 @@
     {"work": [STEP, ...], "recovery": [STEP, ...]}
 
 A step is "note TEXT", "step TEXT" (as a checkpoint tells its steps), "tell" or "tell finally" (the
-kind's example result), "refuse", "freeze", "die", "fill" (the file system), "wait" (for good,
-STATE/waiting says so) or "done" (return the result). A cancelled one takes a moment, and says
-STATE/undone.
+kind's example result), "refuse", "break" (as a bug does), "freeze", "die", "fill" (the file
+system), "wait" (for good, STATE/waiting says so) or "done" (return the result). A cancelled one
+takes a moment, and says STATE/undone.
 """
 
 import asyncio
@@ -63,6 +63,8 @@ async def _play(kind: Kind[Any, Any], job: Job[Any, Any], state: Path, steps: li
                 job.tell(result, is_final=bool(finally_))
             case ["refuse"]:
                 raise RefusedError("it is refused", why="so says the plan", remedy="-")
+            case ["break"]:
+                raise KeyError("a bug")
             case ["freeze"]:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case ["die"]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests import job_program
+from tests.faulty_host import Fault, FaultyHost
 from tests.job_examples import EXAMPLES
 from vmckpt.cli.job import MODULES, kind_of
 from vmckpt.codec import builtins
@@ -34,6 +35,7 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event, Note, unheard
 from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs import handle as handles
 from vmckpt.jobs.files import JobFiles, earlier_order, forget_old, jobs_dir
 from vmckpt.jobs.handle import Handle, attach, begin, revoke
@@ -146,6 +148,45 @@ def test_its_error_is_raised_where_it_was_asked_for(one: Kind[Any, Any], host: P
         await released(host)
 
     played(host, play)
+
+
+def test_a_bug_in_it_is_told_as_one(one: Kind[Any, Any], host: Playing) -> None:
+    plan(host, "break")
+
+    async def play() -> None:
+        job = await started(one, host)
+        with pytest.raises(VmckptError, match="vmckpt has a bug") as told:
+            await job.outcome(unheard)
+        assert "KeyError" in told.value.why
+        await released(host)
+        assert "KeyError" in job.files.log.read_text()
+
+    played(host, play)
+
+
+def test_an_error_that_comes_between_two_looks_is_not_missed(tmp_path: Path) -> None:
+    """A restore whose guest ran and that failed then was taken for one that had gone well."""
+    kind = kind_of("restore")
+    failed = Outcome(None, tuple(pack_error(RefusedError("late", why="so", remedy="-"), "far")))
+
+    files = JobFiles.of(tmp_path, kind.name, "r1")
+
+    def fail(*_: object) -> None:
+        files.outcome.write_text(OUTCOME.encode(failed))
+
+    dies = Fault("is_alive", first=fail, answers=False)
+    host = FaultyHost("far", tmp_path, "127.0.0.1", faults=(dies,))
+
+    async def play() -> None:
+        job = attach(kind, host, "r1")
+        await host.make_dir(files.path)
+        told = Outcome(builtins(EXAMPLES[kind.name].result), None, is_final=False, is_over=False)
+        files.outcome.write_text(OUTCOME.encode(told))
+        files.process.write_text('{"pid": 2, "start_ticks": 1}')
+        with pytest.raises(RefusedError, match="late"):
+            await job.outcome(unheard)
+
+    asyncio.run(play())
 
 
 def test_one_that_is_killed_is_recovered_and_says_that_it_was_cut_off(

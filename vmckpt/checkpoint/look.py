@@ -114,11 +114,9 @@ async def _remove_unread(found: Sequence[Entry], key: Key) -> set[str]:
 
 
 def _remove_each(store: Store, ids: Sequence[str]) -> set[str]:
-    try:
+    with suppress(BusyError, NotFoundError):  # then each by itself
         store.remove(ids)  # at once, as nearly always: of object storage each takes requests
         return set()
-    except (BusyError, NotFoundError):
-        pass
     read = set[str]()
     for one in ids:
         try:

@@ -71,9 +71,15 @@ async def _line(service: Service) -> Line:
     host, control = service.work.host, service.job.files.control
     given_up_s = asyncio.get_running_loop().time() + HEAD_S
     while not await host.await_path(control, 1.0):
-        is_late = asyncio.get_running_loop().time() > given_up_s
-        if is_late or not await host.is_alive(service.process):
+        if not await host.is_alive(service.process):
             await service.job.outcome(unheard)
+        if asyncio.get_running_loop().time() > given_up_s:
+            raise HostDownError(
+                f"the {service.work.kind.what} of '{service.work.vm}' does not join its group",
+                why=f"its process {service.process.pid} on {host.name} has not come for "
+                f"{HEAD_S:g} s: it is frozen, or the host is too busy",
+                remedy=f"look at {host.name}, and ask again",
+            )
     sock = await host.connect(control)
     reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_LINE_BYTES)
     return Line(reader, writer, f"'{service.work.vm}' on {host.name}")

@@ -53,19 +53,13 @@ class Handle(Generic[Q, R]):
         order = self.kind.order(self.host, vm, request)
         await save_to(self.host, self.files.order, ORDER, order)
 
-    async def outcome(
-        self,
-        emit: Emit,
-        *,
-        patience_s: float = 0.0,
-        final: Callable[[Outcome], object] = lambda outcome: outcome.is_final,
-    ) -> R:
+    async def outcome(self, emit: Emit, *, patience_s: float = 0.0) -> R:
         """Its result, once that is final; its events go to `emit` from the first one on.
 
         For `patience_s` a silent host is asked again. Raises what the job does; HostDownError;
         OperationFailedError: it does not begin; OutcomeUnknownError: nothing says how it ended.
         """
-        found = await _Watch(self, heard_or_not(emit), patience_s).until(final)
+        found = await _Watch(self, heard_or_not(emit), patience_s).to_the_end()
         return self.result_of(found)
 
     def result_of(self, found: Outcome) -> R:
@@ -189,14 +183,17 @@ class _Watch:
         self._clock = asyncio.get_running_loop().time
         self._began_s = self._clock()
 
-    async def until(self, final: Callable[[Outcome], object]) -> Outcome:
+    async def to_the_end(self) -> Outcome:
         """The outcome that is final, or the last one of a process that has died."""
         while True:
             try:
                 found = await self._look()
                 self._say_found()
-                if found is not None and (final(found) or self._died_s is not None):
+                if found is not None and found.is_final:
                     return found
+                if found is not None and self._died_s is not None:
+                    # It may have ended with an error since this was read.
+                    return await self._job.told() or found
                 if found is None:
                     await self._host.await_path(self._files.outcome, POLL_S)
                 else:

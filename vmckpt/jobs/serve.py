@@ -77,13 +77,15 @@ async def recover(kind: Kind[Any, Any], directory: Path) -> None:
 
 @asynccontextmanager
 async def _concluded(kind: Kind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[None]:
-    """An error of the block, or its cancellation, is the job's outcome."""
+    """An error of the block, or its cancellation, is the job's outcome; a bug is raised, too."""
     try:
         yield
-    except (VmckptError, OSError) as exc:
-        job.fail(exc)
     except asyncio.CancelledError:
         job.fail(_cancelled(kind, job))
+    except Exception as exc:
+        job.fail(exc)
+        if not isinstance(exc, VmckptError | OSError):
+            raise
 
 
 def _cancelled(kind: Kind[Any, Any], job: Job[Any, Any]) -> CancelledByUserError:
