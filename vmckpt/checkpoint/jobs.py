@@ -1,7 +1,6 @@
-"""What runs on a VM's host for a checkpoint, a restore or forks: kinds of job.
+"""Kinds of job that run on a VM's host: checkpoint, restore, fork and their recovery.
 
-A restore tells its result as soon as its guest runs; its process lives until all of the memory is
-there.
+A restore reports its result as soon as the guest runs; its process ends when all memory is loaded.
 """
 
 import asyncio
@@ -29,17 +28,17 @@ from vmckpt.store.open import Access
 from vmckpt.vm.inventory import read_vm, require_at_home
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
-# One of a group comes last on a busy host for so long.
+# How long a member of a group runs at low priority on a busy host.
 MOST_LAST_S = 10.0
-# What the event of a step of a checkpoint is called.
+# The code of events that report a checkpoint's steps.
 STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAsked:
-    """Which store a job uses: where it is for the host, and what the operator's process knows.
+    """The store that a job uses, as its host sees it, and what the operator's process knows of it.
 
-    `key`: where the secret of an encrypted store was left (`secret.py`). `store_id`,
+    `key`: the file with an encrypted store's secret (`secret.py`). `store_id`,
     `may_be_made`: see `Access`.
     """
 
@@ -49,13 +48,13 @@ class StoreAsked:
     may_be_made: bool = False
 
     def access(self) -> Access:
-        """What opens it; the secret's file is gone then. Raises OperationFailedError."""
+        """Read and remove the secret's file. Raises OperationFailedError."""
         return Access(taken_from(self.key), self.store_id, self.may_be_made)
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A checkpoint to take. `held_s`: with a group; its output may be held for so long (0: not)."""
+    """Take a checkpoint. `held_s`: as a member of a group, the longest hold of output (0: none)."""
 
     store: StoreAsked
     wish: take.Wish
@@ -64,7 +63,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A checkpoint to restore. `known`, `is_foreign`: see `restore.Source`; `held_s`: `Take`."""
+    """Restore a checkpoint. `known`, `is_foreign`: see `restore.Source`; `held_s`: `Take`."""
 
     store: StoreAsked
     wish: restore.Wish
@@ -75,14 +74,14 @@ class Restore:
 
     @property
     def source(self) -> restore.Source:
-        """The checkpoint; its store's secret is taken. Raises OperationFailedError."""
+        """The checkpoint; reads and removes the secret's file. Raises OperationFailedError."""
         secret = taken_from(self.store.key)
         return restore.Source(self.store.path, self.checkpoint, secret, self.known, self.is_foreign)
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Forks to make."""
+    """Fork a checkpoint."""
 
     store: StoreAsked
     wish: fork.Wish
@@ -90,12 +89,12 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """A restore or a saving of the VM that was cut off, to bring to an end."""
+    """Finish or undo an interrupted restore or save of the VM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forks:
-    """What came of each fork."""
+    """The outcome of each fork."""
 
     forks: tuple[fork.Forked, ...]
 
@@ -152,7 +151,7 @@ def _begin() -> None:
 
 @asynccontextmanager
 async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Member | None]:
-    """Its part in a group, if it is in one; the head hears what it fails of."""
+    """Join the group, if any; report errors to its head."""
     if held_s is None:
         yield None
         return
@@ -165,7 +164,7 @@ async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Mem
 
 
 async def _let_output_go(job: Job[Take, Any] | Job[Restore, Any]) -> None:
-    """After the death of its process. The rest is done at the end of `_released`."""
+    """Recovery: release held output. `_released` does the rest."""
     vm = await read_vm(job.host, job.vm)
     if vm is not None and job.request.held_s:
         await recover.let_output_go(vm)
@@ -175,9 +174,9 @@ async def _let_output_go(job: Job[Take, Any] | Job[Restore, Any]) -> None:
 async def _released(
     job: Job[Any, Any], store: StoreAsked, names: Iterable[str]
 ) -> AsyncIterator[None]:
-    """At the end its secret goes; what it was making of VMs is finished, or nothing of it stays.
+    """On exit remove the secret, and finish or undo interrupted work on the VMs.
 
-    What cannot be ended here is for the next command on the VM (`making.py`).
+    What fails here is left to the next command on the VM (`making.py`).
     """
     try:
         yield
@@ -227,7 +226,7 @@ async def _recovers(job: Job[Recover, Recover]) -> AsyncIterator[Worker[Recover]
 
 
 async def end_what_is_cut_off(host: LocalHost, names: Iterable[str]) -> None:
-    """End restores and savings of these VMs that were cut off. Raises as `recover.recover`."""
+    """Finish or undo interrupted restores and saves. Raises as `recover.recover`."""
     for name in names:
         vm = await read_vm(host, name)
         if vm is None:

@@ -59,10 +59,7 @@ Tell = Callable[[str], None]
 
 
 class Work(NamedTuple, Generic[Q, R]):
-    """What a host is to be asked for; `access` opens the store at `place`.
-
-    `held_s` of a member of a group: see `jobs.Take`.
-    """
+    """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`."""
 
     kind: Kind[Q, R]
     host: Host
@@ -121,7 +118,7 @@ async def restore_to(
 async def restore_disks_to(
     host: Host, entry: Entry, wish: restore.Wish, key: KeySource | None = None
 ) -> DisksRestored:
-    """Have the host restore a checkpoint's disks alone: the VM is off then."""
+    """Restore only the disks of a checkpoint on the host; the VM stays off."""
     work = await _restoring(RESTORE_DISKS, host, entry, wish, key)
     return await have_done(work, lambda _: None)
 
@@ -180,7 +177,7 @@ async def standing(entry: Entry) -> OriginShown:
 
 
 async def _standing(entry: Entry, *, trust: bool) -> tuple[str, bool]:
-    """What the operator knows of the checkpoint: its digest if it is trusted, and whose it is."""
+    """The checkpoint's digest if it is trusted (else ""), and whether it is foreign."""
     is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
     return (digest(entry.manifest) if trust or not is_foreign else ""), is_foreign
 
@@ -255,14 +252,14 @@ async def _seen_from(host: Host, entry: Entry) -> Place:
 
 
 async def have_done(work: Work[Any, R], tell: Tell) -> R:
-    """Have a job there do it; its result. Raises what that does, OutcomeUnknownError."""
+    """Run the job; its result. Raises the job's error, OutcomeUnknownError."""
     async with begun(work) as job:
         return await _done(work, job, tell)
 
 
 @asynccontextmanager
 async def begun(work: Work[Q, R]) -> AsyncIterator[Handle[Q, R]]:
-    """A job that does it there, for the block; it has begun by the end of it."""
+    """Start the job for the block; its process has its order by then."""
     host, run = work.host, new_run()
     # Several at once, beside guests that are to talk on.
     last = work.kind.name == CHECKPOINT.name and work.held_s is not None
@@ -286,11 +283,11 @@ async def _done(work: Work[Any, R], job: Handle[Any, R], tell: Tell) -> R:
         if isinstance(event, Note) and event.code == STEP:
             tell(event.text)
 
-    stays = work.kind.name == RESTORE.name  # its process lives until all of the memory is there
+    stays = work.kind.name == RESTORE.name  # its process still loads memory
     try:
         return await job.outcome(heard)
     except asyncio.CancelledError:
-        # One that does not end needs its files, and so does what comes after its death.
+        # A job that does not end still needs its files, and so does its recovery.
         what, stays = f"the {work.kind.what} of '{work.vm}'", True
         await finish(job.cancel(what))
         stays = work.kind.name == RESTORE.name

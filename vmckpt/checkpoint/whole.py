@@ -200,7 +200,7 @@ class _TakingWhole(Taking):
                 raise OperationFailedError(
                     f"what QEMU has saved of '{self._vm.name}' cannot be stored",
                     why=f"it has {format_size(size)}; {format_size(most)} are expected at most: "
-                    "somebody has broken into that QEMU, or it is another's",
+                    "that QEMU may be compromised, or belong to another user",
                     remedy="restart the VM from a checkpoint that you trust",
                 )
             area = new.area(SAVED, size_bytes=size, chunk_bytes=PAGE_CHUNK_BYTES)

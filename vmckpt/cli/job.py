@@ -1,6 +1,6 @@
-"""vmckpt job: what another vmckpt starts on a VM's host.
+"""vmckpt job: the hidden command that runs a job on a VM's host.
 
-It imports no typer: a migration waits for it.
+It does not import typer, to start fast.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ from vmckpt.cli.loop import run
 if TYPE_CHECKING:
     from vmckpt.jobs.kind import Kind
 
-# Where the kinds of job are: importing that is most of what starting one costs.
+# Modules with kinds of job, imported on demand: importing dominates a job's start-up time.
 MODULES = {
     "migrate": "vmckpt.migrate.job",
     "checkpoint": "vmckpt.checkpoint.jobs",
@@ -24,19 +24,21 @@ MODULES = {
 
 
 def kind_of(name: str) -> "Kind[Any, Any]":
-    """A kind of job. Raises UsageError: there is none of that name."""
+    """Find a kind of job by name. Raises UsageError."""
     from vmckpt.errors import UsageError
 
     if name not in MODULES:
         raise UsageError(
-            f"'{name}' is no kind of job", why=f"there are {', '.join(MODULES)}", remedy="-"
+            f"unknown kind of job '{name}'",
+            why=f"the kinds are {', '.join(MODULES)}",
+            remedy="update vmckpt on this host: another version may have asked for it",
         )
     kinds: tuple[Kind[Any, Any], ...] = import_module(MODULES[name]).KINDS
     return next(one for one in kinds if one.name == name)
 
 
 def job(name: str, directory: Path, recover: bool = False) -> None:
-    """Do the job of a kind that is written down there; people have no use for it."""
+    """Run or recover the job in a directory; started by vmckpt itself."""
     from vmckpt.hosts.inventory import local_host
     from vmckpt.hosts.scheduling import take_turns
     from vmckpt.jobs import serve

@@ -57,7 +57,7 @@ Emit = Callable[[Event], None]
 
 
 def unheard(_: Event) -> None:
-    """Hears nothing: for operations that nobody watches."""
+    """Discard the event: for operations without a listener."""
 
 
 def heard_or_not(emit: Emit) -> Emit:

@@ -33,7 +33,7 @@ async def end_of(child: asyncio.subprocess.Process, timeout_s: float) -> tuple[b
             await child.wait()
     except (TimeoutError, asyncio.CancelledError):
         end_session(child)
-        # Whoever else holds the pipes would be waited for, too.
+        # Otherwise this would also wait for other processes that hold the pipes.
         child._transport.close()  # type: ignore[attr-defined]
         with suppress(TimeoutError):
             await asyncio.wait_for(child.wait(), KILL_TIMEOUT_S)

@@ -118,7 +118,7 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
 
 
 def _written(place: Path) -> Iterator[Path]:
-    """The files of promises. A VM's directory may go between two looks."""
+    """The promise files in `place`. A VM's directory may be removed meanwhile."""
     for directory in place.glob("*/"):
         with suppress(FileNotFoundError):
             yield from list(directory.glob(f"{NAME}*"))

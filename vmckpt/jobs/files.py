@@ -29,17 +29,17 @@ class JobFiles:
 
     @property
     def order(self) -> Path:
-        """What is to be done (`kind.Order`); the process starts before it is there."""
+        """The request (`kind.Order`); the process starts first and waits for it."""
         return self.path / "order.json"
 
     @property
     def process(self) -> Path:
-        """Which process does it; written before it looks for `revoked`."""
+        """The process that does the job; written before it checks for `revoked`."""
         return self.path / "process.json"
 
     @property
     def revoked(self) -> Path:
-        """There once the work is no longer wanted; looked for before anything is begun."""
+        """Exists once the job is revoked; checked before any work begins."""
         return self.path / "revoked"
 
     @property
@@ -49,12 +49,12 @@ class JobFiles:
 
     @property
     def outcome(self) -> Path:
-        """What came of it (`kind.Outcome`)."""
+        """The result or error (`kind.Outcome`)."""
         return self.path / "outcome.json"
 
     @property
     def control(self) -> Path:
-        """Where a job that can be spoken with listens."""
+        """Control socket, of kinds that have one."""
         return self.path / "control.sock"
 
     @property
@@ -74,19 +74,19 @@ def new_run() -> str:
 
 
 def jobs_dir(state_dir: Path, kind: str) -> Path:
-    """Where the jobs of one kind have their directories."""
+    """The parent directory of all jobs of one kind."""
     return state_dir / DIRECTORY / kind
 
 
 def earlier_order(state_dir: Path, run: str) -> Path:
-    """Where an earlier vmckpt wrote what a migration was to do."""
+    """The request of a migration that an earlier version started."""
     return state_dir / DIRECTORY / run / "job.json"
 
 
 def forget_old(state_dir: Path, kind: str, kept_s: float, now_unix_s: float) -> None:
-    """Remove the jobs of a kind, ended or cut off, in which nothing was written for so long.
+    """Remove jobs of a kind that were last written to `kept_s` ago, finished or not.
 
-    Those of earlier versions, too, which had other directories.
+    Includes jobs of earlier versions, which used other directories.
     """
     earlier = (*state_dir.glob("checkpointing/*/"), *state_dir.glob(f"{DIRECTORY}/*/job.json"))
     paths = [path.parent if path.is_file() else path for path in earlier]

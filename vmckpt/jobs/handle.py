@@ -1,4 +1,4 @@
-"""The operator's side: a job begun on a host, watched, cancelled, or found again."""
+"""The operator's side: start, watch, cancel, revoke, or reattach to a job."""
 
 import asyncio
 import operator
@@ -29,19 +29,19 @@ from vmckpt.state.documents import load_from, save_to
 
 Q = TypeVar("Q")
 R = TypeVar("R")
-# Between two looks at what it tells, and at whether it lives.
+# Poll intervals: for events and the outcome, and for the process.
 POLL_S, ALIVE_S = 0.02, 1.0
 RECONNECT_S = 1.0
-# Between the end of a process and what it wrote last.
+# Grace period after a process has ended, for its last output.
 LAST_WORDS_S = 3.0
 START_TIMEOUT_S = 30.0
-# A job that is told to end undoes what it has begun, unless its storage keeps it.
+# Time limit for a cancelled job to undo its work.
 END_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Handle(Generic[Q, R]):
-    """A job of the host's; `process` where its beginning was seen from here."""
+    """A job on a host; `process` is set if this command started it."""
 
     kind: Kind[Q, R]
     host: Host
@@ -49,38 +49,38 @@ class Handle(Generic[Q, R]):
     process: ProcessId | None = None
 
     async def give(self, vm: str, request: Q) -> None:
-        """Write its order, for which it waits. Raises StorageError, HostDownError."""
+        """Write the order that the process waits for. Raises StorageError, HostDownError."""
         order = self.kind.order(self.host, vm, request)
         await save_to(self.host, self.files.order, ORDER, order)
 
     async def outcome(self, emit: Emit, *, patience_s: float = 0.0) -> R:
-        """Its result, once that is final; its events go to `emit` from the first one on.
+        """Wait for the final result; pass all events to `emit`, from the first one on.
 
-        For `patience_s` a silent host is asked again. Raises what the job does; HostDownError;
-        OperationFailedError: it does not begin; OutcomeUnknownError: nothing says how it ended.
+        An unreachable host is retried for `patience_s`. Raises the job's error; HostDownError;
+        OperationFailedError: it did not start; OutcomeUnknownError: it ended without an outcome.
         """
         found = await _Watch(self, heard_or_not(emit), patience_s).to_the_end()
         return self.result_of(found)
 
     def result_of(self, found: Outcome) -> R:
-        """The result that an outcome has. Raises the error that it has; OutcomeUnknownError."""
+        """Decode an outcome's result. Raises its error; OutcomeUnknownError."""
         if found.result is None and found.error is not None:
             raise unpack_error(list(found.error))
         try:
             return convert(self.kind.result, found.result)
         except MalformedError as exc:
             raise OutcomeUnknownError(
-                f"what came of the {self.kind.what} on {self.host.name} cannot be read",
+                f"the result of the {self.kind.what} on {self.host.name} cannot be read",
                 why=f"its result is malformed: {exc}",
-                remedy="`vmckpt vm list` shows where the VM is and how",
+                remedy="`vmckpt vm list` shows where the VM is and its state",
             ) from exc
 
     async def told(self) -> Outcome | None:
-        """What came of it so far. Raises StorageError, HostDownError."""
+        """The outcome so far. Raises StorageError, HostDownError."""
         return await load_from(self.host, self.files.outcome, OUTCOME)
 
     async def worker(self) -> ProcessId | None:
-        """Which process does it; None: it has not said so yet."""
+        """The worker process; None: not known yet."""
         if self.process is not None:
             return self.process
         with suppress(StorageError):
@@ -88,9 +88,9 @@ class Handle(Generic[Q, R]):
         return None
 
     async def cancel(self, what: str, within_s: float | None = None) -> None:
-        """Have it undo what it can, and wait until it has ended, for 120 s. `what` it is, in words.
+        """Cancel it and wait, 120 s by default, until it has undone its work. `what`: for messages.
 
-        Raises BusyError: it does not end.
+        Raises BusyError: it did not end.
         """
         process = await self.worker()
         if process is None:
@@ -100,27 +100,27 @@ class Handle(Generic[Q, R]):
         if not await self.ended(within_s):
             raise BusyError(
                 f"{what} on {self.host.name} has not ended",
-                why=f"its process {process.pid} there was told to {within_s:g} s ago; it is "
+                why=f"its process {process.pid} there was asked to {within_s:g} s ago; it is "
                 "frozen, or waits for its storage",
-                remedy="have its storage answer, or end it by force on that host: what it had "
-                "begun is undone then",
+                remedy="restore access to its storage, or kill it on that host: its work is "
+                "then undone",
             )
 
     async def ended(self, within_s: float) -> bool:
-        """Wait until its process has ended, for so long at most; whether it has."""
+        """Wait up to `within_s` for its process to end; whether it has."""
         process = await self.worker()
         return process is None or await ended(self.host, process, within_s)
 
     async def remove(self) -> None:
-        """Remove its files; one that has not begun then does not. Raises HostDownError."""
+        """Remove its files; a job without an order then ends. Raises HostDownError."""
         await self.host.remove(self.files.path)
 
 
 async def begin(kind: Kind[Q, R], host: Host, run: str, *, last: bool = False) -> Handle[Q, R]:
-    """Start a job's process, which waits for its order. `last`: guests come first on its host.
+    """Start a job's process, which waits for its order. `last`: at low priority, below guests.
 
-    It ends when its directory is removed, or no order comes. When the connection breaks, whether it
-    has begun is to be seen there: the handle has no process then. Raises StorageError,
+    It ends if its directory is removed or no order arrives. If the connection breaks meanwhile, the
+    handle has no process, and whether it started shows on the host. Raises StorageError,
     HostDownError.
     """
     files = JobFiles.of(host.state_dir, kind.name, run)
@@ -133,22 +133,22 @@ async def begin(kind: Kind[Q, R], host: Host, run: str, *, last: bool = False) -
 
 
 def attach(kind: Kind[Q, R], host: Host, run: str) -> Handle[Q, R]:
-    """A job that was begun before."""
+    """A handle for a job that was started earlier."""
     return Handle(kind, host, JobFiles.of(host.state_dir, kind.name, run))
 
 
 async def ended(host: Host, process: ProcessId, within_s: float) -> bool:
-    """Wait until a job's process has ended, for so long at most; whether it has."""
+    """Wait up to `within_s` for a process to end; whether it has."""
     return not await poll(
         lambda: host.is_alive(process), operator.not_, every_s=POLL_S, within_s=within_s
     )
 
 
 async def revoke(kind: Kind[Q, Any], host: Host, unwanted: Callable[[str, Q], bool]) -> None:
-    """Have jobs of a kind that a killed command started undo what they are at, and wait for it.
+    """Cancel the jobs of a kind that are `unwanted`, by VM and request, and wait for their undo.
 
-    Those that are `unwanted`, by their VM and request. One that has not begun yet never does; what
-    was told stays. Raises BusyError: one does not end.
+    For jobs of a command that was killed. A job that has not started never will; reported results
+    stand. Raises BusyError: one did not end.
     """
     for run in await host.list_dir(jobs_dir(host.state_dir, kind.name)):
         job = attach(kind, host, run)
@@ -156,10 +156,10 @@ async def revoke(kind: Kind[Q, Any], host: Host, unwanted: Callable[[str, Q], bo
         try:
             order, request = kind.read_order(text or "", job.files.order, host.name)
         except StorageError:
-            continue  # it has none yet, or one of another vmckpt's
+            continue  # no order yet, or one of another version
         if not unwanted(order.vm, request):
             continue
-        # In this order: whoever has not said yet who it is sees this, and does nothing.
+        # Before reading process.json: a process that has not written it yet will see this.
         await host.write_text(job.files.revoked, "")
         told = None
         with suppress(StorageError):
@@ -169,7 +169,7 @@ async def revoke(kind: Kind[Q, Any], host: Host, unwanted: Callable[[str, Q], bo
 
 
 class _Watch:
-    """Reads what a job tells, over as many connections as it takes."""
+    """Follows a job's events and outcome across reconnects."""
 
     def __init__(self, job: Handle[Any, Any], emit: Emit, patience_s: float) -> None:
         self._job, self._host, self._files = job, job.host, job.files
@@ -184,7 +184,7 @@ class _Watch:
         self._began_s = self._clock()
 
     async def to_the_end(self) -> Outcome:
-        """The outcome that is final, or the last one of a process that has died."""
+        """The final outcome, or the last one that a dead process reported."""
         while True:
             try:
                 found = await self._look()
@@ -192,7 +192,7 @@ class _Watch:
                 if found is not None and found.is_final:
                     return found
                 if found is not None and self._died_s is not None:
-                    # It may have ended with an error since this was read.
+                    # It may have failed after this was read.
                     return await self._job.told() or found
                 if found is None:
                     await self._host.await_path(self._files.outcome, POLL_S)
@@ -207,7 +207,7 @@ class _Watch:
                 await asyncio.sleep(RECONNECT_S)
 
     async def _look(self) -> Outcome | None:
-        # Asked first: what it told before its end is whole then.
+        # Read first: then all events up to it are complete.
         found = await self._job.told()
         while data := await self._host.read_from(self._files.events, self._offset):
             self._offset += len(data)
@@ -238,35 +238,35 @@ class _Watch:
         if not is_told and now_s - self._died_s > LAST_WORDS_S:
             words = (await self._host.read_text(self._files.log) or "").strip().splitlines()
             raise OutcomeUnknownError(
-                f"nobody knows how the {self._job.kind.what} ended",
+                f"it is unknown how the {self._job.kind.what} ended",
                 why=f"its process on {self._host.name} is gone, and so is its dead-man's switch"
                 + "".join(f"; {line}" for line in words[-2:]),
-                remedy="vmckpt vm show VM ends what was cut off, and says where the VM is",
+                remedy="vmckpt vm show VM recovers what was interrupted, and says where the VM is",
             )
 
     async def _is_being_recovered(self) -> bool:
-        # The switch is there as long as the job, and then does its work.
+        # The switch waits beside the job, and runs the recovery when the job dies.
         mark = "\0".join(recovery((), self._job.kind.name, self._files.path))
         return bool(await self._host.find_processes(mark))
 
     async def _check_begins(self, now_s: float) -> None:
-        """A process that has not said yet that it works on it is still starting."""
+        """Without process.json the process is still starting, or failed to."""
         begun = self._job.process
         starts = begun is None or await self._host.is_alive(begun)
         if starts and now_s - self._began_s < START_TIMEOUT_S:
             return
         if await self._host.exists(self._files.process) or await self._job.told() is not None:
-            return  # it has said so at this moment
+            return  # it has just started
         words = (await self._host.read_text(self._files.log) or "").strip()
         raise OperationFailedError(
-            f"the {self._job.kind.what} does not begin on {self._host.name}",
+            f"the {self._job.kind.what} did not start on {self._host.name}",
             why=words[-300:] or f"no process within {START_TIMEOUT_S:g} s",
             remedy=f"vmckpt host check {self._host.name}",
         )
 
     def _say_lost(self, exc: HostDownError, *, is_new: bool) -> None:
         if is_new:
-            text = f"{exc.what}: {exc.why}; the job goes on there, waiting to see it again"
+            text = f"{exc.what}: {exc.why}; the job continues there; waiting to reconnect"
             self._emit(Note(self._at_s, "connection", text))
 
     def _say_found(self) -> None:

@@ -1,4 +1,4 @@
-"""What a kind of job is, what it is asked (`Order`), and what came of it (`Outcome`)."""
+"""Kinds of job, their request (`Order`) and their result (`Outcome`)."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -20,7 +20,7 @@ from vmckpt.state.durable import fill, reserve
 
 Q = TypeVar("Q")
 R = TypeVar("R")
-# An outcome is a few KiB: it is told, whatever fills the disk meanwhile.
+# Reserved up front, so that a full disk cannot lose the outcome (a few KiB).
 OUTCOME_BYTES = 64 << 10
 # Events kept in memory while the disk is full; later ones are dropped.
 UNWRITTEN_BYTES = 1 << 20
@@ -28,7 +28,7 @@ UNWRITTEN_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """order.json: what to do to the VM `vm` of `host`, in the kind's own words."""
+    """order.json: the VM, its host, and the request of the kind."""
 
     host: Entry
     vm: str
@@ -39,8 +39,8 @@ class Order:
 class Outcome:
     """outcome.json: the kind's result, or `error` as `pack_error` has it.
 
-    A job may tell its result and work on. While not `is_final` it may still become an error;
-    `is_over`: nothing is left to do.
+    A job may report its result before it has finished. Until `is_final`, an error replaces it;
+    `is_over`: the job has finished.
     """
 
     result: Mapping[str, Any] | None = None
@@ -54,7 +54,7 @@ OUTCOME = Schema(Outcome, "`vmckpt vm list` shows where the VM is and how", omit
 
 
 class Job(Generic[Q, R]):
-    """One job, in the process that does it or recovers it."""
+    """One job, as seen by the process that works on it or recovers it."""
 
     def __init__(self, files: JobFiles, host: LocalHost, vm: str, request: Q) -> None:
         self.files, self.host, self.vm, self.request = files, host, vm, request
@@ -68,42 +68,42 @@ class Job(Generic[Q, R]):
 
     @property
     def outcome(self) -> Outcome | None:
-        """What came of it so far."""
+        """The outcome so far."""
         return self._outcome
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """For the block `emit` writes to the job's file. Raises OSError."""
+        """Write events to the job's file for the duration of the block. Raises OSError."""
         with self.files.events.open("ab", buffering=0) as lines:
             self.emit = writer(lines)
             yield
 
     def reserve(self) -> None:
-        """Have room on the disk for the outcome. Raises StorageError."""
+        """Reserve disk space for the outcome. Raises StorageError."""
         reserve(self.files.outcome, OUTCOME_BYTES)
 
     def resume(self) -> None:
-        """Read what was told by the process that died."""
+        """Load the outcome that the dead process reported. Raises StorageError."""
         path = self.files.outcome
         if path.exists():
             self._outcome = OUTCOME.decode(path.read_bytes(), path, any_text=True)
 
     def tell(self, result: R, *, is_final: bool) -> None:
-        """Tell the result, and work on. Raises OSError."""
+        """Report the result before the job has finished. Raises OSError."""
         self._outcome = Outcome(builtins(result), None, is_final, is_over=False)
         part = self.files.outcome.with_name(".told")
         part.write_text(OUTCOME.encode(self._outcome))
         part.rename(self.files.outcome)
 
     def succeed(self, result: R | None) -> None:
-        """End: with this result, or the one that was told. Raises StorageError."""
+        """Finish with this result, or with the one already reported. Raises StorageError."""
         told = None if result is None else builtins(result)
         if told is None and self._outcome is not None:
             told = self._outcome.result
         self._end(Outcome(told))
 
     def fail(self, error: Exception) -> None:
-        """End with an error; a result that was final stays. Raises StorageError."""
+        """Finish with an error; a final result is kept. Raises StorageError."""
         before = self._outcome
         stays = before.result if before is not None and before.is_final else None
         self._end(Outcome(stays, tuple(pack_error(error, self.host.name))))
@@ -114,11 +114,11 @@ class Job(Generic[Q, R]):
 
 
 class Worker(NamedTuple, Generic[R]):
-    """What does one job.
+    """The two entry points of a job.
 
-    `work` does it, and returns the result, or None when it was told already. `recover` runs after
-    the death of the process that worked: it finishes or undoes, returns as `work` does, or raises
-    what is to be said of a job that was cut off.
+    `work` returns the result, or None if it was reported already. `recover` runs after the worker
+    process died: it finishes or undoes the work, and returns like `work` or raises the error to
+    report.
     """
 
     work: Callable[[], Awaitable[R | None]]
@@ -129,10 +129,10 @@ class Worker(NamedTuple, Generic[R]):
 class Kind(Generic[Q, R]):
     """A kind of job.
 
-    `worker` gives what does a job, for the block. The block ends after the outcome was told, also
-    of a job that was revoked: what the order has outside of the job's directory is released then.
+    `worker` is a context that is left after the outcome was written, also for a revoked job: it
+    releases what the order holds outside the job's directory.
 
-    `what` it is, in words ("checkpoint"). `kept_s`: how long what it told can be read.
+    `what`: the noun in messages ("checkpoint"). `kept_s`: how long finished jobs are kept.
     """
 
     name: str
@@ -143,11 +143,11 @@ class Kind(Generic[Q, R]):
     kept_s: float = 86_400.0
 
     def order(self, host: Any, vm: str, request: Q) -> Order:
-        """The order for a host (`Entry` or `Host`)."""
+        """Build an order for a host (`Entry` or `Host`)."""
         return Order(Entry(**entry_fields(host)), vm, builtins(request))
 
     def read_order(self, data: bytes | str, path: Path, host: str = "") -> tuple[Order, Q]:
-        """An order of this kind. Raises StorageError: damaged, or another version's."""
+        """Decode an order. Raises StorageError: damaged, or written by another version."""
         order = ORDER.decode(data, path, host, any_text=True)
         try:
             return order, convert(self.request, order.request)
@@ -155,7 +155,7 @@ class Kind(Generic[Q, R]):
             raise ORDER.damaged(path, str(exc), host) from exc
 
     def job(self, files: JobFiles) -> Job[Q, R]:
-        """The job of this machine that has these files. Raises NotFoundError."""
+        """Load a local job. Raises NotFoundError."""
         try:
             order, request = self.read_order(files.order.read_bytes(), files.order)
         except (OSError, StorageError) as exc:
@@ -166,13 +166,13 @@ class Kind(Generic[Q, R]):
 
 
 def writer(lines: BinaryIO) -> Emit:
-    """Writes each event as a line; on a full disk it keeps them, and no job from its end."""
+    """An emitter that appends lines; on a full disk it buffers them and never fails the job."""
     unwritten = bytearray()
 
     def tell(event: Event) -> None:
         if len(unwritten) < UNWRITTEN_BYTES:
             unwritten.extend(to_line(event).encode())
-        # What is there of a line that does not fit is its beginning: the rest may follow.
+        # After a short write the rest of the line follows later.
         del unwritten[: lines.write(unwritten)]
 
     return heard_or_not(tell)

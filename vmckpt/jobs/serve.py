@@ -1,4 +1,4 @@
-"""The host's side: the process of a job, and the one that recovers it."""
+"""The host's side: the worker process of a job, and its recovery."""
 
 import asyncio
 import gc
@@ -17,27 +17,27 @@ from vmckpt.jobs.files import JobFiles, forget_old
 from vmckpt.jobs.kind import Job, Kind
 from vmckpt.state.documents import save_to
 
-# The operator may lose its connection for a while before it has written the order.
+# Allows for a lost connection between starting the process and writing the order.
 ORDER_S, ORDER_POLL_S = 60.0, 0.005
 COMMAND = "job"
 
 
 def command(own: Sequence[str], kind: str, directory: Path) -> list[str]:
-    """The hidden command that does a job, with `own` being a host's own vmckpt."""
+    """The command line that runs a job; `own` is the host's own vmckpt."""
     return [*own, COMMAND, kind, str(directory)]
 
 
 def recovery(own: Sequence[str], kind: str, directory: Path) -> list[str]:
-    """The hidden command that recovers it."""
+    """The command line that recovers it."""
     return [*command(own, kind, directory), "--recover"]
 
 
 async def serve(kind: Kind[Any, Any], directory: Path, own_command: Sequence[str]) -> None:
-    """Do the job of this directory. Errors become its outcome.
+    """Run the job in this directory. Errors become its outcome.
 
-    Raises NotFoundError: no order came, or the directory is gone.
+    Raises NotFoundError: no order arrived, or the directory was removed.
     """
-    gc.freeze()  # or a collection while a guest is paused would look at all that was imported
+    gc.freeze()  # keep garbage collections short while a guest is paused
     files = JobFiles(directory)
     await poll(
         lambda: files.order.exists() or not directory.exists(),
@@ -60,7 +60,7 @@ async def serve(kind: Kind[Any, Any], directory: Path, own_command: Sequence[str
 
 
 async def recover(kind: Kind[Any, Any], directory: Path) -> None:
-    """After the death of a job's process: finish or undo what it did, and say which."""
+    """Recover a job whose process died; the outcome says whether it was finished or undone."""
     job = kind.job(JobFiles(directory))
     async with kind.worker(job) as worker, _concluded(kind, job):
         job.resume()
@@ -68,16 +68,16 @@ async def recover(kind: Kind[Any, Any], directory: Path) -> None:
             result = await worker.recover()
         if result is None and (job.outcome is None or job.outcome.result is None):
             raise OperationFailedError(
-                f"the {kind.what} of '{job.vm}' was cut off",
+                f"the {kind.what} of '{job.vm}' was interrupted",
                 why=f"its process on {job.host.name} was killed",
-                remedy="ask again; `vmckpt vm list` shows how the VM is",
+                remedy="try again; `vmckpt vm list` shows the VM's state",
             )
         job.succeed(result)
 
 
 @asynccontextmanager
 async def _concluded(kind: Kind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[None]:
-    """An error of the block, or its cancellation, is the job's outcome; a bug is raised, too."""
+    """Record an error or cancellation of the block as the outcome; bugs are also raised."""
     try:
         yield
     except asyncio.CancelledError:
@@ -90,5 +90,5 @@ async def _concluded(kind: Kind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[
 
 def _cancelled(kind: Kind[Any, Any], job: Job[Any, Any]) -> CancelledByUserError:
     return CancelledByUserError(
-        f"the {kind.what} of '{job.vm}' was cancelled", why="asked to stop", remedy="ask again"
+        f"the {kind.what} of '{job.vm}' was cancelled", why="asked to stop", remedy="try again"
     )

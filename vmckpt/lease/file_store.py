@@ -67,7 +67,7 @@ class FileStore:
             raise self._down(vm, exc) from exc
         except TimeoutError as exc:
             raise OutcomeUnknownError(
-                f"nobody knows whether the lease of '{vm}' was written",
+                f"it is unknown whether the lease of '{vm}' was written",
                 why=f"{self._directory} gave no answer for {self._timeout_s} s",
                 remedy="look again; nothing is granted meanwhile",
             ) from exc
@@ -205,7 +205,7 @@ class FileStore:
 
 def _in_doubt(vm: str, path: Path, exc: OSError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"nobody knows whether the lease of '{vm}' was written, and lasts",
+        f"it is unknown whether the lease of '{vm}' was written durably",
         why=f"{path} did not say that it is in place, and on the disk: {exc.strerror}",
         remedy="look again; see to the disk, or the server",
     )

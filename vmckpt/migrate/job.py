@@ -32,7 +32,7 @@ Noted = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Where the VM moves, over which link, and how."""
+    """The destination, the link to it, and the options."""
 
     target: Entry
     options: Options
@@ -40,7 +40,7 @@ class Request:
     forecast: Mapping[str, Any] | None = None
 
     def open_target(self) -> RemoteHost:
-        """The target, reached over the link when it is asked."""
+        """The target host; it connects over the link on first use."""
         there = self.target
         session = Session(there.name, there.state_dir, partial(open_link, there.name, self.link))
         return RemoteHost(**entry_fields(there), session=session)
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it: a report, or what its dead-man's switch did."""
+    """A report, or what the dead-man's switch did."""
 
     report: Report | None = None
     recovery: Recovery | None = None
@@ -83,10 +83,9 @@ async def work(job: MigrationJob, target: Host) -> Result:
 
 
 async def finish(job: MigrationJob, target: Host) -> Result | None:
-    """After the death of its process: finish or undo the migration, and say which.
+    """Finish or undo a dead process's migration; retry while a host is silent or a lock is held.
 
-    Over minutes of silence or a lock that is held. Raises what `recover` raises,
-    OperationFailedError when there is nothing to end.
+    Raises what `recover` raises; OperationFailedError when nothing had been changed.
     """
     if job.outcome is not None:
         return None
@@ -113,9 +112,9 @@ async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
 
 
 async def let_go(job: MigrationJob, target: Host) -> None:
-    """End the target's listener, whose directory this is, and the connection."""
+    """Stop the target's listener by removing its directory, and close the connection."""
     try:
-        with suppress(HostDownError):  # then it ends by itself when nobody comes for minutes
+        with suppress(HostDownError):  # then the listener times out
             await target.remove(JobFiles.of(target.state_dir, MIGRATE.name, job.run).path)
     finally:
         if isinstance(target, RemoteHost):

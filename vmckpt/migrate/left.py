@@ -139,7 +139,7 @@ async def without_stale(looks: Iterable[Look], hosts: Iterable[Host]) -> list[Lo
 
 
 class _Home(NamedTuple):
-    """By its QEMU: whoever wrote a record down may have had other names for the hosts."""
+    """By its QEMU: another operator's record may use other host names."""
 
     vm: str
     qemu_id: str

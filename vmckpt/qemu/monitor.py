@@ -31,7 +31,7 @@ Json = Mapping[str, Any]
 REPLY_TIMEOUT_S = 10.0
 # query-qmp-schema answers one line of about 210 kB.
 READ_BUFFER_BYTES = 4 << 20
-# Of events that nobody has taken yet, and how long one may be: QEMU's are some hundreds of bytes.
+# Limits: events waiting to be read, and bytes per event (QEMU's are a few hundred bytes).
 MOST_EVENTS, MOST_EVENT_BYTES = 4096, 64 << 10
 
 

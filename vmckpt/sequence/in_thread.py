@@ -23,7 +23,7 @@ class StoppedError(Exception):
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises. A cancellation leaves it running, heard by nobody.
+    """What `work` returns or raises. A cancellation leaves it running and discards its result.
 
     Raises NoThreadError.
     """

@@ -150,7 +150,7 @@ async def undo(record: Record, tools: Tools) -> Record:
 
 
 def _begun(record: Record) -> Record:
-    """The guard as it is now that nobody works on it. Raises RefusedError, NotFoundError."""
+    """The guard's record, read under its lock. Raises RefusedError, NotFoundError."""
     record = load(record.run)
     if record.phase is Phase.PREPARING:
         raise RefusedError(
