@@ -429,6 +429,22 @@ def test_one_that_cannot_begin_says_why(one: Kind[Any, Any], host: Playing) -> N
     played(host, play)
 
 
+def test_one_that_is_killed_before_it_has_begun_says_so(one: Kind[Any, Any], host: Playing) -> None:
+    plan(host, "done")
+
+    async def play() -> None:
+        job = await begin(one, host, "r1")
+        assert job.process is not None
+        await host.kill(job.process)
+        await job.give("web", EXAMPLES[one.name].request)
+        with pytest.raises(OperationFailedError, match="did not start on far") as failed:
+            await job.outcome(unheard)
+        assert failed.value.why == "its process was killed"
+        assert not (host.state_dir / "released").exists()
+
+    played(host, play)
+
+
 def test_a_host_that_is_silent_for_a_while_is_asked_again(
     one: Kind[Any, Any], host: Playing
 ) -> None:

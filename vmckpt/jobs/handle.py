@@ -258,9 +258,10 @@ class _Watch:
         if await self._host.exists(self._files.process) or await self._job.told() is not None:
             return  # it has just started
         words = (await self._host.read_text(self._files.log) or "").strip()
+        silence = f"no process within {START_TIMEOUT_S:g} s" if starts else "its process was killed"
         raise OperationFailedError(
             f"the {self._job.kind.what} did not start on {self._host.name}",
-            why=words[-300:] or f"no process within {START_TIMEOUT_S:g} s",
+            why=words[-300:] or silence,
             remedy=f"vmckpt host check {self._host.name}",
         )
 
