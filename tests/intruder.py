@@ -21,8 +21,8 @@ def read(path: Path) -> None:
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.listdir(fd)
-        else:
-            os.read(fd, 1)
+        elif not os.read(fd, 1) and path.is_relative_to("/proc"):
+            raise OSError("a process that has ended: its maps open for every user, and are empty")
     finally:
         os.close(fd)
 
