@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.job_examples import EXAMPLES
-from vmckpt.cli.job import kind_of
+from vmckpt.cli.hidden.job import kind_of
 from vmckpt.cli.loop import run
 from vmckpt.errors import RefusedError
 from vmckpt.events.types import Note

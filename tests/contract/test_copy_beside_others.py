@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.guest_like import RAM, Memory, dirtied, memory, require_same, save
-from vmckpt.cli.store import export
+from vmckpt.cli.nouns.store.store import export
 from vmckpt.errors import BusyError, NotFoundError
 from vmckpt.store import copying
 from vmckpt.store.check import check

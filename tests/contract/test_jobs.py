@@ -19,7 +19,7 @@ import pytest
 from tests import job_program
 from tests.faulty_host import Fault, FaultyHost
 from tests.job_examples import EXAMPLES
-from vmckpt.cli.job import MODULES, kind_of
+from vmckpt.cli.hidden.job import MODULES, kind_of
 from vmckpt.codec import builtins
 from vmckpt.deadlines import poll
 from vmckpt.errors import (

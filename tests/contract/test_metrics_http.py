@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from vmckpt.cli.metrics import write
+from vmckpt.cli.nouns.metrics import write
 from vmckpt.deadlines import poll
 from vmckpt.errors import StorageError
 from vmckpt.metrics.serve import MOST_ASKING, MOST_SILENT, serving

@@ -13,7 +13,7 @@ import pytest
 from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import Guest, marked_as
 from tests.silent_ends import Scripted as ScriptedQemu
-from vmckpt.cli.replicate_options import Wishes
+from vmckpt.cli.options.replicate_options import Wishes
 from vmckpt.errors import (
     BusyError,
     HostDownError,

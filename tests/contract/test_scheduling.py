@@ -245,7 +245,7 @@ def test_who_was_an_idle_one_before_stays_one_until_somebody_needs_it() -> None:
 RECOVERY = """
 import os
 from pathlib import Path
-from vmckpt.cli.job import job
+from vmckpt.cli.hidden.job import job
 from vmckpt.jobs import serve
 
 async def recover(kind, directory):

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vmckpt.cli.main import command_line
-from vmckpt.cli.replicate import app
+from vmckpt.cli.nouns.replicate.replicate import app
 
 TEMPLATES = Path(__file__).parents[2] / "ansible/roles/vmckpt/templates"
 VALUES = {"ansible_managed": "test", "vmckpt_user": "root", "vmckpt_state_dir": "/var/lib/vmckpt"}

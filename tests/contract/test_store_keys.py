@@ -10,8 +10,8 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint import place
-from vmckpt.cli import store_key
-from vmckpt.cli.store import init
+from vmckpt.cli.nouns.store import key as store_key
+from vmckpt.cli.nouns.store.store import init
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints

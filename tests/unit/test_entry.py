@@ -19,7 +19,7 @@ def ended(code):
     exit_(code)
 exit_, os._exit = os._exit, ended
 loop.run = lambda work: print(work.cr_code.co_name) or work.close()
-from vmckpt.cli import moving
+from vmckpt.cli.commands import moving
 moving.run, moving.show_outcome = loop.run, lambda outcome, as_json: print(as_json)
 moving.target_of = lambda name: name
 entry.start()

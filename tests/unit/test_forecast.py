@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.cli.arguments import intent, seconds_until
+from vmckpt.cli.options.arguments import intent, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.forecast.calm import is_calm
 from vmckpt.forecast.model.choose import Intent, choose, judge

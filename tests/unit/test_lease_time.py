@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.replicate_options import Wishes
+from vmckpt.cli.options.replicate_options import Wishes
 from vmckpt.epoch.guard import ANSWER_S
 from vmckpt.epoch.load import LOAD_TIMEOUT_S
 from vmckpt.errors import UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.cli.migrate import migrate
+from vmckpt.cli.commands.migrate import migrate
 from vmckpt.errors import UsageError
 from vmckpt.options.declared import declarations, read
 from vmckpt.options.migration import (

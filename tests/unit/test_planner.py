@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.cli.arguments import intent as read
+from vmckpt.cli.options.arguments import intent as read
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.choose import Intent, Offer, choose
 from vmckpt.forecast.model.dirtying import DirtyCurve

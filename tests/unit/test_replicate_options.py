@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faulty_host import FaultyHost
-from vmckpt.cli.replicate_options import DisksWish, Wishes
+from vmckpt.cli.options.replicate_options import DisksWish, Wishes
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.options.replication import Options

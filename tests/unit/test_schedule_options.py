@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.cli.main import command_line
-from vmckpt.cli.schedule_options import local_zone
+from vmckpt.cli.options.schedule_options import local_zone
 from vmckpt.errors import UsageError
 
 

@@ -137,9 +137,10 @@ def test_a_label_of_a_metric_ends_where_it_ends() -> None:
 
 # Each escapes what it prints, or prints words, JSON or metrics of our own alone.
 PRINT = {
-    "cli/checkpoint_disks.py", "cli/replica.py", "cli/store_key.py",
-    "cli/confirm.py", "cli/demo.py", "cli/guard.py", "cli/loop.py", "cli/main.py", "cli/metrics.py",
-    "cli/observe.py", "cli/replicate_status.py", "cli/results.py", "cli/store.py",
+    "cli/confirm.py", "cli/demo.py", "cli/hidden/observe.py", "cli/hidden/replica.py",
+    "cli/loop.py", "cli/main.py", "cli/nouns/checkpoint/disks.py", "cli/nouns/guard.py",
+    "cli/nouns/metrics.py", "cli/nouns/replicate/status.py", "cli/nouns/store/key.py",
+    "cli/nouns/store/store.py", "cli/results.py",
     "cli/terminal.py", "ui/drain.py", "ui/progress.py",
 }  # fmt: skip
 

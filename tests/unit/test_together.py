@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from vmckpt.cli.together import together
+from vmckpt.cli.options.together import together
 
 
 class Where(NamedTuple):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vmckpt.cli.arguments import intent, look_s, seconds_until
+from vmckpt.cli.options.arguments import intent, look_s, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.forecast.model.choose import Intent
 

@@ -1,1 +1,1 @@
-"""The command line: one file per noun; parses, calls, prints; imports late what is costly."""
+"""The command line: a module per command; parses, calls, prints; imports late what is costly."""

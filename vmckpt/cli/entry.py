@@ -52,15 +52,15 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
     """
     match words:
         case ["migrate", *rest] if (names := _only_names(rest)) and len(names) == 2:
-            from vmckpt.cli.moving import move_plainly
+            from vmckpt.cli.commands.moving import move_plainly
 
             return partial(move_plainly, *names, as_json="--json" in rest)
         case ["serve"]:
-            from vmckpt.cli.far_side import far_side
+            from vmckpt.cli.hidden.far_side import far_side
 
             return far_side
         case ["link", directory] if not directory.startswith("-"):
-            from vmckpt.cli.link import link
+            from vmckpt.cli.hidden.link import link
 
             return partial(link, Path(directory))
         case ["job", kind, directory, *rest] if rest in ([], ["--recover"], ["--last"]):
@@ -68,7 +68,7 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
                 from vmckpt.hosts.scheduling import session_comes_last
 
                 session_comes_last()  # before all else, which is work too
-            from vmckpt.cli.job import job
+            from vmckpt.cli.hidden.job import job
 
             return partial(job, kind, Path(directory), recover=rest == ["--recover"])
     return None

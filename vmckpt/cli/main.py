@@ -65,11 +65,12 @@ def command_line(words: Sequence[str]) -> typer.Typer:
     names = (*COMMANDS, *NOUNS)
     for name in [word for word in words[:1] if word in (*names, *HIDDEN)] or names:
         word = name.replace("-", "_")
-        module = import_module(f"vmckpt.cli.{word}")
-        if name not in NOUNS:
-            app.command(name)(getattr(module, word))
+        if name in NOUNS:
+            app.add_typer(import_module(f"vmckpt.cli.nouns.{word}").app, name=name)
         else:
-            app.add_typer(module.app, name=name)
+            folder = "hidden" if name in HIDDEN else "commands"
+            module = import_module(f"vmckpt.cli.{folder}.{word}")
+            app.command(name)(getattr(module, word))
     return app
 
 

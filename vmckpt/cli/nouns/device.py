@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt.cli.nouns.vm import Name
 from vmckpt.cli.output import Json, run, show
-from vmckpt.cli.vm import Name
 from vmckpt.devices.bundle import Vendor
 
 if TYPE_CHECKING:

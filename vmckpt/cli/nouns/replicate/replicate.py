@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import replicate_status
+from vmckpt.cli.nouns.replicate import status as statuses
+from vmckpt.cli.options.replicate_options import Wishes
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.replicate_options import Wishes
-from vmckpt.cli.together import together
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -148,8 +148,8 @@ def stop(
     show(status, f"{name} is not replicated any more: {status.get('why')}", as_json=json)
 
 
-app.command()(replicate_status.status)
-app.command()(replicate_status.events)
+app.command()(statuses.status)
+app.command()(statuses.events)
 
 
 def _warn_of(status: dict[str, Any]) -> None:

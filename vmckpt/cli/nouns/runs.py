@@ -68,7 +68,7 @@ def attach(
     json: Json = False,
 ) -> None:
     """Show a migration from its beginning to its end, wherever it is carried out."""
-    from vmckpt.cli.moving import show_outcome
+    from vmckpt.cli.commands.moving import show_outcome
 
     show_outcome(output.run(_attach(run)), as_json=json)
 

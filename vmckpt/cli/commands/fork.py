@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vmckpt.cli.checkpoint_options import (
+from vmckpt.cli.options.checkpoint_options import (
     Count,
     ForksName,
     Overcommit,
@@ -13,8 +13,7 @@ from vmckpt.cli.checkpoint_options import (
     Trust,
     Where,
 )
-from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.which_checkpoint import (
+from vmckpt.cli.options.which_checkpoint import (
     KeyCommand,
     KeyFile,
     StorePlace,
@@ -22,6 +21,7 @@ from vmckpt.cli.which_checkpoint import (
     home,
     key_source,
 )
+from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue import Entry

@@ -3,10 +3,10 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.cli.checkpoint_given import teller
 from vmckpt.cli.confirm import confirm
+from vmckpt.cli.options.checkpoint_given import teller
+from vmckpt.cli.options.which_checkpoint import catalogue
 from vmckpt.cli.output import run, show, warn
-from vmckpt.cli.which_checkpoint import catalogue
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:

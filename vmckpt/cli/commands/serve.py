@@ -24,11 +24,11 @@ def serve(
     another vmckpt's connection, which people have no use for.
     """
     if not scheduler:
-        from vmckpt.cli.far_side import far_side
+        from vmckpt.cli.hidden.far_side import far_side
 
         far_side()
         return
-    from vmckpt.cli.schedule import event_json, tools
+    from vmckpt.cli.nouns.schedule import event_json, tools
     from vmckpt.fleet.schedule.scheduler import serve as serve_
 
     def tell(event: "Event") -> None:

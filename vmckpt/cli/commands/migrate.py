@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli.arguments import Wishes
-from vmckpt.cli.moving import move, show_recovery, target_of
+from vmckpt.cli.commands.moving import move, show_recovery, target_of
+from vmckpt.cli.options.arguments import Wishes
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.together import together
 from vmckpt.options.migration import Options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def migrate(
     if any(wishes):
         options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
-        from vmckpt.cli import check
+        from vmckpt.cli.commands import check
 
         check.dry_run(vm, target, options, as_json=json)
     else:

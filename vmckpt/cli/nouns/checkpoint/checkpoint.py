@@ -1,19 +1,18 @@
 """vmckpt checkpoint: create, list, show, diff, verify, pin, rm, prune, restore, and its disks."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vmckpt.cli import checkpoint_disks, checkpoint_group, snapshot
-from vmckpt.cli.checkpoint_given import given_name, given_tags, one_of, plugged, teller
-from vmckpt.cli.checkpoint_options import (
+from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.nouns import snapshot
+from vmckpt.cli.nouns.checkpoint import disks
+from vmckpt.cli.nouns.checkpoint import group as groups
+from vmckpt.cli.nouns.checkpoint.restore import restore
+from vmckpt.cli.options.checkpoint_given import given_name, given_tags, one_of, teller
+from vmckpt.cli.options.checkpoint_kinds import require_of_group, require_replaceable, whose
+from vmckpt.cli.options.checkpoint_options import (
     Apply,
-    As,
-    DisksOnly,
-    Eager,
-    InPlace,
-    KeepMacs,
     Kind,
     KindOption,
     MaxHold,
@@ -22,7 +21,6 @@ from vmckpt.cli.checkpoint_options import (
     MaybeVm,
     Members,
     Name,
-    Network,
     OfGroup,
     OfVm,
     OnlyTag,
@@ -33,24 +31,20 @@ from vmckpt.cli.checkpoint_options import (
     Retention,
     Tags,
     Trigger,
-    Trust,
     Vm,
     VmId,
-    Where,
 )
-from vmckpt.cli.confirm import Yes, confirm
-from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.together import together
-from vmckpt.cli.which_checkpoint import (
+from vmckpt.cli.options.together import together
+from vmckpt.cli.options.which_checkpoint import (
     KeyCommand,
     KeyFile,
     Stored,
     StorePlace,
     catalogue,
     find,
-    home,
     key_source,
 )
+from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
 app = typer.Typer(
@@ -81,8 +75,8 @@ def create(
     With --group of several VMs, on whatever hosts: none has heard in it what another has not said.
     """
     one = one_of(vm, group, "a VM")
-    _require_of_group(group, kind, {"--max-hold": max_hold})
-    _require_replaceable(name, group, kind, replace=replace)
+    require_of_group(group, kind, {"--max-hold": max_hold})
+    require_replaceable(name, group, kind, replace=replace)
     if kind is Kind.savevm:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
@@ -101,7 +95,7 @@ def create(
         given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
     )
     if one is None:
-        checkpoint_group.create(str(group), wish, max_hold, store, key, as_json=json)
+        groups.create(str(group), wish, max_hold, store, key, as_json=json)
         return
     taken = run(create_(run(find_own(one)), store, wish, teller(json), key))
     text = (
@@ -133,14 +127,14 @@ def list_(
 ) -> None:
     """List checkpoints, each below the one it was taken after."""
     if kind is Kind.savevm:
-        snapshot.list_(_whose(vm), json)
+        snapshot.list_(whose(vm), json)
         return
     from vmckpt.checkpoint.catalogue import to_json
     from vmckpt.checkpoint.tree import rows
     from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)
-    checkpoint_group.settle(key)
+    groups.settle(key)
     found = catalogue(store, key, vm)
     for error in found.silent:
         warn(f"not listed: {error.what}: {error.why}")
@@ -176,7 +170,7 @@ def show_(
     """Show all that is known of a checkpoint, or which are of a group."""
     if (one := one_of(point, group, "a checkpoint")) is None:
         key = key_source(key_file, key_command)
-        checkpoint_group.show_(str(group), store, key, as_json=json)
+        groups.show_(str(group), store, key, as_json=json)
         return
     from vmckpt.checkpoint.catalogue import to_json
     from vmckpt.checkpoint.operate import standing
@@ -294,17 +288,17 @@ def rm(
     """
     one_of(points[0] if points else None, group, "a checkpoint")
     points = points or []
-    _require_of_group(group, kind, {})
+    require_of_group(group, kind, {})
     if kind is Kind.savevm:
         for point in points:
-            snapshot.delete(_whose(vm), point, yes, json)
+            snapshot.delete(whose(vm), point, yes, json)
         return
     from vmckpt.checkpoint.look import remove, remove_unreadable
     from vmckpt.checkpoint.tree import in_words
 
     key = key_source(key_file, key_command)
     if group is not None:
-        checkpoint_group.remove(group, store, key, yes=yes, as_json=json)
+        groups.remove(group, store, key, yes=yes, as_json=json)
         return
     there = catalogue(store, key)
     bad = [one for point in points for one in there.find_unreadable(point)]
@@ -366,157 +360,7 @@ def prune(
     show(told, text, as_json=json)
 
 
-@app.command()
-def restore(
-    point: MaybePoint = None,
-    group: OfGroup = None,
-    in_place: InPlace = False,
-    as_: As = None,
-    host: Where = None,
-    eager: Eager = False,
-    disks_only: DisksOnly = False,
-    network: Network = None,
-    keep_macs: KeepMacs = False,
-    trust: Trust = False,
-    kind: KindOption = Kind.epoch,
-    vm: OfVm = None,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
-    yes: Yes = False,
-    json: Json = False,
-) -> None:
-    """Make a running VM of a checkpoint; returns when the guest runs.
-
-    With --group all VMs of a group go back to it, or none does. With --disks-only the VM is off.
-    """
-    one = one_of(point, group, "a checkpoint")
-    _require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
-    if disks_only:
-        _require_disks_only(group, kind, eager=eager)
-    if kind is Kind.savevm:
-        snapshot.load(_whose(vm), str(one), yes, json)
-        return
-    from dataclasses import asdict
-
-    from vmckpt.checkpoint.operate import restore_disks_to, restore_to
-    from vmckpt.checkpoint.restore import Wish
-    from vmckpt.checkpoint.tree import in_words
-    from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import check_name
-
-    if in_place and as_:
-        raise UsageError(
-            "--in-place and --as are both given",
-            why="the VM goes back, or a copy is made",
-            remedy="leave one of them out",
-        )
-    key = key_source(key_file, key_command)
-    wish = Wish(
-        name=check_name(as_, "VM") if as_ else None,
-        in_place=in_place,
-        eager=eager,
-        plugged=plugged(network, default=as_ is None),
-        keep_macs=keep_macs,
-        trust=trust,
-    )
-    if one is None:
-        checkpoint_group.restore(str(group), wish, host, store, key, yes=yes, as_json=json)
-        return
-    found = find(one, store, key)
-    where = run(home(found, host, copy=as_ is not None))
-    if in_place:
-        confirm(
-            f"{found.manifest.vm} goes back to {in_words(found)}.\n"
-            f"All that its {'' if disks_only else 'memory and '}disks got since then is lost.",
-            yes=yes,
-            as_json=json,
-        )
-    if disks_only:
-        off = run(restore_disks_to(where, found, wish, key))
-        text = f"{off.vm} is off on {off.host}, with the disks of {found.name}:"
-        _tell(asdict(off), "\n  ".join([text, *off.disks]), off.warnings, as_json=json)
-        return
-    runs = run(restore_to(where, found, wish, teller(json), key))
-    text = f"{runs.vm} runs on {runs.host} from {found.name}, {runs.running_ms:.0f} ms"
-    _tell(asdict(runs), text, runs.warnings, as_json=json)
-
-
-def _tell(facts: dict[str, Any], text: str, warnings: Iterable[str], *, as_json: bool) -> None:
-    for warning in warnings:
-        warn(f"warning: {warning}")
-    show(facts, text, as_json=as_json)
-
-
-app.command()(checkpoint_disks.export_disk)
-app.command()(checkpoint_disks.serve_disk)
-app.command()(checkpoint_disks.mount)
-
-
-def _whose(vm: str | None) -> str:
-    from vmckpt.errors import UsageError
-
-    if vm is None:
-        raise UsageError(
-            "nobody says whose snapshots are meant",
-            why="with --kind savevm they are in the VM's own image",
-            remedy="name the VM: --vm NAME, or `list NAME`",
-        )
-    return vm
-
-
-def _require_replaceable(name: str | None, group: str | None, kind: Kind, *, replace: bool) -> None:
-    """--replace is for one named checkpoint in a store. Raises UsageError."""
-    from vmckpt.errors import UsageError
-
-    if not replace:
-        return
-    if name is None:
-        raise UsageError(
-            "--replace is given without --name",
-            why="it replaces the checkpoint of that name",
-            remedy="add --name NAME",
-        )
-    if group is not None or kind is Kind.savevm:
-        raise UsageError(
-            f"--replace does not go with {'--group' if group else '--kind savevm'}",
-            why="the old one would be gone before the new one is there for good",
-            remedy="take the new one under another name, then remove the old one",
-        )
-
-
-def _require_disks_only(group: str | None, kind: Kind, *, eager: bool) -> None:
-    from vmckpt.errors import UsageError
-
-    for given, option in (
-        (group, "--group"),
-        (kind is not Kind.epoch, "--kind"),
-        (eager, "--eager"),
-    ):
-        if given:
-            raise UsageError(
-                f"--disks-only and {option} are both given",
-                why="it restores the disks of one checkpoint in a store, and no memory",
-                remedy=f"leave out {option}",
-            )
-
-
-def _require_of_group(
-    group: str | None, kind: Kind, its_own: dict[str, str | bool | None], *, outside: bool = True
-) -> None:
-    """`its_own` options make sense for a group alone, or (not `outside`) for all but a group."""
-    from vmckpt.errors import UsageError
-
-    if group is not None and kind is not Kind.epoch:
-        raise UsageError(
-            f"--group and --kind {kind} are both given",
-            why="a group's VMs are taken while they run, all at one moment",
-            remedy="leave out --kind",
-        )
-    for option, value in its_own.items():
-        if value is not None and (group is None) is outside:
-            raise UsageError(
-                f"{option} is given {'without' if outside else 'with'} --group",
-                why="a group goes back as itself" if group else "one VM's output is not held",
-                remedy=f"leave out {option}",
-            )
+app.command()(restore)
+app.command()(disks.export_disk)
+app.command()(disks.serve_disk)
+app.command()(disks.mount)

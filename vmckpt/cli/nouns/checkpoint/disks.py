@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.checkpoint_options import Point
 from vmckpt.cli.loop import run_until_interrupted
+from vmckpt.cli.options.checkpoint_options import Point
+from vmckpt.cli.options.which_checkpoint import KeyCommand, KeyFile, StorePlace, find, key_source
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, find, key_source
 
 if TYPE_CHECKING:
     from vmckpt.errors import VmckptError

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.checkpoint_options import Kind, KindOption, MaxPause, Retention
-from vmckpt.cli.which_checkpoint import Stored
+from vmckpt.cli.options.checkpoint_options import Kind, KindOption, MaxPause, Retention
+from vmckpt.cli.options.which_checkpoint import Stored
 
 if TYPE_CHECKING:
     from vmckpt.fleet.schedule.request import CatchUp, Request

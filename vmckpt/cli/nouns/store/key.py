@@ -44,7 +44,8 @@ Name = Annotated[str, typer.Option("--name", help="What `list` calls the new key
 @app.command("list")
 def list_(store: StoreOption = None, json: Json = False) -> None:
     """List a store's keys. It takes none of them."""
-    from vmckpt.cli.store import backend_of, location_of
+    from vmckpt.cli.nouns.store.opened import backend_of
+    from vmckpt.cli.options.stores import location_of
     from vmckpt.store.config import read_config
     from vmckpt.store.sealing.wrapping import keys_of
     from vmckpt.ui.tables import table
@@ -145,7 +146,8 @@ def export(
     Of an encrypted store it is of no use without one of the keys: keep both, apart from each other.
     """
     from vmckpt.checkpoint.known_stores import require_as_before
-    from vmckpt.cli.store import backend_of, location_of
+    from vmckpt.cli.nouns.store.opened import backend_of
+    from vmckpt.cli.options.stores import location_of
     from vmckpt.store.config import read_config
     from vmckpt.store.keyring import backup_text
 
@@ -194,7 +196,8 @@ class _Location:
     """A store's location for the block, and the key that was given for it."""
 
     def __init__(self, store: str | None, key_file: str | None, key_command: str | None) -> None:
-        from vmckpt.cli.store import backend_of, key_of, location_of
+        from vmckpt.cli.nouns.store.opened import backend_of
+        from vmckpt.cli.options.stores import key_of, location_of
 
         self.place, self.key = location_of(store), key_of(key_file, key_command)
         self._backend = backend_of(self.place)
@@ -246,7 +249,7 @@ class _NewKey:
         return f"; it is in {self._file}: keep a copy elsewhere" if self._made else ""
 
     def __enter__(self) -> "KeySource":
-        from vmckpt.cli.store import key_of
+        from vmckpt.cli.options.stores import key_of
         from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 
         if self._file is not None and self._made:

@@ -8,11 +8,11 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from vmckpt.cli.checkpoint_options import Retention
+from vmckpt.cli.options.checkpoint_options import Retention
+from vmckpt.cli.options.schedule_options import ScheduleName, Taking, Times, asked
+from vmckpt.cli.options.together import together
+from vmckpt.cli.options.which_checkpoint import Stored
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.schedule_options import ScheduleName, Taking, Times, asked
-from vmckpt.cli.together import together
-from vmckpt.cli.which_checkpoint import Stored
 from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from vmckpt.cli.options.together import Only
 from vmckpt.cli.output import Json, run, show
-from vmckpt.cli.together import Only
 from vmckpt.options.migration import Options
 from vmckpt.ui.shown import one_line
 
@@ -60,7 +60,7 @@ class Common(NamedTuple):
 
     def asked(self, options: Options) -> "Asked":
         """What they mean. Raises UsageError."""
-        from vmckpt.cli.arguments import intent, look_s
+        from vmckpt.cli.options.arguments import intent, look_s
         from vmckpt.fleet.drain.plan import Asked
         from vmckpt.fleet.drain.view import Limits
         from vmckpt.units import parse_size_bytes

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.arguments import look_s
 from vmckpt.cli.loop import run, run_until_interrupted
+from vmckpt.cli.options.arguments import look_s
 from vmckpt.cli.output import Json, show, warn
 
 if TYPE_CHECKING:

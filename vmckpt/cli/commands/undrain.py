@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.draining import Common, Link, carried_out
-from vmckpt.cli.together import together
+from vmckpt.cli.commands.draining import Common, Link, carried_out
+from vmckpt.cli.options.together import together
 
 
 @together

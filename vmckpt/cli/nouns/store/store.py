@@ -1,24 +1,35 @@
-"""vmckpt store: init, info, accept, check, repair, gc, copy, ...; `key` is in store_key.py."""
+"""vmckpt store: init, info, accept, check, repair, gc, copy, ...; `key` is in key.py."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import store_key
+from vmckpt.cli.nouns.store import key as store_key
+from vmckpt.cli.nouns.store.opened import backend_of, opened
+from vmckpt.cli.options.stores import (
+    CheckedPlace,
+    KeyCommand,
+    KeyFile,
+    Place,
+    Points,
+    ReadDataSubset,
+    StoreOption,
+    TargetKeyCommand,
+    TargetKeyFile,
+    key_of,
+    location_of,
+    one_key,
+)
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.place import Place as Location
-    from vmckpt.cli.store_damage import Said
+    from vmckpt.cli.nouns.store.damage import Said
     from vmckpt.errors import VmckptError
-    from vmckpt.store.backends.backend import Backend
     from vmckpt.store.damage.subset import Subset
     from vmckpt.store.manifest import Manifest
-    from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.store import Store
 
 app = typer.Typer(
@@ -28,38 +39,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(store_key.app, name="key")
-Place = Annotated[
-    str | None, typer.Argument(help="The store; this host's own when it is left out.")
-]
-CheckedPlace = Annotated[
-    str | None,
-    typer.Argument(help="The store; all that hold checkpoints of known VMs when it is left out."),
-]
-StoreOption = Annotated[
-    str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
-]
-KeyFile = Annotated[str | None, typer.Option("--key-file", help="A file with the store's key.")]
-KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="A command that prints the store's key.")
-]
-TargetKeyFile = Annotated[
-    str | None, typer.Option("--target-key-file", help="A file with the target's key.")
-]
-TargetKeyCommand = Annotated[
-    str | None, typer.Option("--target-key-command", help="A command that prints it.")
-]
-ReadDataSubset = Annotated[
-    str | None,
-    typer.Option(
-        "--read-data-subset",
-        help="Of the packs' content read only N% at random, or part n of t: 5%, 1/7. Tables, maps "
-        "and manifests are read in any case.",
-    ),
-]
-Points = Annotated[
-    list[str] | None,
-    typer.Argument(help="Checkpoints: ids, beginnings of ids, or names; all without any."),
-]
 
 
 @app.command()
@@ -88,7 +67,7 @@ def init(
     location = location_of(place)
     source = key_of(key_file, key_command)
     if key_agent:
-        source = _one_key(source, KeySource(Keeper.AGENT))
+        source = one_key(source, KeySource(Keeper.AGENT))
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
@@ -123,7 +102,7 @@ def info(
     from vmckpt.ui.tables import fields
     from vmckpt.units import format_size
 
-    with _open(place, key_file, key_command, as_before=False) as store:
+    with opened(place, key_file, key_command, as_before=False) as store:
         facts = _facts(store) | _contents(store)
         before = known(location_of(place).location)
         facts["changed"] = difference(before, store.config) if before else None
@@ -189,7 +168,7 @@ def check(
 
     Damaged chunks are recorded in the store: no new checkpoint rests on them.
     """
-    from vmckpt.cli.store_damage import all_checked, checked
+    from vmckpt.cli.nouns.store.damage import all_checked, checked
     from vmckpt.errors import VmckptError
     from vmckpt.store.check import check as check_store
 
@@ -198,7 +177,7 @@ def check(
     found = []
     for location in places:
         try:
-            opening = _open(
+            opening = opened(
                 location, key_file, key_command, any_encryption=place is None and len(places) > 1
             )
             with opening as store:
@@ -239,12 +218,12 @@ def repair(
     Damaged chunks whose content is elsewhere in the store are healed; the rest of `gc` is done too.
     Checkpoints that cannot be restored stay unless --remove-lost is given.
     """
-    from vmckpt.cli.store_damage import planned, repaired
+    from vmckpt.cli.nouns.store.damage import planned, repaired
     from vmckpt.store.damage.repair import plan_repair
     from vmckpt.store.damage.repair import repair as repair_store
 
     subset = _subset(read_data_subset)
-    with _open(place, key_file, key_command) as store:
+    with opened(place, key_file, key_command) as store:
         plan = plan_repair(store, subset=subset)
         if apply:
             said = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
@@ -283,7 +262,7 @@ def gc(
     from vmckpt.store.config import read_config
     from vmckpt.units import format_size
 
-    with _open(place, key_file, key_command) as store:
+    with opened(place, key_file, key_command) as store:
         plan = plan_gc(store)
         done = Collected(plan.freed_bytes, 0, {}) if dry_run else collect(store, plan)
         is_raised = read_config(store.opened.backend).format > store.config.format
@@ -340,7 +319,7 @@ def export(
     """Write checkpoints to one file, to carry them elsewhere. Encrypted if the store is."""
     from vmckpt.store.open import new_archive
 
-    with _open(store, key_file, key_command) as source, new_archive(file, source) as target:
+    with opened(store, key_file, key_command) as source, new_archive(file, source) as target:
         _copy(source, target, checkpoints, str(file), json)
 
 
@@ -357,8 +336,8 @@ def import_(
 ) -> None:
     """Take checkpoints from an exported file into a store. Those that it has are left out."""
     with (
-        _open(str(file), key_file, key_command) as source,
-        _open(store, target_key_file, target_key_command, to_write=True) as target,
+        opened(str(file), key_file, key_command) as source,
+        opened(store, target_key_file, target_key_command, to_write=True) as target,
     ):
         _copy(source, target, checkpoints, target.place, json)
 
@@ -376,8 +355,8 @@ def copy(
 ) -> None:
     """Copy checkpoints to another store. Those that it has are left out."""
     with (
-        _open(store, key_file, key_command) as source,
-        _open(target, target_key_file, target_key_command, to_write=True) as other,
+        opened(store, key_file, key_command) as source,
+        opened(target, target_key_file, target_key_command, to_write=True) as other,
     ):
         _copy(source, other, checkpoints, other.place, json)
 
@@ -413,90 +392,6 @@ def _copy(
     }
     text = f"copied {len(ids)} of {len(wanted)} checkpoints to {place}: {format_size(added)}"
     show(result, text, as_json=json)
-
-
-@contextmanager
-def _open(
-    place: "str | Location | None",
-    key_file: str | None,
-    key_command: str | None,
-    *,
-    to_write: bool = False,
-    as_before: bool = True,
-    any_encryption: bool = False,
-) -> "Iterator[Store]":
-    """A store for the block; one of another host is used over the connection to that host.
-
-    Of one that is not `to_write` the key in the environment may be another's; with `any_encryption`
-    so may the key that is given. `as_before`: it has to be what was there before.
-    """
-    from vmckpt.checkpoint.known_stores import require_never_used
-    from vmckpt.checkpoint.place import is_accepted, require_as_known
-    from vmckpt.errors import NotFoundError
-    from vmckpt.store.open import open_store
-
-    key = key_of(key_file, key_command)
-    location = location_of(place) if place is None or isinstance(place, str) else place
-    ok = any_encryption or (key is None and not to_write) or is_accepted(location)
-    with backend_of(location) as backend:
-        try:
-            opened = open_store(backend, key, unencrypted_ok=ok)
-        except NotFoundError:
-            require_never_used(location.location, location.label)
-            raise
-        with opened as store:
-            if as_before:
-                require_as_known(location, store.config)
-            yield store
-
-
-def location_of(text: str | None) -> "Location":
-    """The store that was named, else this host's own. Raises UsageError, NotFoundError."""
-    from vmckpt.checkpoint.place import own, parse_place
-    from vmckpt.hosts.inventory import local_host
-
-    return own(local_host()) if text is None else parse_place(text)
-
-
-@contextmanager
-def backend_of(place: "Location") -> "Iterator[Backend]":
-    """Where a store lies, for the block; of another host over the connection to that host."""
-    from vmckpt.checkpoint.place import lent
-    from vmckpt.store.backends.lent import LentBackend
-    from vmckpt.store.open import backend_at
-
-    if place.host is None or place.host.is_this_machine:
-        with closing(backend_at(place.path)) as backend:
-            yield backend
-        return
-    from vmckpt.cli.beside import beside
-
-    with beside() as call:
-        sock = call(lent(place.host, place.path))
-        with closing(LentBackend(sock, place.label)) as far:
-            yield far
-
-
-def key_of(key_file: str | None, key_command: str | None) -> "KeySource | None":
-    """Where a store's key is had, by options. Raises UsageError: by two."""
-    from vmckpt.store.sealing.keys import Keeper, KeySource
-
-    found = KeySource(Keeper.FILE, key_file) if key_file is not None else None
-    if key_command is not None:
-        found = _one_key(found, KeySource(Keeper.COMMAND, key_command))
-    return found
-
-
-def _one_key(first: "KeySource | None", second: "KeySource") -> "KeySource":
-    from vmckpt.errors import UsageError
-
-    if first is not None:
-        raise UsageError(
-            "the key is given twice",
-            why="a store has one key",
-            remedy="leave all but one of --key-file, --key-command and --key-agent out",
-        )
-    return second
 
 
 def _facts(store: "Store") -> dict[str, Any]:

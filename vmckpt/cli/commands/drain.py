@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.draining import Common, Link, carried_out, names
-from vmckpt.cli.together import together
+from vmckpt.cli.commands.draining import Common, Link, carried_out, names
+from vmckpt.cli.options.together import together
 
 
 @together

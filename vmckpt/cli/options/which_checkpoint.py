@@ -60,7 +60,7 @@ def key_source(key_file: str | None, key_command: str | None) -> "KeySource | No
     """
     if key_file is None and key_command is None:
         return None
-    from vmckpt.cli.store import key_of
+    from vmckpt.cli.options.stores import key_of
 
     return key_of(key_file, key_command)
 

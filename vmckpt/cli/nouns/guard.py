@@ -8,8 +8,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from vmckpt.cli.options.which_checkpoint import StorePlace
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.which_checkpoint import StorePlace
 from vmckpt.ui.shown import lines, one_line
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.arguments import Wishes, look_s
+from vmckpt.cli.options.arguments import Wishes, look_s
+from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, run, show
-from vmckpt.cli.together import Only, together
 from vmckpt.options.migration import Options
 from vmckpt.ui.shown import one_line
 

@@ -1,6 +1,6 @@
 """vmckpt host: list, add, set, remove, calibrate.
 
-`images` is in host_images.py, `check` and `doctor` are in host_checks.py.
+`images` is in images.py, `check` and `doctor` are in checks.py.
 """
 
 from dataclasses import asdict, replace
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import host_checks, host_images
-from vmckpt.cli.host_checks import host_facts
+from vmckpt.cli.nouns.host import checks, images
+from vmckpt.cli.nouns.host.checks import host_facts
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
@@ -308,6 +308,6 @@ def _links(ways: "list[tuple[str, str, dict[str, Link]]]", skipped: "tuple[str, 
     )
 
 
-app.command()(host_images.images)
-app.command()(host_checks.check)
-app.command()(host_checks.doctor)
+app.command()(images.images)
+app.command()(checks.check)
+app.command()(checks.doctor)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.nouns.vm import Name
 from vmckpt.cli.output import Json, run, show
-from vmckpt.cli.vm import Name
 
 if TYPE_CHECKING:
     from vmckpt.drivers.driver import VmSnapshot

@@ -1,0 +1,1 @@
+"""The commands that are one verb: a module each."""

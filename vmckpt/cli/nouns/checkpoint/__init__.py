@@ -1,0 +1,5 @@
+"""vmckpt checkpoint."""
+
+from vmckpt.cli.nouns.checkpoint.checkpoint import app
+
+__all__ = ["app"]

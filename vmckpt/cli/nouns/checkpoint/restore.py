@@ -1,0 +1,115 @@
+"""vmckpt checkpoint restore."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.nouns import snapshot
+from vmckpt.cli.nouns.checkpoint import group as groups
+from vmckpt.cli.options.checkpoint_given import one_of, plugged, teller
+from vmckpt.cli.options.checkpoint_kinds import require_disks_only, require_of_group, whose
+from vmckpt.cli.options.checkpoint_options import (
+    As,
+    DisksOnly,
+    Eager,
+    InPlace,
+    KeepMacs,
+    Kind,
+    KindOption,
+    MaybePoint,
+    Network,
+    OfGroup,
+    OfVm,
+    Trust,
+    Where,
+)
+from vmckpt.cli.options.which_checkpoint import (
+    KeyCommand,
+    KeyFile,
+    StorePlace,
+    find,
+    home,
+    key_source,
+)
+from vmckpt.cli.output import Json, run, show, warn
+
+
+def restore(
+    point: MaybePoint = None,
+    group: OfGroup = None,
+    in_place: InPlace = False,
+    as_: As = None,
+    host: Where = None,
+    eager: Eager = False,
+    disks_only: DisksOnly = False,
+    network: Network = None,
+    keep_macs: KeepMacs = False,
+    trust: Trust = False,
+    kind: KindOption = Kind.epoch,
+    vm: OfVm = None,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Make a running VM of a checkpoint; returns when the guest runs.
+
+    With --group all VMs of a group go back to it, or none does. With --disks-only the VM is off.
+    """
+    one = one_of(point, group, "a checkpoint")
+    require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
+    if disks_only:
+        require_disks_only(group, kind, eager=eager)
+    if kind is Kind.savevm:
+        snapshot.load(whose(vm), str(one), yes, json)
+        return
+    from dataclasses import asdict
+
+    from vmckpt.checkpoint.operate import restore_disks_to, restore_to
+    from vmckpt.checkpoint.restore import Wish
+    from vmckpt.checkpoint.tree import in_words
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory import check_name
+
+    if in_place and as_:
+        raise UsageError(
+            "--in-place and --as are both given",
+            why="the VM goes back, or a copy is made",
+            remedy="leave one of them out",
+        )
+    key = key_source(key_file, key_command)
+    wish = Wish(
+        name=check_name(as_, "VM") if as_ else None,
+        in_place=in_place,
+        eager=eager,
+        plugged=plugged(network, default=as_ is None),
+        keep_macs=keep_macs,
+        trust=trust,
+    )
+    if one is None:
+        groups.restore(str(group), wish, host, store, key, yes=yes, as_json=json)
+        return
+    found = find(one, store, key)
+    where = run(home(found, host, copy=as_ is not None))
+    if in_place:
+        confirm(
+            f"{found.manifest.vm} goes back to {in_words(found)}.\n"
+            f"All that its {'' if disks_only else 'memory and '}disks got since then is lost.",
+            yes=yes,
+            as_json=json,
+        )
+    if disks_only:
+        off = run(restore_disks_to(where, found, wish, key))
+        text = f"{off.vm} is off on {off.host}, with the disks of {found.name}:"
+        _tell(asdict(off), "\n  ".join([text, *off.disks]), off.warnings, as_json=json)
+        return
+    runs = run(restore_to(where, found, wish, teller(json), key))
+    text = f"{runs.vm} runs on {runs.host} from {found.name}, {runs.running_ms:.0f} ms"
+    _tell(asdict(runs), text, runs.warnings, as_json=json)
+
+
+def _tell(facts: dict[str, Any], text: str, warnings: Iterable[str], *, as_json: bool) -> None:
+    for warning in warnings:
+        warn(f"warning: {warning}")
+    show(facts, text, as_json=as_json)

@@ -1,0 +1,5 @@
+"""vmckpt store."""
+
+from vmckpt.cli.nouns.store.store import app
+
+__all__ = ["app"]

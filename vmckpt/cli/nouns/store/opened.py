@@ -1,0 +1,66 @@
+"""A store that a command works on, wherever it lies, opened for a block."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from vmckpt.cli.options.stores import key_of, location_of
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.place import Place as Location
+    from vmckpt.store.backends.backend import Backend
+    from vmckpt.store.store import Store
+
+
+@contextmanager
+def opened(
+    place: "str | Location | None",
+    key_file: str | None,
+    key_command: str | None,
+    *,
+    to_write: bool = False,
+    as_before: bool = True,
+    any_encryption: bool = False,
+) -> "Iterator[Store]":
+    """A store for the block; one of another host is used over the connection to that host.
+
+    Of one that is not `to_write` the key in the environment may be another's; with `any_encryption`
+    so may the key that is given. `as_before`: it has to be what was there before.
+    """
+    from vmckpt.checkpoint.known_stores import require_never_used
+    from vmckpt.checkpoint.place import is_accepted, require_as_known
+    from vmckpt.errors import NotFoundError
+    from vmckpt.store.open import open_store
+
+    key = key_of(key_file, key_command)
+    location = location_of(place) if place is None or isinstance(place, str) else place
+    ok = any_encryption or (key is None and not to_write) or is_accepted(location)
+    with backend_of(location) as backend:
+        try:
+            found = open_store(backend, key, unencrypted_ok=ok)
+        except NotFoundError:
+            require_never_used(location.location, location.label)
+            raise
+        with found as store:
+            if as_before:
+                require_as_known(location, store.config)
+            yield store
+
+
+@contextmanager
+def backend_of(place: "Location") -> "Iterator[Backend]":
+    """Where a store lies, for the block; of another host over the connection to that host."""
+    from vmckpt.checkpoint.place import lent
+    from vmckpt.store.backends.lent import LentBackend
+    from vmckpt.store.open import backend_at
+
+    if place.host is None or place.host.is_this_machine:
+        with closing(backend_at(place.path)) as backend:
+            yield backend
+        return
+    from vmckpt.cli.beside import beside
+
+    with beside() as call:
+        sock = call(lent(place.host, place.path))
+        with closing(LentBackend(sock, place.label)) as far:
+            yield far

@@ -1,0 +1,1 @@
+"""What commands take: options and arguments, each declared once, and their checks."""

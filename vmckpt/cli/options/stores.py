@@ -1,0 +1,73 @@
+"""What the commands of `vmckpt store` take: which store, and its key."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.place import Place as Location
+    from vmckpt.store.sealing.keys import KeySource
+
+Place = Annotated[
+    str | None, typer.Argument(help="The store; this host's own when it is left out.")
+]
+CheckedPlace = Annotated[
+    str | None,
+    typer.Argument(help="The store; all that hold checkpoints of known VMs when it is left out."),
+]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
+]
+KeyFile = Annotated[str | None, typer.Option("--key-file", help="A file with the store's key.")]
+KeyCommand = Annotated[
+    str | None, typer.Option("--key-command", help="A command that prints the store's key.")
+]
+TargetKeyFile = Annotated[
+    str | None, typer.Option("--target-key-file", help="A file with the target's key.")
+]
+TargetKeyCommand = Annotated[
+    str | None, typer.Option("--target-key-command", help="A command that prints it.")
+]
+ReadDataSubset = Annotated[
+    str | None,
+    typer.Option(
+        "--read-data-subset",
+        help="Of the packs' content read only N% at random, or part n of t: 5%, 1/7. Tables, maps "
+        "and manifests are read in any case.",
+    ),
+]
+Points = Annotated[
+    list[str] | None,
+    typer.Argument(help="Checkpoints: ids, beginnings of ids, or names; all without any."),
+]
+
+
+def location_of(text: str | None) -> "Location":
+    """The store that was named, else this host's own. Raises UsageError, NotFoundError."""
+    from vmckpt.checkpoint.place import own, parse_place
+    from vmckpt.hosts.inventory import local_host
+
+    return own(local_host()) if text is None else parse_place(text)
+
+
+def key_of(key_file: str | None, key_command: str | None) -> "KeySource | None":
+    """Where a store's key is had, by options. Raises UsageError: by two."""
+    from vmckpt.store.sealing.keys import Keeper, KeySource
+
+    found = KeySource(Keeper.FILE, key_file) if key_file is not None else None
+    if key_command is not None:
+        found = one_key(found, KeySource(Keeper.COMMAND, key_command))
+    return found
+
+
+def one_key(first: "KeySource | None", second: "KeySource") -> "KeySource":
+    """The second, when there is no first. Raises UsageError: two are given."""
+    from vmckpt.errors import UsageError
+
+    if first is not None:
+        raise UsageError(
+            "the key is given twice",
+            why="a store has one key",
+            remedy="leave all but one of --key-file, --key-command and --key-agent out",
+        )
+    return second
