@@ -38,9 +38,9 @@ from benchmarks.parts import measure
 from benchmarks.replication_rivals import saved_to_files
 from benchmarks.summary import Verdict
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.checkpoint.place import own_place
-from vmckpt.lab.guest import CONTROL_PORT, GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.checkpoint.catalogue.place import own_place
+from vmckpt.lab.guests.guest import CONTROL_PORT, GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.monitor import session
 from vmckpt.store.open import open_store
 from vmckpt.vm.inventory import Vm, read_vm

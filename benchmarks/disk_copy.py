@@ -21,7 +21,7 @@ from benchmarks.setting import machine, write_result
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import block
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.start import greeted

@@ -29,7 +29,7 @@ from benchmarks.warm_memory import warm
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.forecast.drain.placement import place
 from vmckpt.forecast.drain.timetable import AT_ONCE, bound_anywhere, timetable
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 # Hosts that are drained, of 50, with what runs on them of 1,000 VMs.
 DRAINED = (1, 5, 10, 20)

@@ -35,8 +35,8 @@ from benchmarks.others import Others
 from benchmarks.setting import RESULTS, await_quiet, machine, processor_s, write_result
 from benchmarks.warm_memory import warm
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 
 QUIET_PERCENT, PATIENCE_S = 25.0, 20.0
 SETTLE_S = 3.0

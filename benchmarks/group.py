@@ -36,7 +36,7 @@ from benchmarks.setting import await_quiet
 from benchmarks.summary import Verdict
 from tests.qemu.talking import Witness, guests, talking
 from tests.qemu.world import World, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
 RATE, MEMORY, SETTLE_S, PATIENCE_S = 100, "96M", 3.0, 30.0

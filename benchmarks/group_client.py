@@ -20,8 +20,8 @@ from typing import NamedTuple, TextIO
 
 from tests.qemu.talking import guests
 from vmckpt.lab import state
-from vmckpt.lab.guest import KEY_VALUE_PORT, KvClient
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import KEY_VALUE_PORT, KvClient
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.sockets import connect_guest
 from vmckpt.lab.state import Lab
 

@@ -16,8 +16,8 @@ from typing import Self
 
 from benchmarks import setting
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.ends import End
-from vmckpt.migrate.handover import find_qemu, release, settle_on_target
+from vmckpt.migrate.outcome.ends import End
+from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_target
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.inventory import Vm, find_vm

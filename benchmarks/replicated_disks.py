@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.replication import FIGURES, NAME, SETTLE_S, TEXT, told
 from benchmarks.setting import await_quiet, machine, write_result
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 
 PATIENCE_S, DISK = 60.0, "256M"
 RECORDS, AS_FAST_AS_IT_CAN = "rate=2M size=64M", "rate=1G"

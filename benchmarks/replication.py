@@ -27,8 +27,8 @@ from benchmarks.replication_rivals import saved_by_savevm, saved_to_files
 from benchmarks.setting import await_quiet, machine, write_result
 from benchmarks.summary import Verdict, verdicts_as_json
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.guest import GuestControl, KvClient
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl, KvClient
+from vmckpt.lab.guests.labguest import LabGuest
 
 NAME, PATIENCE_S, SETTLE_S = "bench", 10.0, 2.0
 LONGEST_THOUGHT_S = 0.2

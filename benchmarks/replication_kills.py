@@ -25,15 +25,15 @@ from typing import Any
 from benchmarks.setting import RESULTS, machine, write_result
 from tests.qemu.world import World, image, qemu, send, world
 from vmckpt.errors import VmckptError
-from vmckpt.hosts.process import find_by_argument
-from vmckpt.lab.guest import KvClient
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import find_by_argument
+from vmckpt.lab.guests.guest import KvClient
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lease.clock import boottime_s
-from vmckpt.replicate.begin import PROTECTED
 from vmckpt.replicate.control import ask
+from vmckpt.replicate.operator.begin import PROTECTED
+from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.request import PROMOTED, Files
-from vmckpt.replicate.sides import last_word
-from vmckpt.replicate.stop import stop
 
 NAME = "bench"
 LONGEST_WAIT_S, ANSWER_S, POLL_S = 1.5, 60.0, 0.05

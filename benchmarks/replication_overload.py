@@ -19,11 +19,11 @@ from benchmarks.replication import FIGURES, NAME, told
 from benchmarks.setting import await_quiet, machine, write_result
 from benchmarks.summary import Verdict, verdicts_as_json
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import shape_link
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.replicate.epochs import LONGEST_S
+from vmckpt.replicate.primary.epochs import LONGEST_S
 
 PATIENCE_S, MEASURED_S, LOOK_S, START_S = 10.0, 10.0, 1.0, 900.0
 MOST_ANSWER_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.qemu.world import World, image
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.vm.inventory import Vm, read_vm

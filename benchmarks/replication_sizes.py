@@ -14,7 +14,7 @@ from benchmarks.replication import FIGURES, NAME, PATIENCE_S, TEXT, told
 from benchmarks.setting import await_quiet, machine, write_result
 from benchmarks.summary import Verdict, verdicts_as_json
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 
 def main(seconds: float, sizes: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lab import lab as labs
 from vmckpt.lab.network import CLIENT_ADDRESS

@@ -18,8 +18,8 @@ from benchmarks.setting import machine, write_result
 from benchmarks.soak_plot import draw, name
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.errors import VmckptError
-from vmckpt.lab.guest import GuestControl, KvClient
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl, KvClient
+from vmckpt.lab.guests.labguest import LabGuest
 
 PLAN = (("10.0", "10.0", "precopy"), ("10.0", "10.0", "postcopy"), ("10.0", "7.2", "precopy"),
         ("10.0", "7.2", "postcopy"))  # fmt: skip

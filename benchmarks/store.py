@@ -25,11 +25,11 @@ import zstandard
 from benchmarks.setting import machine, write_result
 from benchmarks.store_plot import draw
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.memory.ram_file import extents
 from vmckpt.store.area import Area
 from vmckpt.store.check import check
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 from vmckpt.store.sealing.seal import HASH_BYTES, Sealer

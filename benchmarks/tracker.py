@@ -18,8 +18,8 @@ from benchmarks.setting import await_quiet, machine, processor_s, write_result
 from benchmarks.summary import ratio
 from benchmarks.tracker_plot import draw
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 
 NAME, PATIENCE_S = "bench", 60.0
 # Before a window: the load, or the tracker, gets going. After it the tracker goes on for a moment.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import setting
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.lab import lab as labs
 from vmckpt.lab.real.build import Look
 from vmckpt.lab.state import Lab, ssh_config

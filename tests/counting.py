@@ -4,7 +4,7 @@ import asyncio
 import random
 
 from vmckpt.errors import VmckptError
-from vmckpt.lab.guest import KvClient
+from vmckpt.lab.guests.guest import KvClient
 
 ANSWER_S = 60.0
 

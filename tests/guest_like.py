@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.area import Area
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.store import Store
 
 Memory = NDArray[np.uint8]

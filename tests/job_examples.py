@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint import fork, jobs, restore, take
-from vmckpt.checkpoint.restore_disks import DisksRestored
+from vmckpt.checkpoint import jobs, take
+from vmckpt.checkpoint.restore import fork, restore
+from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.hosts.host import Entry
 from vmckpt.hosts.remote.tls import Place
-from vmckpt.migrate import job as migration
+from vmckpt.migrate.elsewhere import job as migration
 from vmckpt.migrate.report import Report
 from vmckpt.options.migration import Options
 

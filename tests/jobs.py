@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.checkpoint.jobs import KINDS
-from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 
 
 def at_work(state_dir: Path) -> list[ProcessId]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from vmckpt.checkpoint.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import Rule
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError
 from vmckpt.fleet.schedule.due import Begin, Moment, Settle, Wait, decide
 from vmckpt.fleet.schedule.learned import Seen

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.scripted_qmp import Server
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.start import Qemu

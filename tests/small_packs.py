@@ -12,7 +12,7 @@ from vmckpt.store.backends.backend import Backend, Held, Writer
 from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import Collected, collect, plan_gc
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.store import Store
 
 PAGES = 32

@@ -25,10 +25,10 @@ from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
-from vmckpt.store.maps import packs_of, slots_of
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.maps import packs_of, slots_of
+from vmckpt.store.files.pack import Pack
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Pack
 from vmckpt.store.store import Store
 
 # Few show what is still restored beside damage, many what is left of much of it.

@@ -24,7 +24,7 @@ from vmckpt.store.backends.local import LocalBackend, LocalWriter
 from vmckpt.store.bundles import merging
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import S3_SCHEME, open_store
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Origin, new_id

@@ -17,7 +17,7 @@ from tests.guest_like import RAM, Memory, memory, read_whole
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.store import Store
 

@@ -12,7 +12,7 @@ from tests.contract.test_remote_session import play
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 from vmckpt.vm.adopted.adopt import adopt, require_own_user
 
 NOBODY = 65534

@@ -16,7 +16,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.options.migration import Method, Options
@@ -25,7 +25,7 @@ from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu, new_qemu_id
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]

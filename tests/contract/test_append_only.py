@@ -26,10 +26,10 @@ from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.ssh import command
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.config import NAMES
+from vmckpt.store.files.config import NAMES
+from vmckpt.store.files.pack import PackWriter
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pack import PackWriter
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction

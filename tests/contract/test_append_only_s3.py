@@ -22,7 +22,7 @@ from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.config import allow_bundles
+from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file

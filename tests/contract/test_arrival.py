@@ -10,7 +10,7 @@ import pytest
 from tests.contract.test_dropped_copies import Scripted
 from tests.scripted_qmp import Server, play
 from vmckpt.errors import OperationFailedError
-from vmckpt.migrate import arrival
+from vmckpt.migrate.steps import arrival
 from vmckpt.qemu.monitor import Monitor
 
 pytestmark = pytest.mark.contract

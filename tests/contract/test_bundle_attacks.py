@@ -21,9 +21,9 @@ from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, BundledPack
 from vmckpt.store.bundles.merging import plan_merges
 from vmckpt.store.check import check
-from vmckpt.store.maps import make_refs
+from vmckpt.store.files.maps import make_refs
+from vmckpt.store.files.pack import PackWriter
 from vmckpt.store.open import open_store
-from vmckpt.store.pack import PackWriter
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
 

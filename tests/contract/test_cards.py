@@ -10,16 +10,16 @@ import pytest
 
 from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import Finding, ask
 from vmckpt.preflight.passthrough import passthrough_checks
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.cards import SYSFS, VFIO_DEVICES, Card, cards_of, choose
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough.cards import SYSFS, VFIO_DEVICES, Card, cards_of, choose
+from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough.plug import functions, reserve
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.plug import functions, reserve
-from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu
 
 GPU, VF, VGPU = "10de:2330", "15b3:101e", "mdev:nvidia-105"

@@ -19,17 +19,17 @@ import pytest
 
 from tests.commands import COMMAND, vmckpt
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.catalogue import Entry, catalogue
-from vmckpt.checkpoint.export import Image, export_disk, format_of
+from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
+from vmckpt.checkpoint.disks.export import Image, export_disk, format_of
+from vmckpt.checkpoint.disks.stored_disks import stored_disks
 from vmckpt.checkpoint.facts import DiskFacts
-from vmckpt.checkpoint.stored_disks import stored_disks
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, AreaFacts, Manifest
+from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, AreaFacts, Manifest
+from vmckpt.store.files.pack import PACKS
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pack import PACKS
 
 # Not a whole number of clusters.
 SIZE = 20 * CLUSTER_BYTES + 5120

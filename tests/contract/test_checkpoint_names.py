@@ -13,10 +13,10 @@ from vmckpt.errors import BusyError, RefusedError, StorageError
 from vmckpt.store.backends.local import LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
-from vmckpt.store.naming import Called, IfTaken
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.naming import Called, IfTaken
+from vmckpt.store.files.pins import new_pin
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pins import new_pin
 from vmckpt.store.sealing.keys import from_environment
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction

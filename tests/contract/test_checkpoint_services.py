@@ -10,11 +10,11 @@ import pytest
 from tests.contract.test_jobs import Playing, plan, until
 from tests.job_examples import EXAMPLES
 from vmckpt.checkpoint import operate
+from vmckpt.checkpoint.catalogue.place import Place
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
 from vmckpt.checkpoint.operate import Work
-from vmckpt.checkpoint.place import Place
 from vmckpt.errors import BusyError
-from vmckpt.hosts import process
+from vmckpt.hosts.processes import process
 from vmckpt.jobs import handle as handles
 from vmckpt.jobs.files import jobs_dir
 from vmckpt.jobs.kind import Kind

@@ -14,7 +14,7 @@ from vmckpt.store import copying
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Origin, Transaction

@@ -21,9 +21,9 @@ from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage import records
 from vmckpt.store.damage.records import DAMAGED, MANY_RECORDS, RECORD_COPIES, Damage
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.files.pack import Pack
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pack import Pack
 from vmckpt.store.store import Store
 
 PAGES = 64

@@ -18,17 +18,19 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
-from vmckpt.replicate import channel, following, keeper
+from vmckpt.replicate import channel
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.disks.copies import Copy, prepare
 from vmckpt.replicate.disks.image import Image, opened
 from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.disks.known import BLOCK_BYTES, Known
-from vmckpt.replicate.following import LOST, Following
-from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.replica import Replica, replica_in
-from vmckpt.replicate.stream import StandbyLostError, Stream
+from vmckpt.replicate.primary import keeper
+from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.stream import StandbyLostError, Stream
+from vmckpt.replicate.standby import following
+from vmckpt.replicate.standby.following import LOST, Following
+from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.frames import Kind
 from vmckpt.replicate.wire.messages import Disk, DiskWrite, Hello, decode_digests

@@ -13,11 +13,10 @@ from tests.faulty_host import Fault, FaultyHost, silence
 from vmckpt.drivers import find
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.events.types import Emit
-from vmckpt.hosts.drained import close
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, change_host, find_host, remove_host
+from vmckpt.hosts.inventory.drained import close
+from vmckpt.hosts.inventory.inventory import all_hosts, change_host, find_host, remove_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains import offline, settle, tidy
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.migration import migrate
@@ -25,6 +24,7 @@ from vmckpt.migrate.domains.offline import move_off
 from vmckpt.migrate.domains.recover import _tidy, recover
 from vmckpt.migrate.domains.tidy import leave_on_target
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.steps.disk_files import CopiedDisk
 from vmckpt.options.migration import Options
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.description import parse_domain

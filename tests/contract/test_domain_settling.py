@@ -19,7 +19,6 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event as Event_
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
@@ -28,6 +27,7 @@ from vmckpt.migrate.domains.settle import look_at, unknown
 from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
+from vmckpt.migrate.steps.disk_files import CopiedDisk
 from vmckpt.options.migration import Method, Options
 from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.units import MIB

@@ -31,18 +31,18 @@ from vmckpt.fleet.drain.record import Record
 from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Limits, Tools
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
-from vmckpt.hosts.drained import close, is_closed
 from vmckpt.hosts.every import Answers, Unread
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.drained import close, is_closed
 from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.elsewhere.watch import WatchedNoLongerError
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.watch import WatchedNoLongerError
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.state import documents
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
-from vmckpt.vm.spec import Placement
+from vmckpt.vm.spec.spec import Placement
 
 pytestmark = pytest.mark.contract
 

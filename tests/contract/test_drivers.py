@@ -17,9 +17,9 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import Examined
 from vmckpt.vm.argv import Platform

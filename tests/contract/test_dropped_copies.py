@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.scripted_qmp import Server, play
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disks import drop_mirrors
-from vmckpt.migrate.ends import End
+from vmckpt.migrate.outcome.ends import End
+from vmckpt.migrate.steps.disks import drop_mirrors
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.paths import VmDir
 

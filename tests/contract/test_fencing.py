@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import OperationFailedError, TimedOutError
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.rule import Holding
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
 from vmckpt.replicate.wire.messages import Process

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.unit.test_foreign_checkpoints import ASKING, CRONTAB, GUEST, MIB, taken
-from vmckpt.checkpoint import fork, restore
-from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.place import Place
 from vmckpt.checkpoint.facts import Facts
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
-from vmckpt.checkpoint.place import Place
+from vmckpt.checkpoint.restore import fork, restore
 from vmckpt.errors import RefusedError, VmckptError
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.store.open import create_store
 from vmckpt.store.transaction import new_origin
 

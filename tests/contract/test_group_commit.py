@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.store_work import make
+from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.group_line import Line
 from vmckpt.checkpoint.group_member import joined
-from vmckpt.checkpoint.place import open_or_create
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError
 from vmckpt.group.head import Head
 from vmckpt.group.journal import Journal, Part, groups_dir, led, settle, settle_left
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.state.documents import Documents, Schema
 from vmckpt.store.open import Access, create_store, open_store
 

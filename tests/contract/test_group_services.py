@@ -11,7 +11,7 @@ from tests.contract.test_jobs import Playing, plan
 from vmckpt.checkpoint.jobs import CHECKPOINT
 from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.group import services
-from vmckpt.hosts import process
+from vmckpt.hosts.processes import process
 
 pytestmark = pytest.mark.contract
 

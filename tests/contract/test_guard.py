@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from vmckpt.epoch import guard
-from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.process import find_by_argument
-from vmckpt.hosts.scheduling import in_real_time
+from vmckpt.hosts.processes.deadman import attended
+from vmckpt.hosts.processes.process import find_by_argument
+from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.lease.clock import boottime_s
 
 

@@ -19,7 +19,7 @@ from vmckpt.fleet.guard.ending import NEVER
 from vmckpt.fleet.guard.record import Worker
 from vmckpt.fleet.guard.worker import claim
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 
 pytestmark = pytest.mark.contract
 

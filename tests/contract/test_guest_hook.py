@@ -16,7 +16,7 @@ from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.qemu.agent import GuestAgent
-from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import VmDir
 
 LIMITS = {"lock": 1}

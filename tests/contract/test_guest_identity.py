@@ -10,11 +10,11 @@ from typing import Any
 
 from tests.unit.test_checkpoint_plans import HOST, OURS, taken
 from vmckpt.checkpoint.facts import Facts
-from vmckpt.checkpoint.identity import new_macs, tell_guest
-from vmckpt.checkpoint.planned import plan_copy, plan_itself
+from vmckpt.checkpoint.restore.identity import new_macs, tell_guest
+from vmckpt.checkpoint.restore.planned import plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 
 OLD, NEW = "52:54:00:00:00:01", default_mac("web-2", 0)
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]

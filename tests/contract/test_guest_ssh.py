@@ -17,7 +17,7 @@ from vmckpt.devices.contract import Answer, Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.address import Address
-from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import VmDir
 
 HOOK = """\

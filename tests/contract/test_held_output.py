@@ -12,8 +12,8 @@ import pytest
 from vmckpt.epoch.capture import resume
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
-from vmckpt.replicate.epochs import Epochs
-from vmckpt.replicate.protection import Protection
+from vmckpt.replicate.primary.epochs import Epochs
+from vmckpt.replicate.primary.protection import Protection
 
 pytestmark = pytest.mark.contract
 

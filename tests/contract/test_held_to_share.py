@@ -8,9 +8,9 @@ import pytest
 
 from tests.contract.test_dropped_copies import Scripted
 from tests.scripted_qmp import Server, play
-from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.transfer import Transfer
+from vmckpt.migrate.outcome.ends import Pair
+from vmckpt.migrate.steps.disks import DiskMirrors
+from vmckpt.migrate.steps.transfer import Transfer
 from vmckpt.options.migration import Method, Options
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.qemu.monitor import Monitor

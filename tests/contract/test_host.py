@@ -18,13 +18,13 @@ from tests.faulty_host import Fault, FaultyHost
 from tests.remote_hosts import PipedServes
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, OperationFailedError, StorageError
-from vmckpt.hosts import process
-from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import MOST_TEXT_BYTES, Completed, Host, Queues
-from vmckpt.hosts.inventory import reach
+from vmckpt.hosts.inventory.inventory import reach
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.hosts.tcp_table import table_queues
+from vmckpt.hosts.processes import process
+from vmckpt.hosts.sockets.heartbeats import Silence, silence
+from vmckpt.hosts.sockets.tcp_table import table_queues
 from vmckpt.vm.lifecycle import create_image
 
 T = TypeVar("T")

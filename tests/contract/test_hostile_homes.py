@@ -12,10 +12,10 @@ import pytest
 from tests.contract.test_replication_leftovers import home, record, requested
 from tests.silent_ends import marked_as
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
-from vmckpt.replicate.claim import Claim
-from vmckpt.replicate.leftovers import remove_replaced
-from vmckpt.replicate.operate import settle
+from vmckpt.hosts.processes.process import identify
+from vmckpt.replicate.operator.leftovers import remove_replaced
+from vmckpt.replicate.operator.operate import settle
+from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import Files
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.start import Replaced

@@ -15,15 +15,15 @@ import pytest
 from tests.silent_ends import PLATFORM, SPEC
 from vmckpt.drivers import find
 from vmckpt.errors import HostDownError, OutcomeUnknownError
-from vmckpt.hosts import inventory
-from vmckpt.hosts.entries import entry_to_json
-from vmckpt.hosts.heartbeats import silence
+from vmckpt.hosts.inventory import inventory
+from vmckpt.hosts.inventory.entries import entry_to_json
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.remote import link, session, stream
 from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
 from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session, Wire
+from vmckpt.hosts.sockets.heartbeats import silence
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.vm.inventory import find_vm, is_worked_on

@@ -12,9 +12,9 @@ from tests.faulty_host import Fault, FaultyHost, down
 from tests.silent_ends import make_home, marked_as
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disk_files import CopiedDisk
-from vmckpt.migrate.journal import Journal, find_journal
-from vmckpt.migrate.recover import recover
+from vmckpt.migrate.outcome.journal import Journal, find_journal
+from vmckpt.migrate.outcome.recover import recover
+from vmckpt.migrate.steps.disk_files import CopiedDisk
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 

@@ -10,8 +10,8 @@ from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.qemu import hotplug
 from vmckpt.qemu.hotplug import UnplugRefusedError
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.vm.passthrough import Passthrough, Strategy
-from vmckpt.vm.plug import plug_one
+from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough.plug import plug_one
 
 CARD = ["gpu0", "gpu0-1"]
 GPU = Passthrough("gpu0", "vfio-pci", "10de:2330", Strategy.HOOK_DETACH, "/h", 0, {}, {})

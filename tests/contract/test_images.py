@@ -12,7 +12,7 @@ from tests.commands import vmckpt
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.images import Image, images_of, remove_image
 from vmckpt.vm.paths import vm_dir

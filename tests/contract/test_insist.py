@@ -9,9 +9,9 @@ import pytest
 
 from tests.commands import COMMAND, vmckpt
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, VmckptError
-from vmckpt.migrate import insist as insisting
 from vmckpt.migrate import recorded
-from vmckpt.migrate.insist import insist
+from vmckpt.migrate.outcome import insist as insisting
+from vmckpt.migrate.outcome.insist import insist
 
 pytestmark = pytest.mark.contract
 

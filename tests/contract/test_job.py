@@ -21,28 +21,28 @@ from vmckpt.errors import (
 )
 from vmckpt.events.lines import Lines
 from vmckpt.events.types import Event, Note
-from vmckpt.hosts import process
 from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes import process
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.remote.values import pack_error, unpack_error
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.handle import attach
 from vmckpt.jobs.kind import OUTCOME, Job, Outcome, writer
 from vmckpt.jobs.serve import serve
-from vmckpt.migrate import insist as insisting
-from vmckpt.migrate.delegate import migrate_there
-from vmckpt.migrate.job import MIGRATE, MigrationJob, Request, finish
-from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.recover import FINISHED
+from vmckpt.migrate.elsewhere.delegate import migrate_there
+from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationJob, Request, finish
+from vmckpt.migrate.outcome import insist as insisting
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.recover import FINISHED
 from vmckpt.migrate.report import Report
 from vmckpt.options.migration import AtTarget, Options
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 SPEC = 'name = "web"\nmemory = "64M"\n'

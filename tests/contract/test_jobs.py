@@ -33,8 +33,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Event, Note, unheard
-from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes import process
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs import handle as handles
 from vmckpt.jobs.files import JobFiles, earlier_order, forget_old, jobs_dir

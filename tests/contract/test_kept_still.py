@@ -9,9 +9,9 @@ import pytest
 from tests.faulty_host import Fault, FaultyHost
 from tests.scripted_qmp import Server, play
 from vmckpt.hosts.host import Queues
-from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate import switchover as switchovers
-from vmckpt.migrate.switchover import STILL_BYTES_PER_S, Socketed, Switchover
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.migrate.steps import switchover as switchovers
+from vmckpt.migrate.steps.switchover import STILL_BYTES_PER_S, Socketed, Switchover
 from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus

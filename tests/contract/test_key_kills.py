@@ -11,7 +11,7 @@ from tests.guest_like import memory, require_same, save
 from vmckpt.errors import RefusedError
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.check import check
-from vmckpt.store.config import NAMES
+from vmckpt.store.files.config import NAMES
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file

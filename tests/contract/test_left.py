@@ -19,16 +19,16 @@ from vmckpt.errors import (
     RefusedError,
     StorageError,
 )
-from vmckpt.hosts.drained import close
+from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate import run as running
-from vmckpt.migrate import settle as settling
-from vmckpt.migrate.ends import End, Pair
-from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.left import keep_at, undo_or_leave
-from vmckpt.migrate.ownership import Move
-from vmckpt.migrate.recover import UNDONE, Recovery, recover
-from vmckpt.migrate.settle import settle
+from vmckpt.migrate.outcome import settle as settling
+from vmckpt.migrate.outcome.ends import End, Pair
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.left import keep_at, undo_or_leave
+from vmckpt.migrate.outcome.ownership import Move
+from vmckpt.migrate.outcome.recover import UNDONE, Recovery, recover
+from vmckpt.migrate.outcome.settle import settle
 from vmckpt.options.migration import Options
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement

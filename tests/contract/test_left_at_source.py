@@ -11,12 +11,12 @@ from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home, marked_as
 from vmckpt.drivers.find import look_at_all
 from vmckpt.errors import HostDownError
-from vmckpt.hosts import inventory
+from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disk_files import CopiedDisk
-from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.migration import Migration
-from vmckpt.migrate.recover import FINISHED, Recovery, recover
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
+from vmckpt.migrate.steps.disk_files import CopiedDisk
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
-from vmckpt.checkpoint.place import lent
+from vmckpt.checkpoint.catalogue.place import lent
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import find_by_argument
+from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.store.backends import lent as module
 from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.check import check

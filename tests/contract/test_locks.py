@@ -27,7 +27,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from vmckpt.hosts.lock import Owner, held
-from vmckpt.hosts.process import spawn
+from vmckpt.hosts.processes.process import spawn
 with held(Path(sys.argv[1]), Owner("r", "the holder's work", 4711, 1.0)):
     if len(sys.argv) > 2:
         print(spawn(["sleep", "60"], Path(sys.argv[2])).pid)

@@ -34,11 +34,11 @@ from vmckpt.qemu.agent import GuestAgent
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate import control
+from vmckpt.replicate.operator.sides import side_of
 from vmckpt.replicate.request import Files
-from vmckpt.replicate.sides import side_of
 from vmckpt.replicate.wire import messages
-from vmckpt.store.config import new_config, parse_config
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.config import new_config, parse_config
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.vm.domains.description import parse_domain
 
 pytestmark = pytest.mark.contract

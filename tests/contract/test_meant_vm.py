@@ -8,13 +8,14 @@ import pytest
 from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
 from tests.faulty_host import FaultyHost, silence
-from vmckpt.checkpoint import meant, operate, restore
-from vmckpt.checkpoint.catalogue import catalogue
+from vmckpt.checkpoint import meant, operate
+from vmckpt.checkpoint.catalogue.catalogue import catalogue
+from vmckpt.checkpoint.restore import restore
 from vmckpt.checkpoint.take import Wish
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import OutcomeUnknownError, RefusedError
-from vmckpt.hosts import inventory
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file

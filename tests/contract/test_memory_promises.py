@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts import memory, promises
 from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.processes import memory, promises
 
 MIB = 1 << 20
 NOBODY = "-pidfile\0/nowhere/vmckpt-test"

@@ -11,10 +11,10 @@ from tests.contract.test_dropped_copies import Scripted
 from tests.contract.test_held_to_share import JOBS, copy
 from tests.scripted_qmp import Script, Server, play
 from vmckpt.errors import OperationFailedError
-from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.settings import set_source
-from vmckpt.migrate.transfer import Transfer
+from vmckpt.migrate.outcome.ends import Pair
+from vmckpt.migrate.steps.disks import DiskMirrors
+from vmckpt.migrate.steps.settings import set_source
+from vmckpt.migrate.steps.transfer import Transfer
 from vmckpt.options.migration import Method, Options
 from vmckpt.qemu.abilities import ZERO_COPY, Agreement
 from vmckpt.qemu.monitor import Monitor

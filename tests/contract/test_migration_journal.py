@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.outcome.journal import Journal
 from vmckpt.state.durable import part_of
 from vmckpt.vm.paths import vm_dir
 

@@ -15,9 +15,9 @@ from qemu.qmp import Message
 from tests.scripted_qmp import GREETING, Script, Server, answering, nothing, play
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
-from vmckpt.migrate.arrival import prove_alive
-from vmckpt.migrate.ends import End
+from vmckpt.hosts.processes.process import identify
+from vmckpt.migrate.outcome.ends import End
+from vmckpt.migrate.steps.arrival import prove_alive
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError, session

@@ -10,14 +10,14 @@ import pytest
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.offline import stand_in, standing_in
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import Options
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu, new_qemu_id
 
 pytestmark = pytest.mark.contract

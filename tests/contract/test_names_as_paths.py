@@ -8,7 +8,7 @@ from tests.commands import vmckpt
 from vmckpt.errors import UsageError
 from vmckpt.fleet.guard import record as guards
 from vmckpt.fleet.schedule import record as schedules
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.replicate.narration import events_file
 from vmckpt.replicate.request import Files
 from vmckpt.vm.paths import file_name, lock_path, vm_dir

@@ -22,16 +22,16 @@ from tests.contract.test_checkpoint_disks import SIZE, make
 from tests.contract.test_restore_disks import spec
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts
-from vmckpt.checkpoint.first_pages import read_noted
 from vmckpt.checkpoint.origin import digest
-from vmckpt.checkpoint.pager import present
-from vmckpt.checkpoint.paging import Pager, is_whole, see_to_pages
-from vmckpt.checkpoint.restore import Source, Wish, restore
+from vmckpt.checkpoint.restore.first_pages import read_noted
+from vmckpt.checkpoint.restore.pager import present
+from vmckpt.checkpoint.restore.paging import Pager, is_whole, see_to_pages
+from vmckpt.checkpoint.restore.restore import Source, Wish, restore
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store, open_store
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir

@@ -14,11 +14,11 @@ from tests.contract.test_stores import Places, places, server
 from tests.guest_like import memory, require_same, save
 from tests.unit.test_checkpoint_tree import facts
 from tests.unit.test_guard_records import record
-from vmckpt.checkpoint.catalogue import Catalogue, catalogue, to_json
-from vmckpt.checkpoint.look import prune, remove
-from vmckpt.checkpoint.pinning import check_reason, pin, unpin
-from vmckpt.checkpoint.retention import Rule
-from vmckpt.checkpoint.tree import lines, rows
+from vmckpt.checkpoint.catalogue.catalogue import Catalogue, catalogue, to_json
+from vmckpt.checkpoint.catalogue.look import prune, remove
+from vmckpt.checkpoint.catalogue.pinning import check_reason, pin, unpin
+from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.tree import lines, rows
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -31,14 +31,14 @@ from vmckpt.fleet.guard.guard import expire
 from vmckpt.fleet.guard.pinned import pin_for, without_stale
 from vmckpt.fleet.guard.record import Phase, Record, forget, load_all
 from vmckpt.fleet.guard.record import save as write_down
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.store.backends.local import LocalHeld
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.header import Kind
+from vmckpt.store.files.header import Kind
+from vmckpt.store.files.pins import PINS, new_pin, write_pin
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.pins import PINS, new_pin, write_pin
 from vmckpt.store.sealing.keys import from_environment
 from vmckpt.store.sealing.seal import Box
 from vmckpt.store.store import Store

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 
 from tests.power_cut import Disk, lay_out
-from vmckpt.checkpoint.making import Making, settle, write_down
-from vmckpt.checkpoint.paging import is_whole
-from vmckpt.checkpoint.qcow2 import write_image
+from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.paging import is_whole
 from vmckpt.codec import builtins
 from vmckpt.errors import StorageError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify
-from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
-from vmckpt.migrate.ends import End
-from vmckpt.migrate.handover import settle_on_target
-from vmckpt.migrate.journal import Journal, find_journal, newest
+from vmckpt.hosts.processes.process import ProcessId, identify
+from vmckpt.migrate.outcome.ends import End
+from vmckpt.migrate.outcome.journal import Journal, find_journal, newest
+from vmckpt.migrate.steps.disk_files import CopiedDisk, create_files, hand_over_files
+from vmckpt.migrate.steps.handover import settle_on_target
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, look_all, read_vm
 from vmckpt.vm.lifecycle import create_image
 from vmckpt.vm.paths import VmDir, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract

@@ -14,9 +14,9 @@ import pytest
 
 from vmckpt.fleet.guard.ending import end
 from vmckpt.fleet.guard.worker import WORKER
-from vmckpt.hosts import process, promises
-from vmckpt.hosts.deadman import armed
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes import process, promises
+from vmckpt.hosts.processes.deadman import armed
+from vmckpt.hosts.processes.process import ProcessId
 
 PATIENCE_S = 10.0
 
@@ -177,8 +177,8 @@ def test_processes_are_found_by_what_only_they_were_given(tmp_path: Path) -> Non
 STARTER = """
 import sys, time
 from pathlib import Path
-from vmckpt.hosts.deadman import armed
-from vmckpt.hosts.process import spawn
+from vmckpt.hosts.processes.deadman import armed
+from vmckpt.hosts.processes.process import spawn
 log, done = Path(sys.argv[1]), sys.argv[2]
 with armed([sys.executable, "-I", "-S", "-c", f"open({done!r}, 'x'); print('rescued')"], log):
     # What it starts outlives it, and must not hold the switch open.
@@ -277,7 +277,8 @@ import os, resource, sys
 from vmckpt.errors import OutcomeUnknownError
 from vmckpt.fleet.guard.ending import end
 from vmckpt.fleet.guard.worker import WORKER
-from vmckpt.hosts import process, promises
+from vmckpt.hosts.processes import process
+from vmckpt.hosts.processes import promises
 which = process.ProcessId({{pid}}, {{ticks}})
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + {free}, 4096))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripted_qmp import Server
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.ends import End
+from vmckpt.migrate.outcome.ends import End
 from vmckpt.vm.paths import VmDir
 
 pytestmark = pytest.mark.contract

@@ -16,9 +16,9 @@ import pytest
 
 from tests.remote_hosts import SERVE, PipedServes
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
-from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, read_owner
+from vmckpt.hosts.processes import process
 from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
 from vmckpt.hosts.remote.host import RemoteHost
 

@@ -20,7 +20,7 @@ from vmckpt.errors import (
     RefusedError,
 )
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
@@ -30,14 +30,14 @@ from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.folding import fold_there
+from vmckpt.replicate.operator.folding import fold_there
+from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.request import REQUEST, Files, Request
-from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import VmDir, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 SPEC = 'name = "web"\nmemory = "32M"\n' + "".join(

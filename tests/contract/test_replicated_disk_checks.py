@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 

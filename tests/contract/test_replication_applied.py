@@ -20,12 +20,13 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
-from vmckpt.replicate import channel, keeper
+from vmckpt.replicate import channel
 from vmckpt.replicate.channel import ALONE
 from vmckpt.replicate.disks.journal import Journal
-from vmckpt.replicate.replica import replica_in
-from vmckpt.replicate.stream import StandbyLostError
-from vmckpt.replicate.takeover import TakeOver
+from vmckpt.replicate.primary import keeper
+from vmckpt.replicate.primary.stream import StandbyLostError
+from vmckpt.replicate.standby.replica import replica_in
+from vmckpt.replicate.standby.takeover import TakeOver
 from vmckpt.replicate.wire.epoch import Epoch
 from vmckpt.replicate.wire.pages import PageBatch
 

@@ -24,19 +24,19 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.options.replication import Options
-from vmckpt.replicate import begin
-from vmckpt.replicate.begin import start
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.failback import came_from, failback, last_options
-from vmckpt.replicate.keep import keep
-from vmckpt.replicate.operate import failover
+from vmckpt.replicate.operator import begin
+from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.failback import came_from, failback, last_options
+from vmckpt.replicate.operator.keep import keep
+from vmckpt.replicate.operator.operate import failover
 from vmckpt.replicate.request import REQUEST, Files, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
 PLATFORM = Platform("q35", "tcg", "qemu64")

@@ -6,14 +6,14 @@ import pytest
 
 from tests.scripted_qmp import answering, play
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.capture import devices
 from vmckpt.preflight.replication.checks import _firmware
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 

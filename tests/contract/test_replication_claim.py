@@ -16,10 +16,10 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.options.migration import Options
-from vmckpt.replicate.claim import Claim
-from vmckpt.replicate.operate import require_decided
+from vmckpt.replicate.operator.operate import require_decided
+from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import Files
-from vmckpt.replicate.stop import stop
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
 

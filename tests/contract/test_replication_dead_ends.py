@@ -19,7 +19,7 @@ from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
@@ -31,19 +31,20 @@ from vmckpt.options import replication
 from vmckpt.options.migration import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
-from vmckpt.replicate import epochs, primary, recovery
-from vmckpt.replicate import stop as stopping
-from vmckpt.replicate.begin import start
-from vmckpt.replicate.claim import Claim
+from vmckpt.replicate import recovery
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.epochs import Epochs
-from vmckpt.replicate.operate import require_decided, settle
-from vmckpt.replicate.protection import Ending, Protection
+from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.operate import require_decided, settle
+from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.primary import epochs, primary
+from vmckpt.replicate.primary.claim import Claim
+from vmckpt.replicate.primary.epochs import Epochs
+from vmckpt.replicate.primary.protection import Ending, Protection
+from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import Files, read_request
-from vmckpt.replicate.standby import Standby
-from vmckpt.replicate.stop import stop
-from vmckpt.replicate.stream import StandbyLostError
+from vmckpt.replicate.standby.standby import Standby
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
 

@@ -20,16 +20,17 @@ from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import HostDownError, NotFoundError, VmckptError
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.replication import Options
-from vmckpt.replicate import begin, recovery, sides
-from vmckpt.replicate import keep as keeping
-from vmckpt.replicate.claim import Claim, examine
-from vmckpt.replicate.failback import failback
-from vmckpt.replicate.operate import failover, require_decided, settle
+from vmckpt.replicate import recovery
+from vmckpt.replicate.operator import begin, sides
+from vmckpt.replicate.operator import keep as keeping
+from vmckpt.replicate.operator.failback import failback
+from vmckpt.replicate.operator.operate import failover, require_decided, settle
+from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.primary.claim import Claim, examine
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import Files
-from vmckpt.replicate.stop import stop
 from vmckpt.vm import lifecycle
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import held

@@ -20,7 +20,7 @@ from vmckpt.drivers.direct import DirectVm
 from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify, is_alive
+from vmckpt.hosts.processes.process import ProcessId, identify, is_alive
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
@@ -30,20 +30,21 @@ from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
 from vmckpt.options.migration import Options
 from vmckpt.qemu.monitor import MonitorLostError
-from vmckpt.replicate import channel, keeper
+from vmckpt.replicate import channel
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
 from vmckpt.replicate.disks.journal import Journal
-from vmckpt.replicate.following import Following
-from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.operate import require_decided
+from vmckpt.replicate.operator.operate import require_decided
+from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.protection import Ending, Protection
-from vmckpt.replicate.replica import replica_in
+from vmckpt.replicate.primary import keeper
+from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.protection import Ending, Protection
+from vmckpt.replicate.primary.stream import StandbyLostError, Stream
 from vmckpt.replicate.request import Files
-from vmckpt.replicate.stop import stop
-from vmckpt.replicate.stream import StandbyLostError, Stream
-from vmckpt.replicate.takeover import SILENCE_S, TakeOver
+from vmckpt.replicate.standby.following import Following
+from vmckpt.replicate.standby.replica import replica_in
+from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError
@@ -53,7 +54,7 @@ from vmckpt.replicate.wire.pages import Encoder, Shadow, as_words
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 PAGES = 256
@@ -521,7 +522,7 @@ def test_a_killed_qemu_of_a_large_guest_is_dead_long_before_its_memory_is_free(
     async def left_to_the_standby(_why: str, ending: Ending) -> Ending:
         return ending
 
-    monkeypatch.setattr("vmckpt.replicate.protection.DYING_S", 0.0)
+    monkeypatch.setattr("vmckpt.replicate.primary.protection.DYING_S", 0.0)
 
     async def main(qemu: "subprocess.Popen[bytes]", pidfd: int) -> None:
         assert qemu.stdout is not None

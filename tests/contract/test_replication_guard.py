@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
@@ -23,14 +23,14 @@ from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.qemu.replies import RunState
-from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.primary import _guarded
-from vmckpt.replicate.protection import Protection
+from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.primary import _guarded
+from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.request import Files
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract

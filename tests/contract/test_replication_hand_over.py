@@ -12,7 +12,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import ArbiterDownError, Versioned
-from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.primary.keeper import Keeper
 
 SPAN = Span(1.0)
 

@@ -26,31 +26,33 @@ from vmckpt.errors import (
     StorageError,
 )
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, find_by_argument, identify
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument, identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, Versioned
-from vmckpt.migrate.disk_files import CopiedDisk as CopiedFile
-from vmckpt.migrate.disk_files import create_files, remove_files
+from vmckpt.migrate.steps.disk_files import CopiedDisk as CopiedFile
+from vmckpt.migrate.steps.disk_files import create_files, remove_files
 from vmckpt.options.migration import Disks
 from vmckpt.options.replication import COPY, SHARED, Options
 from vmckpt.preflight.migration.disks import DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.replicate import begin, primary, recovery, sides
-from vmckpt.replicate import stop as stopping
-from vmckpt.replicate.claim import Claim
+from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
-from vmckpt.replicate.leftover_copies import Fate, settle_here
-from vmckpt.replicate.leftovers import remove_stale_home
-from vmckpt.replicate.operate import require_decided, settle
+from vmckpt.replicate.operator import begin, sides
+from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator.leftover_copies import Fate, settle_here
+from vmckpt.replicate.operator.leftovers import remove_stale_home
+from vmckpt.replicate.operator.operate import require_decided, settle
+from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.primary import primary
+from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import REQUEST, Files, Request, read_request
-from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 from vmckpt.vm.superseded import is_superseded
 

@@ -17,11 +17,11 @@ from tests.faulty_host import Fault, FaultyHost
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts import promises
 from vmckpt.hosts.host import Promise, Room
-from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes import promises
+from vmckpt.hosts.processes.kernel import PageTracking
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.options.replication import Options
 from vmckpt.preflight.finding import OK, REFUSE, WARN
@@ -32,11 +32,11 @@ from vmckpt.preflight.replication.memory import (
     primary_bytes,
     standby_bytes,
 )
-from vmckpt.replicate import epochs as epochs_module
 from vmckpt.replicate.disks.intake import Intake
-from vmckpt.replicate.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
+from vmckpt.replicate.primary import epochs as epochs_module
+from vmckpt.replicate.primary.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
+from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.promised import promised
-from vmckpt.replicate.stream import StandbyLostError
 from vmckpt.replicate.wire.epoch import Assembler, Composer
 from vmckpt.replicate.wire.errors import WireError
 from vmckpt.replicate.wire.frames import HEAD_BYTES, Inbound, Outbound, require_whole
@@ -45,7 +45,7 @@ from vmckpt.replicate.wire.pages import Encoder, Shadow
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -129,7 +129,7 @@ def test_what_is_needed_is_bounded_and_more_than_what_is_sent() -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from vmckpt.hosts import promises
+from vmckpt.hosts.processes import promises
 from vmckpt.hosts.host import Promise
 record = Path(sys.argv[1])
 asked = Promise(record, 60 << 20, None, is_private=True, holder="")

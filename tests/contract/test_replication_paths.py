@@ -21,7 +21,6 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.replicate import paths
-from vmckpt.replicate.following import LOST
 from vmckpt.replicate.paths import (
     HEARD,
     NONE,
@@ -32,7 +31,8 @@ from vmckpt.replicate.paths import (
     paths_status,
     second_path,
 )
-from vmckpt.replicate.takeover import SILENCE_S, TakeOver
+from vmckpt.replicate.standby.following import LOST
+from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.beats import Hearing, Sender
 
 FIRST = ("127.0.0.1", "127.0.0.1")

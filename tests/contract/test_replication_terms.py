@@ -18,11 +18,13 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.replicate import protection, recovery, standby
-from vmckpt.replicate.keeper import GIVEN_UP_S
+from vmckpt.replicate import recovery
+from vmckpt.replicate.primary import protection
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import Files, read_request
-from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.standby import standby
+from vmckpt.replicate.standby.standby import Standby
 from vmckpt.vm.start import Replaced
 
 

@@ -12,7 +12,7 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
 from vmckpt.options.replication import Options
 from vmckpt.replicate.fencing.agent import this_machine
-from vmckpt.replicate.trial import try_means
+from vmckpt.replicate.standby.trial import try_means
 from vmckpt.replicate.wire.messages import Hello, Process
 
 HELLO = Hello(

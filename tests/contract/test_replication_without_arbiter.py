@@ -19,7 +19,7 @@ from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
@@ -27,18 +27,19 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.lease.store import ArbiterDownError, Versioned
-from vmckpt.replicate import recovery, takeover
-from vmckpt.replicate import stop as stopping
+from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE
-from vmckpt.replicate.following import LOST
-from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.operate import failover, require_decided
-from vmckpt.replicate.protection import Ending, Protection
+from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator.operate import failover, require_decided
+from vmckpt.replicate.operator.sides import Side, sides
+from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.protection import Ending, Protection
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import Files, read_request
-from vmckpt.replicate.sides import Side, sides
-from vmckpt.replicate.stop import stop
-from vmckpt.replicate.takeover import TakeOver
+from vmckpt.replicate.standby import takeover
+from vmckpt.replicate.standby.following import LOST
+from vmckpt.replicate.standby.takeover import TakeOver
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
 

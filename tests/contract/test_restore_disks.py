@@ -11,20 +11,20 @@ import pytest
 from tests.contract.test_checkpoint_disks import SIZE, content, raw
 from tests.contract.test_checkpoint_disks import make as make_checkpoint
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint import restore_disks as module
-from vmckpt.checkpoint.catalogue import catalogue
+from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.facts import DiskFacts
-from vmckpt.checkpoint.making import settle
 from vmckpt.checkpoint.operate import restoring
-from vmckpt.checkpoint.restore import Source, Wish
-from vmckpt.checkpoint.restore_disks import DisksRestored, restore_disks
+from vmckpt.checkpoint.restore import restore_disks as module
+from vmckpt.checkpoint.restore.making import settle
+from vmckpt.checkpoint.restore.restore import Source, Wish
+from vmckpt.checkpoint.restore.restore_disks import DisksRestored, restore_disks
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.store.errors import DamagedError
+from vmckpt.store.files.pack import PACKS
 from vmckpt.store.open import open_store
-from vmckpt.store.pack import PACKS
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir

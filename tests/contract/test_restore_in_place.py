@@ -11,13 +11,13 @@ import pytest
 from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted
-from vmckpt.checkpoint.restore import _Restoring
+from vmckpt.checkpoint.restore.restore import _Restoring
 from vmckpt.drivers.find import _restored, find
 from vmckpt.errors import StorageError
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract

@@ -12,9 +12,9 @@ from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note, PhaseBegan, Progress
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate import retell as told
+from vmckpt.migrate.elsewhere import retell as told
+from vmckpt.migrate.elsewhere.watch import JOB_ON
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.watch import JOB_ON
 from vmckpt.vm.paths import lock_path
 
 pytestmark = pytest.mark.contract

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from tests.scripted_qmp import Server, play
+from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.take import Wish
 from vmckpt.checkpoint.whole import _TakingWhole, let_go
-from vmckpt.checkpoint.whole_again import load_whole
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, damaged
@@ -22,7 +22,7 @@ from vmckpt.store.open import create_store
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract

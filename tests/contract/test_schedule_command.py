@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.commands import vmckpt
-from vmckpt.checkpoint.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import Rule
 from vmckpt.fleet.schedule.record import add, new_record
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import clock

@@ -15,7 +15,7 @@ import pytest
 from vmckpt.fleet.schedule.record import Record, add, load, new_record
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import DONE, clock
-from vmckpt.hosts.process import find_by_argument
+from vmckpt.hosts.processes.process import find_by_argument
 
 PROGRAM = [sys.executable, "-m", "tests.schedule_process"]
 PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.scheduling import (
+from vmckpt.hosts.processes.scheduling import (
     be_prompt,
     give_way,
     in_real_time,
@@ -56,7 +56,7 @@ SESSION = Path("/proc/self/autogroup")
 PROGRAM = """
 import os
 from tests.contract.test_scheduling import session_niceness
-from vmckpt.hosts.scheduling import session_comes_last, session_has_waited, session_prompt
+from vmckpt.hosts.processes.scheduling import session_comes_last, session_has_waited, session_prompt
 
 def niceness():
     print(session_niceness(), len(os.sched_getaffinity(0)), os.sched_getscheduler(0))
@@ -148,7 +148,7 @@ def test_nobody_stays_so_whose_teller_was_killed(other: tuple[int, list[int]]) -
 NO_WAY_BACK = ["setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice"]
 UNPRIVILEGED = """
 import os, sys
-from vmckpt.hosts.scheduling import in_real_time
+from vmckpt.hosts.processes.scheduling import in_real_time
 
 with in_real_time(int(sys.argv[1])):
     print(os.sched_getscheduler(0), os.sched_getscheduler(int(sys.argv[1])))
@@ -212,7 +212,7 @@ def test_whoever_could_not_be_a_usual_one_again_never_is_an_idle_one() -> None:
 
 POLICIES = """
 import os, threading
-from vmckpt.hosts.scheduling import session_comes_last, session_has_waited, take_turns
+from vmckpt.hosts.processes.scheduling import session_comes_last, session_has_waited, take_turns
 
 def policy(thread=0):
     print(os.sched_getscheduler(thread))

@@ -9,10 +9,10 @@ import pytest
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate import settle as settling
-from vmckpt.migrate.ends import End, Pair
-from vmckpt.migrate.ownership import Move
-from vmckpt.migrate.recover import unknown
+from vmckpt.migrate.outcome import settle as settling
+from vmckpt.migrate.outcome.ends import End, Pair
+from vmckpt.migrate.outcome.ownership import Move
+from vmckpt.migrate.outcome.recover import unknown
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.vm.paths import VmDir
 

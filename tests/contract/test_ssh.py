@@ -16,7 +16,7 @@ from tests.nobody import as_nobody
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, StorageError, UsageError
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.inventory import reach
+from vmckpt.hosts.inventory.inventory import reach
 from vmckpt.hosts.ssh import wire
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry

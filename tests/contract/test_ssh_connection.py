@@ -14,7 +14,7 @@ import pytest
 
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError
-from vmckpt.hosts.inventory import reach
+from vmckpt.hosts.inventory.inventory import reach
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.hosts.ssh.login import log_in

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.qcow2 import read_qcow2
-from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES
 from vmckpt.replicate.disks.copies import Copy, discard, mark_as_disks, prepare, read_mark

@@ -33,7 +33,6 @@ from tests.small_packs import (
 )
 from vmckpt.errors import RefusedError, StorageError, UsageError
 from vmckpt.store import collect as gc
-from vmckpt.store import header
 from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.backends.local import LocalBackend, LocalWriter
 from vmckpt.store.backends.s3 import S3Backend
@@ -44,12 +43,13 @@ from vmckpt.store.bundles.merging import Merge, merge
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.compression import compress
-from vmckpt.store.config import KEYS, MERGED, ONE_KEY, Config, copies, read_config
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
+from vmckpt.store.files import header
+from vmckpt.store.files.config import KEYS, MERGED, ONE_KEY, Config, copies, read_config
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.keyring import add_key, restore_backup, rotate_key
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 from vmckpt.store.sealing.seal import Box

@@ -12,7 +12,7 @@ import pytest
 from tests.commands import vmckpt
 from tests.guest_like import Memory, dirtied, memory, require_same, save
 from tests.small_packs import make_small, require_one
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
 
 

@@ -15,13 +15,15 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
-from vmckpt.store import config, keyring
+from vmckpt.store import keyring
 from vmckpt.store.backends import local
 from vmckpt.store.backends.local import LocalBackend, sync_folder
 from vmckpt.store.check import check
-from vmckpt.store.config import NAMES, Config, read_config, write_copy
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.errors import DamagedError
+from vmckpt.store.files import config
+from vmckpt.store.files.config import NAMES, Config, read_config, write_copy
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.keyring import (
     add_key,
     backup_text,
@@ -30,7 +32,6 @@ from vmckpt.store.keyring import (
     restore_backup,
     rotate_key,
 )
-from vmckpt.store.manifest import Manifest
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 from vmckpt.store.sealing.wrapping import keys_of

@@ -23,9 +23,9 @@ from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.bundles import merging
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.config import allow_bundles
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
+from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file

@@ -12,7 +12,7 @@ from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 

@@ -13,7 +13,7 @@ from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.seal import Sealer
 from vmckpt.store.store import Store

@@ -10,13 +10,13 @@ import pytest
 
 from tests.object_storage import environment, new_place, s3_server
 from tests.store_flips import Flipping, Put
-from vmckpt.checkpoint.place import lent
+from vmckpt.checkpoint.catalogue.place import lent
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.bundles import merging
-from vmckpt.store.config import allow_bundles
+from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
 

@@ -16,9 +16,9 @@ from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.marks import mark_of
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.config import OBJECT_FOLDERS
 from vmckpt.store.damage.repair import plan_repair, repair
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.config import OBJECT_FOLDERS
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
 

@@ -18,9 +18,9 @@ from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.damage.subset import parse_subset
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.pack import FRAME_BYTES
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.pack import FRAME_BYTES
 from vmckpt.store.store import Store
 
 PAGES = 256

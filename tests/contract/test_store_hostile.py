@@ -13,27 +13,27 @@ import numpy as np
 import pytest
 
 from tests.guest_like import memory, require_same, save
+from vmckpt.checkpoint.catalogue.retention import Candidate, Rule, plan
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError
-from vmckpt.checkpoint.retention import Candidate, Rule, plan
 from vmckpt.store.backends.archive import MAGIC as ARCHIVE
 from vmckpt.store.check import check
-from vmckpt.store.checkpoint_file import AreaMap, Maps, encode_maps
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.compression import compress
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.header import Kind
-from vmckpt.store.manifest import (
+from vmckpt.store.files.checkpoint_file import AreaMap, Maps, encode_maps
+from vmckpt.store.files.header import Kind
+from vmckpt.store.files.manifest import (
     BLOCK_CHUNK_BYTES,
     LATEST_UNIX_S,
     PAGE_CHUNK_BYTES,
     AreaFacts,
     Manifest,
 )
-from vmckpt.store.maps import Refs, encode, make_refs
+from vmckpt.store.files.maps import Refs, encode, make_refs
+from vmckpt.store.files.pack import _TRAILER
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pack import _TRAILER
 from vmckpt.store.sealing.seal import Box
 from vmckpt.store.store import Store
 
@@ -384,7 +384,7 @@ def test_many_areas_that_fit_one_by_one_and_not_together(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = 1 << 12
-    monkeypatch.setattr("vmckpt.store.maps._MEMORY_BYTES", 3 * 48 * chunks)
+    monkeypatch.setattr("vmckpt.store.files.maps._MEMORY_BYTES", 3 * 48 * chunks)
     words = [[f"disk-{number}", chunks * 4096, 4096, 0] for number in range(4)]
     empty = encode(np.zeros(chunks, np.uint64), np.zeros(chunks, np.uint64))
     for word in words:

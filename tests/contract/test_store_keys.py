@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.guest_like import memory, require_same, save
-from vmckpt.checkpoint import place
+from vmckpt.checkpoint.catalogue import place
 from vmckpt.cli.nouns.store import key as store_key
 from vmckpt.cli.nouns.store.store import init
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError

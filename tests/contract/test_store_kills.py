@@ -13,7 +13,7 @@ import pytest
 from tests.store_work import make, open_or_create, require_right
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Store
 
 KILLS, MANY_KILLS = 4, 300

@@ -18,10 +18,10 @@ from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage.repair import plan_repair, repair
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
-from vmckpt.store.naming import Called, IfTaken
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.naming import Called, IfTaken
+from vmckpt.store.files.pins import new_pin
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pins import new_pin
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
 

@@ -14,9 +14,9 @@ from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage.repair import plan_repair, repair
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.files.pins import new_pin
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pins import new_pin
 from vmckpt.store.store import Store
 
 RAM = memory(64, 1)

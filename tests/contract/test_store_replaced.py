@@ -14,16 +14,23 @@ from typing import Any
 import pytest
 
 from tests.guest_like import memory, require_same, save
-from vmckpt.checkpoint.known_stores import known, require_unchanged
-from vmckpt.checkpoint.place import Place, access_to, is_there, open_or_create, opened, reading
+from vmckpt.checkpoint.catalogue.known_stores import known, require_unchanged
+from vmckpt.checkpoint.catalogue.place import (
+    Place,
+    access_to,
+    is_there,
+    open_or_create,
+    opened,
+    reading,
+)
 from vmckpt.errors import NotFoundError, RefusedError, StorageError
 from vmckpt.fleet.schedule.checks import require_stores
 from vmckpt.fleet.schedule.record import new_record
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import local_host
-from vmckpt.store.config import NAMES, Config, read_config
+from vmckpt.hosts.inventory.inventory import local_host
+from vmckpt.store.files.config import NAMES, Config, read_config
 from vmckpt.store.keyring import add_key, remove_key
 from vmckpt.store.open import Access, create_store, open_store
 from vmckpt.store.sealing.keys import KEY_FILE, Keeper, KeySource, make_key_file

@@ -9,14 +9,14 @@ import pytest
 from tests.guest_like import dirtied, memory, require_same, save
 from tests.lossy_http import Losses, lossy_proxy
 from tests.object_storage import environment, new_place, s3_server
-from vmckpt.checkpoint.catalogue import catalogue
-from vmckpt.checkpoint.look import verify
+from vmckpt.checkpoint.catalogue.catalogue import catalogue
+from vmckpt.checkpoint.catalogue.look import verify
 from vmckpt.errors import NotFoundError
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
 
 PAGES = 64

@@ -9,7 +9,7 @@ import pytest
 from tests.lossy_http import Losses, lossy_proxy
 from tests.object_storage import environment, new_place, s3_server
 from tests.store_siege import LOST_RATIO, Outcome, Siege
-from vmckpt.store.config import allow_bundles
+from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.open import create_store
 
 KILLS = [3, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(7200)])]

@@ -13,7 +13,7 @@ from vmckpt.store import chunk_sink
 from vmckpt.store.backends.local import ASIDE
 from vmckpt.store.backends.s3 import SPOOL_BYTES, S3Writer
 from vmckpt.store.check import check
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store
 
 PAGES = 1024

@@ -29,7 +29,7 @@ from vmckpt.store.backends.s3 import S3Backend, S3Held
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import from_environment, make_key_file
 from vmckpt.store.store import Store

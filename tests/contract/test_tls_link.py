@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import HostDownError, OperationFailedError
-from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.processes import process
 from vmckpt.hosts.remote import tls
 from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session

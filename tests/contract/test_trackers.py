@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ram_writer import PAGES, Writer, writing
-from vmckpt.hosts.kernel import PageTracking, page_tracking
+from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.memory.dirty_pages import Mapping
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.soft_dirty import is_sound

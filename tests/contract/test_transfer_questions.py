@@ -9,12 +9,12 @@ import pytest
 from tests.contract.test_dropped_copies import Scripted
 from tests.scripted_qmp import Server, play
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate import transfer as transfers
-from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.switchover import Socketed, Switchover
-from vmckpt.migrate.transfer import Ending, Transfer
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.migrate.outcome.ends import Pair
+from vmckpt.migrate.steps import transfer as transfers
+from vmckpt.migrate.steps.disks import DiskMirrors
+from vmckpt.migrate.steps.switchover import Socketed, Switchover
+from vmckpt.migrate.steps.transfer import Ending, Transfer
 from vmckpt.options.migration import Method, Options
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus

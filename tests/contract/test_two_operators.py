@@ -8,15 +8,15 @@ import pytest
 
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import OperationFailedError, RefusedError
-from vmckpt.hosts.drained import close
+from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm import lifecycle
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import run_vm
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract

@@ -8,12 +8,12 @@ import pytest
 
 from tests.guest_like import RAM, memory
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.catalogue import Entry, catalogue
-from vmckpt.checkpoint.look import Pruned, prune
-from vmckpt.checkpoint.retention import Rule
-from vmckpt.checkpoint.whose import chosen, of_vm
+from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.look import Pruned, prune
+from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.whose import chosen, of_vm
 from vmckpt.errors import BusyError, NotFoundError, UsageError
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Origin, new_id

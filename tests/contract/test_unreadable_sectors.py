@@ -15,14 +15,14 @@ from tests.small_packs import require_all, require_whole
 from vmckpt.store.backends.marks import mark_of
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
-from vmckpt.store.config import NAMES
 from vmckpt.store.damage.records import named
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.damage.subset import parse_subset
 from vmckpt.store.errors import DamagedError, UnreadableError
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.files.config import NAMES
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.files.pins import new_pin
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.pins import new_pin
 from vmckpt.store.store import Store
 
 __all__ = ["merged", "ready"]
@@ -366,7 +366,7 @@ def test_a_machine_with_too_little_memory_for_a_checkpoint_removes_none(
 ) -> None:
     """For the words of its maps, or for what these are made of."""
     with monkeypatch.context() as patch:
-        patch.setattr("vmckpt.store.maps._MEMORY_BYTES", 24 * chunks)
+        patch.setattr("vmckpt.store.files.maps._MEMORY_BYTES", 24 * chunks)
         with made.open() as store:
             plan = plan_repair(store)
             assert plan.lost

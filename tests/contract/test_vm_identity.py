@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.errors import StorageError, UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import hand_over, identity_of, is_identity, read_identity
 from vmckpt.vm.inventory import read_vm

@@ -19,18 +19,18 @@ from vmckpt.hosts import uids
 from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
-from vmckpt.migrate.ends import End
-from vmckpt.migrate.handover import find_qemu
+from vmckpt.migrate.outcome.ends import End
+from vmckpt.migrate.steps.handover import find_qemu
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.vm_users import host_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import end_qemu, processes
-from vmckpt.vm.users import VmUser, set_up, take_back, uid_of, user_of
+from vmckpt.vm.users.users import VmUser, set_up, take_back, uid_of, user_of
 
 T = TypeVar("T")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -259,7 +259,7 @@ def device(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
     """In the place of this machine's own, which others use too."""
     path = place / "userfaultfd"
     os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-    monkeypatch.setattr("vmckpt.vm.users.USERFAULTFD", path)
+    monkeypatch.setattr("vmckpt.vm.users.users.USERFAULTFD", path)
     return path
 
 
@@ -432,7 +432,7 @@ import asyncio, ctypes, os, sys
 from pathlib import Path
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.uids import make_uids
-from vmckpt.vm.users import VmUser
+from vmckpt.vm.users.users import VmUser
 
 libc, place, python = ctypes.CDLL(None), Path(sys.argv[1]), sys.argv[2]
 assert libc.syscall(250, 1, None) > 0

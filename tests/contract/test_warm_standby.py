@@ -10,13 +10,13 @@ import pytest
 from tests.scripted_qmp import Server, play
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.replicate import warm
-from vmckpt.replicate.warm import Warm
+from vmckpt.replicate.standby import warm
+from vmckpt.replicate.standby.warm import Warm
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract

@@ -13,15 +13,15 @@ from vmckpt.codec import builtins
 from vmckpt.errors import VmckptError, VmLostError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note
-from vmckpt.hosts.inventory import runs_dir
+from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.handle import attach
 from vmckpt.jobs.kind import OUTCOME, Outcome
-from vmckpt.migrate.job import MIGRATE, Result
-from vmckpt.migrate.recover import FINISHED, Recovery
+from vmckpt.migrate.elsewhere.job import MIGRATE, Result
+from vmckpt.migrate.elsewhere.watch import watch
+from vmckpt.migrate.outcome.recover import FINISHED, Recovery
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.watch import watch
 
 pytestmark = pytest.mark.contract
 

@@ -12,13 +12,13 @@ from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home, marked_as
 from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.identity import host_identity, read_host_identity
+from vmckpt.hosts.inventory.identity import host_identity, read_host_identity
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.left import keep_at, without_stale
-from vmckpt.migrate.machines import ends
-from vmckpt.migrate.recover import FINISHED, recover
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.left import keep_at, without_stale
+from vmckpt.migrate.outcome.machines import ends
+from vmckpt.migrate.outcome.recover import FINISHED, recover
 from vmckpt.vm.inventory import look_all
 from vmckpt.vm.paths import vm_dir
 

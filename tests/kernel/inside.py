@@ -15,7 +15,7 @@ from tests.nested import SLOWNESS, hosts, tell
 from tests.qemu import world
 from tests.qemu.world import World, eventually
 from tests.ram_writer import Writer
-from vmckpt.hosts.kernel import PageTracking, page_tracking
+from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.memory.tracker import tracking
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.qemu.world import World, image
 from vmckpt.errors import VmckptError
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.agent import SYNC_TIMEOUT_S, GuestAgent, GuestExit
 from vmckpt.qemu.hotplug import plugged
 from vmckpt.qemu.monitor import session

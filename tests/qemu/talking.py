@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from tests.qemu.world import World, image
+from vmckpt.checkpoint.catalogue.place import own_place
 from vmckpt.checkpoint.facts import RAM
-from vmckpt.checkpoint.place import own_place
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.lab.talk import MAGIC, Counts, Violation, pages_at, parse_page, violations
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.lab.guests.talk import MAGIC, Counts, Violation, pages_at, parse_page, violations
 from vmckpt.store.open import open_store
 
 PATIENCE_S = 60.0

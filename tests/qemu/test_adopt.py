@@ -17,8 +17,8 @@ import pytest
 from tests.qemu.world import Done, World, eventually, image, loaded, qemu, world
 from tests.qemu.world import kill as kill_command
 from vmckpt.hosts.lock import held
-from vmckpt.hosts.process import ProcessId, identify, is_alive, kill
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import ProcessId, identify, is_alive, kill
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import GUEST_BRIDGE
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.lifecycle import owner

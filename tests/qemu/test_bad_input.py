@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.hosts.process import identify
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import identify
+from vmckpt.lab.guests.labguest import LabGuest
 
 
 @pytest.fixture

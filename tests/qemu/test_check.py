@@ -4,7 +4,7 @@ import json
 import subprocess
 
 from tests.qemu.world import image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 
 def verdicts(answer: dict[str, object]) -> dict[str, tuple[str, str]]:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.jobs import at_work
 from tests.qemu.world import COMMAND, World, image, qemu, world
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 
 PATIENCE_S = 60.0
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound, take
 from tests.qemu.world import Done, World, image, qemu, world
+from vmckpt.checkpoint.catalogue.place import own_place
 from vmckpt.checkpoint.facts import DEVICES, usable_facts
-from vmckpt.checkpoint.place import own_place
 from vmckpt.errors import VmckptError
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.store.open import open_store
 
 FLIPS, EVERY = 250, 25

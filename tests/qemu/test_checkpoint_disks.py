@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.test_checkpoint_disks import ended, needs_fuse, running
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 SECRET = "what the file says\n"
 

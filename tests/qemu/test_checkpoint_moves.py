@@ -13,7 +13,7 @@ from tests.kinds import Kind, hosts
 from tests.qemu.test_checkpoint import all_there, sound
 from tests.qemu.test_replicate import primary_qemu, promoted, services
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 
 def shared_guest() -> LabGuest:

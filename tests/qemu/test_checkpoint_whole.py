@@ -12,7 +12,7 @@ from tests.jobs import at_work
 from tests.qemu.test_adopt import BLOCKDEV, HAND, adopt, by_hand
 from tests.qemu.test_checkpoint import all_there, console, guest, load, sound
 from tests.qemu.world import World, eventually, qemu, world
-from vmckpt.lab.guest import GuestControl
+from vmckpt.lab.guests.guest import GuestControl
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.argv import default_mac
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 POLICY = """\
 [[when]]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.qemu.device_guest import NAME, job, place, run_worker, settled, well
 from tests.qemu.world import World, qemu, send, world
-from vmckpt.hosts.process import find_by_argument
+from vmckpt.hosts.processes.process import find_by_argument
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.world import World, eventually, image, kill, qemu, world
-from vmckpt.hosts.process import find_by_argument
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import find_by_argument
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.memory.ram_file import PAGE_BYTES
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ import pytest
 
 from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, eventually, fill, image, loaded, qemu
-from vmckpt.hosts import process
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes import process
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor
@@ -109,7 +109,7 @@ MOMENTS = {
     "the copies follow": "vmckpt.qemu.commands:migrate_incoming",
     "stopped, the copies follow": "vmckpt.qemu.block:block_job_cancel",
     "stopped, the copies are whole": "vmckpt.qemu.block:nbd_server_stop",
-    "stopped, the target has the disks": "vmckpt.migrate.transfer:migrate_continue",
+    "stopped, the target has the disks": "vmckpt.migrate.steps.transfer:migrate_continue",
 }
 
 

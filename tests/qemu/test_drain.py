@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.qemu.world import World, eventually, image, qemu, read, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 # Slow enough for several to be under way when it is killed.
 SLOWLY = ("--bandwidth", "20MB", "--for", "500ms", "--max-parallel", "2")

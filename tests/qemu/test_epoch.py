@@ -15,7 +15,7 @@ from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, StandsStillError, capturing
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, mapped
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session

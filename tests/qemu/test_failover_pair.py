@@ -12,7 +12,7 @@ import pytest
 
 from tests.qemu.device_guest import in_guest, place
 from tests.qemu.world import World, image, loaded, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.hotplug import plugged
 from vmckpt.qemu.monitor import session
 

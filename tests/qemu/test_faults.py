@@ -20,9 +20,9 @@ import pytest
 from tests.kinds import EVERY_KIND, spoilable_hosts
 from tests.outcomes import Outcomes
 from tests.qemu.world import World, fill, image, reach, send
-from vmckpt.hosts.process import ProcessId
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link
 
 WORDS = {

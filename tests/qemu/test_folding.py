@@ -10,7 +10,7 @@ import pytest
 from tests.qemu.world import eventually, qemu
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
@@ -24,7 +24,7 @@ from vmckpt.replicate.request import Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 BLOCK = 65536

@@ -4,7 +4,7 @@ import pytest
 
 from tests.qemu.test_checkpoint import guest
 from tests.qemu.world import eventually, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 
 @pytest.mark.timeout(300)

@@ -17,8 +17,8 @@ from tests.jobs import at_work
 from tests.qemu.talking import Witness, guests, talking
 from tests.qemu.world import World, kill, qemu, read, world
 from vmckpt.epoch.output import brief_holds
-from vmckpt.hosts.process import ProcessId, find_by_argument, is_alive
-from vmckpt.lab.guest import GuestControl
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument, is_alive
+from vmckpt.lab.guests.guest import GuestControl
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import read_vm

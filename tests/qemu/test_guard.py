@@ -17,9 +17,9 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, send, world
-from vmckpt.hosts.process import find_by_argument, identify
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.store.config import CONFIG
+from vmckpt.hosts.processes.process import find_by_argument, identify
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.store.files.config import CONFIG
 
 KEPT, REFUSED, ROLLED_BACK, OPEN = 0, 4, 7, 9
 

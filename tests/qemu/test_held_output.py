@@ -12,8 +12,8 @@ import pytest
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.epoch import output
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.vm.inventory import read_vm

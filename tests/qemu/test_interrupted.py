@@ -11,8 +11,8 @@ import pytest
 
 from tests.kinds import EVERY_KIND, hosts
 from tests.qemu.world import World, eventually, image, loaded, qemu, read
-from vmckpt.hosts import process
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes import process
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.abilities import SENDING_SPEED, USUAL_SPEED
 
 KILLS = 10

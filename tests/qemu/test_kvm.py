@@ -14,7 +14,7 @@ import pytest
 from tests.qemu import kvm_qemu
 from tests.qemu.test_replicate import NAME, services, sides
 from tests.qemu.world import World, eventually, qemu, world
-from vmckpt.hosts.process import find_by_argument
+from vmckpt.hosts.processes.process import find_by_argument
 
 KVM = Path("/dev/kvm")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 NOBODY = 65534
 INTRUDER = Path(__file__).parents[1] / "intruder.py"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.qemu.test_checkpoint import guest
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ import pytest
 from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, image, loaded, qemu, world
 from vmckpt.forecast.model.forecast import Way
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.migrate.arrival import WAKING_S
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.migrate.steps.arrival import WAKING_S
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED, USUAL_SPEED
 from vmckpt.qemu.monitor import Monitor

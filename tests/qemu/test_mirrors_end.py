@@ -13,9 +13,9 @@ import pytest
 
 from tests.qemu.world import image, qemu, world
 from vmckpt.errors import VmckptError
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.migrate import disks as migrated
-from vmckpt.migrate.ends import COPY_PREFIX, End
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.migrate.outcome.ends import COPY_PREFIX, End
+from vmckpt.migrate.steps import disks as migrated
 from vmckpt.qemu import block, commands, nbd_server
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks import mirrors as replicated

@@ -13,7 +13,7 @@ import pytest
 
 from tests.kinds import EVERY_KIND, hosts
 from tests.qemu.world import World, image, qemu, reach, send
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 pytestmark = pytest.mark.qemu
 NAME, IMAGE = "off", "images/off.raw"

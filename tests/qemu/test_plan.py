@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.units import parse_duration_s
 
 WAYS = {"precopy", "auto-converge", "multifd", "zstd", "hybrid", "postcopy", "stop"}

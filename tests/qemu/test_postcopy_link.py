@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.qemu.world import COMMAND, World, image, loaded, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link
 
 WORDS = ["--method", "postcopy", "--bandwidth", "15MB"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.hosts.process import find_by_argument, identify
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import find_by_argument, identify
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import shape_link
 
 NAME = "guest"

@@ -25,7 +25,7 @@ from tests.qemu.test_replicated_disks import (
 )
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.errors import HostDownError
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import block_job_cancel, query_disk_images, yank_nodes
 from vmckpt.qemu.monitor import Monitor, session

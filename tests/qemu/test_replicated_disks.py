@@ -18,7 +18,7 @@ from tests.qemu.world import World, eventually, image, loaded, qemu, world
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.epoch import Pages
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session

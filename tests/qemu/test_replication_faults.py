@@ -24,9 +24,9 @@ import pytest
 from tests.counting import Counting
 from tests.qemu.world import World, eventually, fill, image, qemu, world
 from vmckpt.errors import HostDownError
-from vmckpt.hosts.process import find_by_argument
-from vmckpt.lab.guest import GuestControl
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import find_by_argument
+from vmckpt.lab.guests.guest import GuestControl
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link, shape_link
 from vmckpt.lab.processes import run, tool
 from vmckpt.lease.file_store import FileStore

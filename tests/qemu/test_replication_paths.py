@@ -9,8 +9,8 @@ import pytest
 
 from tests.counting import Counting
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.hosts.process import find_by_argument
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import find_by_argument
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link
 
 NAME = "guest"

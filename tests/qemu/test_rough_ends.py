@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.qemu.world import COMMAND, World, eventually, image, loaded, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 ONE = "one"
 

@@ -16,7 +16,7 @@ from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.checkpoint.operate import create
 from vmckpt.checkpoint.take import Wish
 from vmckpt.errors import RefusedError
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.inventory import read_vm
 
 

@@ -20,7 +20,7 @@ from tests.qemu.test_replicated_disks import (
     told_of_disk,
 )
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 SHARED = ("--disks", "shared")
 

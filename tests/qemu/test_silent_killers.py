@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.world import World, image, kill, loaded, spoilable, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import find_vm
 

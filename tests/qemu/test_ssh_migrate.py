@@ -18,10 +18,10 @@ import pytest
 from tests.proxy import Proxy
 from tests.qemu.world import COMMAND, COMMAND_TIMEOUT_S, Done, eventually, image, kill, qemu
 from tests.sshd import Sshd, sshd
-from vmckpt.hosts import process
-from vmckpt.hosts.process import ProcessId, find_by_argument
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.migrate.journal import STEPS
+from vmckpt.hosts.processes import process
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.migrate.outcome.journal import STEPS
 from vmckpt.vm.paths import QEMU_PREFIX, VmDir
 
 STALL_S = 20.0

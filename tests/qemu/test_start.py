@@ -9,13 +9,13 @@ import pytest
 from tests.qemu.world import qemu
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import find_by_argument
+from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.qemu import commands
 from vmckpt.vm import start
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.probe import abilities
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 SPEC = 'name = "slow"\nmemory = "32M"\n'
 

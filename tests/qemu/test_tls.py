@@ -15,14 +15,14 @@ from tests.qemu.wire import captured
 from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority
 from vmckpt.hosts.pki.identity import pki_dir
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.migrate.encryption import arm, disarm
-from vmckpt.migrate.ends import End, discard
-from vmckpt.migrate.listen import listen, uri
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.migrate.outcome.ends import End, discard
+from vmckpt.migrate.steps.encryption import arm, disarm
+from vmckpt.migrate.steps.listen import listen, uri
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor

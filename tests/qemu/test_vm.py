@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.qemu.world import World, eventually, image, qemu, world
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, session
 from vmckpt.vm.inventory import read_vm

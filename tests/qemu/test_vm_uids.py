@@ -21,8 +21,8 @@ from tests.qemu.reachable import reachable
 from tests.qemu.test_checkpoint import sound
 from tests.qemu.world import World, eventually, loaded, world
 from vmckpt.hosts.uids import parse_uids
-from vmckpt.lab.labguest import LabGuest
-from vmckpt.vm.users import TUN, USERFAULTFD, VmUser
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.vm.users.users import TUN, USERFAULTFD, VmUser
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmckpt.hosts import process as processes
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.hosts.processes import process as processes
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lab import lab as labs
-from vmckpt.lab.guest import GuestControl, KvClient
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import GuestControl, KvClient
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.state import Lab
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session

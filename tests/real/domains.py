@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.qemu.world import eventually, image
 from tests.real.machines import Machines
-from vmckpt.hosts.process import ProcessId, find_by_argument
-from vmckpt.lab.labguest import HEARTBEATS, LabGuest
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
+from vmckpt.lab.guests.labguest import HEARTBEATS, LabGuest
 
 GUEST = LabGuest("dom", 7, Path(), memory="192M")
 HOSTS = ("lab-a", "lab-b")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.qemu.world import Said, World, run_here, show_evidence
-from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lab import lab as labs
 from vmckpt.lab.processes import find
 from vmckpt.lab.real.build import Look

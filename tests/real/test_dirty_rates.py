@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.qemu.world import COMMAND, image
 from tests.real.domains import GUEST, remove_domain, run_domain
 from tests.real.machines import Machines
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 
 from tests.qemu.world import image, loaded
 from tests.real.machines import Machines
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 LOOK = ("--for", "500ms")
 

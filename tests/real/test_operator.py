@@ -12,7 +12,7 @@ import pytest
 
 from tests.qemu.world import World, eventually, image, loaded, qemu, reach
 from tests.real.machines import Machines, machines
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.real.management import set_operator_link
 
 CUT_S = 20.0

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.qemu.world import image, loaded
 from tests.real.machines import Machines
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 
 def test_a_guest_moves_encrypted_its_disk_shared_or_copied(real_lab: Machines) -> None:

@@ -11,7 +11,7 @@ from tests.nobody import as_nobody
 from tests.qemu.world import eventually, image, loaded, qemu, reach
 from tests.real.machines import Machines, machines
 from tests.real.obstacles import HOSTS, another_key, full, known_hosts, replaced
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.labguest import LabGuest
 
 # Of the target, for all that vmckpt keeps there.
 DISK_BYTES = 8 << 20

@@ -17,8 +17,8 @@ from tests.counting import Counting
 from tests.etcd_cluster import Cluster, running
 from tests.qemu.world import eventually, image
 from tests.real.machines import Machines
-from vmckpt.hosts.process import find_by_argument, identify
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.hosts.processes.process import find_by_argument, identify
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link
 from vmckpt.lab.processes import find
 from vmckpt.lab.real.management import set_operator_link

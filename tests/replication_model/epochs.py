@@ -13,9 +13,9 @@ from tests.replication_model.qemu import Qemu, QemuLostError
 from tests.replication_model.world import Signal, State, sleep, wait
 from vmckpt.errors import OperationFailedError
 from vmckpt.replicate.channel import HEARTBEAT_S, TAKEN
-from vmckpt.replicate.epochs import DOUBT_S, PROBE_S, PROBES
-from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.protection import Ending
+from vmckpt.replicate.primary.epochs import DOUBT_S, PROBE_S, PROBES
+from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.protection import Ending
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby

@@ -13,8 +13,8 @@ from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
 from vmckpt.replicate.control import GO_ALONE
-from vmckpt.replicate.keeper import GIVEN_UP_S, RETRY_S, Keeper
-from vmckpt.replicate.protection import SETTLED_HERE, TAKING_S, Ending
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, Keeper
+from vmckpt.replicate.primary.protection import SETTLED_HERE, TAKING_S, Ending
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby

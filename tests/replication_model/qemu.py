@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tests.replication_model.machine import Home, Host
 from tests.replication_model.process import ENFORCE_POLL_S, POLL_S, Proc
 from tests.replication_model.world import Signal, State, sleep, wait
-from vmckpt.replicate.primary import GUARD_ANSWER_S
+from vmckpt.replicate.primary.primary import GUARD_ANSWER_S
 
 
 class QemuLostError(Exception):

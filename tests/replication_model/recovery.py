@@ -11,7 +11,7 @@ from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError, Vmckp
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.lease.store import ArbiterDownError
-from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.recovery import ARBITER_S
 
 NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)

@@ -17,10 +17,10 @@ from vmckpt.lease.rule import Claimant, Holding, is_entitled
 from vmckpt.lease.standby import Fencing, Move, View, decide
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN
 from vmckpt.replicate.control import TIMEOUT_S
-from vmckpt.replicate.following import LOST
-from vmckpt.replicate.keeper import GIVEN_UP_S
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.request import PROMOTED
-from vmckpt.replicate.takeover import COPY_SILENCE_S, MARGIN_S, SILENCE_S
+from vmckpt.replicate.standby.following import LOST
+from vmckpt.replicate.standby.takeover import COPY_SILENCE_S, MARGIN_S, SILENCE_S
 
 if TYPE_CHECKING:
     from tests.replication_model.primary import Primary

@@ -1,4 +1,4 @@
-"""`replicate stop`, as replicate/stop.py."""
+"""`replicate stop`, as replicate/operator/stop.py."""
 
 from tests.replication_model.asking import (
     FAILOVER,
@@ -22,9 +22,9 @@ from tests.replication_model.recovery import Abandon, Recovery, end_waiting, hol
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S
+from vmckpt.replicate.operator.sides import DEAD
+from vmckpt.replicate.operator.stop import ABANDON_S, ARBITER_S
 from vmckpt.replicate.request import PROMOTED
-from vmckpt.replicate.sides import DEAD
-from vmckpt.replicate.stop import ABANDON_S, ARBITER_S
 
 
 class Stopping(Asking):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.listen import uri
+from vmckpt.migrate.steps.listen import uri
 from vmckpt.options.migration import Tls
 from vmckpt.preflight.domains.link import TLS_PORT, Ways, decide_link
 

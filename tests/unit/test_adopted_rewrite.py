@@ -14,7 +14,7 @@ from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 MIB = 1 << 20
 TCG = Platform("pc-i440fx-10.0", "tcg", "qemu64")

@@ -10,7 +10,7 @@ import pytest
 from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.argv import Platform, default_mac, qemu_argv
 from vmckpt.vm.paths import QemuDir, VmDir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 FULL = """\
 name = "web"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replicate.begin import _slowed
-from vmckpt.replicate.brake import (
+from vmckpt.replicate.operator.begin import _slowed
+from vmckpt.replicate.primary.brake import (
     BACKLOG_S,
     GRACE_S,
     LEAST_RUN_S,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.unit.test_checkpoint_tree import entry
-from vmckpt.checkpoint.catalogue import Catalogue, _agreeing, _different, _merged
-from vmckpt.checkpoint.place import Place, own
+from vmckpt.checkpoint.catalogue.catalogue import Catalogue, _agreeing, _different, _merged
+from vmckpt.checkpoint.catalogue.place import Place, own
 from vmckpt.errors import HostDownError, NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.store.manifest import is_same
+from vmckpt.store.files.manifest import is_same
 
 A, B = (LocalHost(name, Path(f"/{name}"), "127.0.0.1") for name in ("lab-a", "lab-b"))
 BUCKET = Place(None, "s3://bucket/web")

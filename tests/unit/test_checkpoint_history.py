@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.checkpoint.catalogue.place import Place, own
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.place import Place, own
 from vmckpt.hosts.local import LocalHost
 
 HOST = LocalHost("local", Path("/state"), "127.0.0.1")
@@ -58,7 +58,7 @@ def test_places_in_words() -> None:
 
 
 def _here() -> tuple[Path, str]:
-    from vmckpt.hosts.inventory import local_host
+    from vmckpt.hosts.inventory.inventory import local_host
 
     return local_host().state_dir, local_host().migration_address
 

@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts
-from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself
+from vmckpt.checkpoint.restore.planned import Standing, plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.isolation import isolation_checks
-from vmckpt.vm.spec import Adopted, parse_spec
+from vmckpt.vm.spec.spec import Adopted, parse_spec
 
 SPEC = """
 base = "/specs"

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.place import Place
+from vmckpt.checkpoint.catalogue.tree import lines, rows
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError, machine_from_json, machine_to_json
-from vmckpt.checkpoint.place import Place
-from vmckpt.checkpoint.tree import lines, rows
 from vmckpt.qemu.compare import Machine
-from vmckpt.store.manifest import AreaFacts, Manifest
+from vmckpt.store.files.manifest import AreaFacts, Manifest
 
 MACHINE = Machine(
     "pc-q35-10.0-machine",

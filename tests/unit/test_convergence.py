@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import TimedOutError
 from vmckpt.forecast.model.convergence import NO_GAIN, PATIENCE_ROUNDS, Rounds, eta_s, has_stalled
-from vmckpt.migrate.steering import Figures, Order, Steering
+from vmckpt.migrate.steps.steering import Figures, Order, Steering
 from vmckpt.options.migration import Method, OnTimeout, Options
 
 sizes = st.integers(0, 1 << 40)

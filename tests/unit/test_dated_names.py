@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from vmckpt.store.naming import MOST_LETTERS, dated
+from vmckpt.store.files.naming import MOST_LETTERS, dated
 
 pytestmark = pytest.mark.unit
 AT = time.gmtime(0)

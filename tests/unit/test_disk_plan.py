@@ -8,11 +8,11 @@ import pytest
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disks import SILENCE_S, STALL_S, CopyWatch
+from vmckpt.migrate.steps.disks import SILENCE_S, STALL_S, CopyWatch
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, Place, decide_disks, plan_disks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.vm.spec import Disk
+from vmckpt.vm.spec.spec import Disk
 
 HERE, THERE = Path("/a/images/root.qcow2"), Path("/b/images/root.qcow2")
 DISK = Disk(Path("images/root.qcow2"), "qcow2", None, False, "none", "disk0")

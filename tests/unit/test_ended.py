@@ -9,7 +9,7 @@ from tests.faulty_host import Fault, FaultyHost
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Spec, parse_spec
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.epoch.budget import MOST_PASSES, Budget
-from vmckpt.replicate.pace import LONGEST_S, PAUSED_SHARE, SHORTEST_S, Pace
+from vmckpt.replicate.primary.pace import LONGEST_S, PAUSED_SHARE, SHORTEST_S, Pace
 
 
 def test_what_fits_the_pause_is_copied_in_it() -> None:

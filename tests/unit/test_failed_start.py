@@ -9,12 +9,12 @@ import pytest
 
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import HostDownError, StorageError
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm import lifecycle
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Spec, parse_spec
 
 
 @pytest.mark.parametrize("before", [None, "the old one"])

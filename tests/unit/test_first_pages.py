@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.first_pages import MOST_NOTED, next_noted, note, read_noted
+from vmckpt.checkpoint.restore.first_pages import MOST_NOTED, next_noted, note, read_noted
 
 
 def test_what_was_used_stays_first_and_what_was_not_goes() -> None:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.unit.test_checkpoint_tree import MACHINE, facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts, machine_to_json, usable_facts
 from vmckpt.checkpoint.origin import digest, is_own, marked, run_key
-from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself, standing_of
-from vmckpt.checkpoint.restore import Source
+from vmckpt.checkpoint.restore.planned import Standing, plan_copy, plan_itself, standing_of
+from vmckpt.checkpoint.restore.restore import Source
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.store.manifest import AreaFacts, Manifest
+from vmckpt.store.files.manifest import AreaFacts, Manifest
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.identity import new_identity
-from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Spec, parse_spec
 
 ID = "0123456789abcdef" * 2
 HOST = LocalHost("here", Path("/state"), "127.0.0.1")

@@ -8,14 +8,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from tests.unit.test_checkpoint_tree import entry
-from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.tree import lines, rows
 from vmckpt.checkpoint.facts import Facts
-from vmckpt.checkpoint.tree import lines, rows
 from vmckpt.cli.main import command_line
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.group.create import require_group
 from vmckpt.group.groups import find, groups, require_whole
-from vmckpt.lab.talk import MAGIC, Counts, Violation, pages_at, parse_page, violations
+from vmckpt.lab.guests.talk import MAGIC, Counts, Violation, pages_at, parse_page, violations
 
 pytestmark = pytest.mark.unit
 

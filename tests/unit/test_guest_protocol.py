@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.lab.guest import GuestControl, KvClient
-from vmckpt.lab.replies import (
+from vmckpt.lab.guests.guest import GuestControl, KvClient
+from vmckpt.lab.guests.replies import (
     ContinuityError,
     DiskCheck,
     GuestRefusedError,

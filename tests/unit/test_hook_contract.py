@@ -6,10 +6,10 @@ import pytest
 
 from vmckpt.devices.contract import LIMITS_S, WAY_OUT, Phase, read_answer, request
 from vmckpt.devices.journey import STEPS_OUT, Journey
-from vmckpt.migrate.journal import BEFORE_COMMIT, STEPS
+from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, STEPS
 from vmckpt.ui.progress import PHASES
-from vmckpt.vm.passthrough import PHASES as NAMES
-from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough.passthrough import PHASES as NAMES
+from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 
 
 def test_the_request() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, StorageError, UsageError
-from vmckpt.hosts import inventory
-from vmckpt.hosts.entries import parse_entry
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, check_name, find_host, state_dir
+from vmckpt.hosts.inventory import inventory
+from vmckpt.hosts.inventory.entries import parse_entry
+from vmckpt.hosts.inventory.inventory import all_hosts, check_name, find_host, state_dir
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.journal import Journal, find_journal
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.migrate.outcome.journal import Journal, find_journal
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import find_vm, homes, read_vm
 from vmckpt.vm.lifecycle import read_again

@@ -14,7 +14,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.kind import ORDER
-from vmckpt.migrate.job import MIGRATE, Request
+from vmckpt.migrate.elsewhere.job import MIGRATE, Request
 from vmckpt.options.migration import Method, Options, Tls
 
 EVENTS: list[Event] = [

@@ -12,12 +12,13 @@ import sys
 import vmckpt.migrate.migration
 from vmckpt.migrate import later
 there = lambda name: "vmckpt.migrate." + name in sys.modules
-assert not there("transfer") and not there("arrival")
+assert not there("steps.transfer") and not there("steps.arrival")
 later.load_to_send()
-assert there("transfer") and there("listen")
-assert not there("arrival") and not there("report")
+assert there("steps.transfer") and there("steps.listen")
+assert not there("steps.arrival") and not there("report")
 later.load_to_arrive()
-assert all(map(there, ("arrival", "handover", "recover", "report"))) and "shutil" in sys.modules
+assert all(map(there, ("steps.arrival", "steps.handover", "outcome.recover", "report")))
+assert "shutil" in sys.modules
 """
 
 

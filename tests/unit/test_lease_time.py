@@ -13,11 +13,11 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.lease import etcd_store
 from vmckpt.lease.record import Span
 from vmckpt.options.replication import LONGEST_LEASE_S, SHORTEST_LEASE_S, Options
-from vmckpt.replicate.brake import SLOT_S
 from vmckpt.replicate.fencing.agent import TIMEOUT_S
-from vmckpt.replicate.keeper import GIVEN_UP_S, LOOK_S, MARGIN_S, RETRY_S
-from vmckpt.replicate.protection import TAKING_S
-from vmckpt.replicate.sides import BEGIN_S
+from vmckpt.replicate.operator.sides import BEGIN_S
+from vmckpt.replicate.primary.brake import SLOT_S
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, LOOK_S, MARGIN_S, RETRY_S
+from vmckpt.replicate.primary.protection import TAKING_S
 from vmckpt.ui.replication import _lease
 
 HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")

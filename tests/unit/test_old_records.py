@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.known_stores import Known, known
-from vmckpt.checkpoint.making import Making
-from vmckpt.checkpoint.retention import Rule
+from vmckpt.checkpoint.catalogue.known_stores import Known, known
+from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.restore.making import Making
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.fleet.drain import record as drains
 from vmckpt.fleet.guard import record as guards
@@ -26,27 +26,27 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.last_measured import all_kept
 from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.group import journal as groups
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import PROCESS, ProcessId
+from vmckpt.hosts.processes.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.uids import Uids
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import Window
 from vmckpt.memory.windows import Course, Dirtied
-from vmckpt.migrate import watch
-from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.elsewhere import watch
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.steps.disk_files import CopiedDisk
 from vmckpt.options import replication as wishes
 from vmckpt.replicate import request as replication
-from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.disks import copies
+from vmckpt.replicate.primary.claim import Claim
 from vmckpt.state.documents import Documents, Schema
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, Replaced
-from vmckpt.vm.users import VmUser
+from vmckpt.vm.users.users import VmUser
 
 pytestmark = pytest.mark.unit
 GOLDEN = Path(__file__).parents[1] / "golden/state-1"

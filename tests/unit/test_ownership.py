@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.migrate.ownership import GIVEN_UP, HANDED_OVER, Move, Side, View, decide
-from vmckpt.migrate.settle import ENDINGS
+from vmckpt.migrate.outcome.ownership import GIVEN_UP, HANDED_OVER, Move, Side, View, decide
+from vmckpt.migrate.outcome.settle import ENDINGS
 from vmckpt.qemu.replies import POSTCOPY_STATES, MigrationStatus, RunState
 
 STATUSES = (

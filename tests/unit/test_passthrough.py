@@ -8,12 +8,12 @@ from vmckpt.errors import UsageError
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.vm.argv import Platform, qemu_argv
-from vmckpt.vm.cards import Card, cards, parse_functions, unfit
-from vmckpt.vm.passthrough import Strategy
+from vmckpt.vm.passthrough.cards import Card, cards, parse_functions, unfit
+from vmckpt.vm.passthrough.passthrough import Strategy
+from vmckpt.vm.passthrough.plug import functions
 from vmckpt.vm.paths import VmDir
-from vmckpt.vm.plug import functions
-from vmckpt.vm.spec import Spec, parse_spec
-from vmckpt.vm.spec_text import written
+from vmckpt.vm.spec.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec_text import written
 
 GPU = """
 [[passthrough]]

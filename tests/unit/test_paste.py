@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.hosts.inventory.paste import Paste, in_double_quotes
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.start import Qemu, new_qemu_id

@@ -12,7 +12,7 @@ import pytest
 from tests.faulty_host import FaultyHost
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority, read_authority
 from vmckpt.hosts.pki.certificate import DAY_S, is_issued_by, parse_certificate

@@ -16,7 +16,7 @@ from vmckpt.codec import builtins
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.migration.checks import Preflight, locking, preflight
@@ -29,7 +29,7 @@ from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 NEW = Abilities(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.qcow2 import read_qcow2
-from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
 
 COUNT = 20

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
-from vmckpt.replicate.keeping import Move, View, Window, decide
+from vmckpt.replicate.operator.keeping import Move, View, Window, decide
 
 HOSTS = ("a", "b", "c")
 

@@ -18,11 +18,11 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.options.replication import Options
 from vmckpt.replicate.arbiter import open_arbiter, require_place
-from vmckpt.replicate.begin import last_error
 from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.figures import Figures
+from vmckpt.replicate.operator.begin import last_error
+from vmckpt.replicate.primary.figures import Figures
+from vmckpt.replicate.primary.stream import numbers_of
 from vmckpt.replicate.request import REQUEST, Files, Request, read_request
-from vmckpt.replicate.stream import numbers_of
 from vmckpt.vm.argv import Platform
 
 

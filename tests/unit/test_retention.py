@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.checkpoint.retention import Candidate, Rule, contradictions, dates, plan
+from vmckpt.checkpoint.catalogue.retention import Candidate, Rule, contradictions, dates, plan
 from vmckpt.errors import UsageError
 
 NOW_S = datetime(2026, 11, 22, 12, 0, tzinfo=UTC).timestamp()

@@ -28,7 +28,7 @@ from vmckpt.fleet.schedule.due import (
 )
 from vmckpt.fleet.schedule.instants import Calendar, Day
 from vmckpt.fleet.schedule.request import CatchUp
-from vmckpt.replicate.keeping import Window
+from vmckpt.replicate.operator.keeping import Window
 
 UTC = ZoneInfo("UTC")
 # 2026-11-22 00:00 UTC.

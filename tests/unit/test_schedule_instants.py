@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
-from vmckpt.replicate.keeping import Window
+from vmckpt.replicate.operator.keeping import Window
 
 BERLIN = parse_zone("Europe/Berlin")
 ALWAYS = Day(None, BERLIN)

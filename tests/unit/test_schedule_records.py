@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import Rule
 from vmckpt.errors import NotFoundError, RefusedError, StorageError
 from vmckpt.fleet.schedule.due import Claim, Moment, State
 from vmckpt.fleet.schedule.learned import Cost, Learned, Seen

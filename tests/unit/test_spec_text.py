@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.vm.spec import parse_spec
-from vmckpt.vm.spec_text import written
+from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.spec.spec_text import written
 
 FULL = """
 name = "web"

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.archive import ArchiveBackend
 from vmckpt.store.check import check
-from vmckpt.store.config import Config
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.header import HEADER_BYTES, Header, Kind
-from vmckpt.store.maps import decode, make_refs
+from vmckpt.store.files.config import Config
+from vmckpt.store.files.header import HEADER_BYTES, Header, Kind
+from vmckpt.store.files.maps import decode, make_refs
 from vmckpt.store.open import open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.sealing.seal import Box, Sealer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.maps import Refs, decode, encode, make_refs, packs_of, slots_of
+from vmckpt.store.files.maps import Refs, decode, encode, make_refs, packs_of, slots_of
 
 
 def refs_of(runs: list[tuple[int, int, int, int]], chunks: int) -> Refs:
@@ -75,7 +75,7 @@ def test_made_in_parts_a_map_is_the_same(
     refs, base = refs_of(new, chunks), refs_of(old, chunks)
     data = encode(refs, base)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vmckpt.store.maps._AT_ONCE", at_once)
+        patch.setattr("vmckpt.store.files.maps._AT_ONCE", at_once)
         assert np.array_equal(decode(data, base, "x", 3), refs)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.order import in_order, of_vm, owners
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.files.order import in_order, of_vm, owners
 
 A, B = "a" * 8, "b" * 8
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vmckpt.forecast.model.switchover import LEAST_PART, Look, behind_s, switchover_bytes_per_s
 from vmckpt.hosts.host import Queues
-from vmckpt.hosts.tcp_table import listening_ports, table_queues
+from vmckpt.hosts.sockets.tcp_table import listening_ports, table_queues
 
 MB = 1_000_000
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.entries import entry_to_json, parse_entry
+from vmckpt.hosts.inventory.entries import entry_to_json, parse_entry
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.uids import Uids, parse_uids, taken
-from vmckpt.vm.users import VmUser, uid_of
+from vmckpt.vm.users.users import VmUser, uid_of
 
 UIDS = Uids(1_000_000, 1_065_535)
 

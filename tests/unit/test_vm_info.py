@@ -3,7 +3,7 @@
 import pytest
 
 from vmckpt.drivers.driver import VmInfo
-from vmckpt.vm.spec import Placement
+from vmckpt.vm.spec.spec import Placement
 
 pytestmark = pytest.mark.unit
 OWN = VmInfo(

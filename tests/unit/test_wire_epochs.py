@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.replicate.stream import TELLING_BYTES, Link
+from vmckpt.replicate.primary.stream import TELLING_BYTES, Link
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError, WireError
 from vmckpt.replicate.wire.frames import (

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from vmckpt.hosts.scheduling import come_last
+from vmckpt.hosts.processes.scheduling import come_last
 
 T = TypeVar("T")
 

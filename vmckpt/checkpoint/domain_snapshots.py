@@ -5,7 +5,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
-from vmckpt.hosts.inventory import check_name
+from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.qemu.compare import Machine
-from vmckpt.store.decoding import count, listed, mapping, number
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
-from vmckpt.vm.spec import MAC, parse_spec
+from vmckpt.store.files.decoding import count, listed, mapping, number
+from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
+from vmckpt.vm.spec.spec import MAC, parse_spec
 
 FORMAT = 1
 _MOST, _MOST_DEVICES = 1 << 62, 4096

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.hosts.scheduling import in_real_time, own_processors, session_prompt
+from vmckpt.hosts.processes.scheduling import in_real_time, own_processors, session_prompt
 from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from vmckpt.checkpoint.place import Place, own, parse_place
+from vmckpt.checkpoint.catalogue.place import Place, own, parse_place
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
-from vmckpt.store.manifest import MOST_SEQUENCE
+from vmckpt.store.files.manifest import MOST_SEQUENCE
 
 
 @dataclass(frozen=True, slots=True)

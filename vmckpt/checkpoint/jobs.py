@@ -12,16 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint import fork, recover, restore, restore_disks, take
+from vmckpt.checkpoint import take
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group_member import FAILED, Member, joined
+from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import VmckptError
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.scheduling import session_has_waited
 from vmckpt.hosts.remote.values import pack_error
-from vmckpt.hosts.scheduling import session_has_waited
 from vmckpt.jobs.kind import Job, Kind, Worker
 from vmckpt.sequence.steps import finish
 from vmckpt.store.open import Access

@@ -6,13 +6,13 @@ into say, is the only one that answers: it would get what opens the VM's store, 
 
 from functools import partial
 
-from vmckpt.checkpoint.place import Key, Place, opened
+from vmckpt.checkpoint.catalogue.place import Key, Place, opened
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Store
 from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from vmckpt.checkpoint import fork, restore, take
-from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint import take
+from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.place import Place, access_to, own, parse_place, remember_made
+from vmckpt.checkpoint.catalogue.tree import OriginShown
 from vmckpt.checkpoint.facts import FILE, USUAL_PAUSE_S, usable_facts
-from vmckpt.checkpoint.foreign import wanted
 from vmckpt.checkpoint.jobs import (
     CHECKPOINT,
     FORK,
@@ -28,30 +29,30 @@ from vmckpt.checkpoint.jobs import (
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
-from vmckpt.checkpoint.place import Place, access_to, own, parse_place, remember_made
-from vmckpt.checkpoint.recover import recover
-from vmckpt.checkpoint.restore_disks import DisksRestored
+from vmckpt.checkpoint.restore import fork, restore
+from vmckpt.checkpoint.restore.foreign import wanted
+from vmckpt.checkpoint.restore.recover import recover
+from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
-from vmckpt.checkpoint.tree import OriginShown
 from vmckpt.checkpoint.whole import require_savable
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.events.types import Event, Note, unheard
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, state_dir
+from vmckpt.hosts.inventory.inventory import all_hosts, state_dir
 from vmckpt.jobs.files import new_run
 from vmckpt.jobs.handle import Handle, begin
 from vmckpt.jobs.kind import Kind
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
-from vmckpt.store.checkpoint_file import CHECKPOINTS
-from vmckpt.store.naming import IfTaken, dated
+from vmckpt.store.files.checkpoint_file import CHECKPOINTS
+from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 from vmckpt.vm.paths import vms_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 Q = TypeVar("Q")
 R = TypeVar("R")

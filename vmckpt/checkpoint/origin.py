@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import StorageError
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.files.manifest import Manifest
 
 KEY_FILE = "site.key"
 # What is not marked: the mark, and the name, which a store may settle otherwise.

@@ -9,7 +9,7 @@ from vmckpt.deadlines import poll
 from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
-from vmckpt.hosts.inventory import check_name
+from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.preflight.finding import require
 from vmckpt.preflight.passthrough import saved_whole_checks
 from vmckpt.qemu import commands

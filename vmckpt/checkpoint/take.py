@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.checkpoint.aside import Aside, aside_calls
+from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import marked
-from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, Pausing, capturing
@@ -30,8 +30,8 @@ from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
-from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.scheduling import session_prompt
+from vmckpt.hosts.processes.deadman import attended
+from vmckpt.hosts.processes.scheduling import session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.preflight.checkpoint import capture_checks
 from vmckpt.preflight.finding import require
@@ -41,11 +41,11 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, MOST_SEQUENCE, PAGE_CHUNK_BYTES, Manifest
-from vmckpt.store.naming import Called, IfTaken
+from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, MOST_SEQUENCE, PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.naming import Called, IfTaken
+from vmckpt.store.files.order import of_vm
+from vmckpt.store.files.pack import Numbers
 from vmckpt.store.open import Access
-from vmckpt.store.order import of_vm
-from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_id
 from vmckpt.vm.argv import default_mac

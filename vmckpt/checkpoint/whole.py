@@ -32,14 +32,14 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import NEW_FILE
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import Access
 from vmckpt.store.transaction import Transaction
 from vmckpt.units import format_duration, format_rate, format_size
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY
-from vmckpt.vm.users import let_write_here
+from vmckpt.vm.users.users import let_write_here
 
 # What devices take, and ROMs; and for writing them.
 BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1

@@ -34,7 +34,7 @@ def beside() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     try:
         yield call
     finally:
-        from vmckpt.hosts.inventory import close_connections
+        from vmckpt.hosts.inventory.inventory import close_connections
 
         _loop = None
         asyncio.run_coroutine_threadsafe(close_connections(), loop).result()

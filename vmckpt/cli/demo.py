@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError
-from vmckpt.lab.guest import KvClient
-from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.guests.guest import KvClient
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.state import Lab, read
 
 

@@ -19,7 +19,7 @@ def start() -> None:
     listen()
     gc.set_threshold(_GC_THRESHOLD)
     if "VMCKPT_STARTER" in os.environ:
-        from vmckpt.hosts.deadman import outlive_starter
+        from vmckpt.hosts.processes.deadman import outlive_starter
 
         outlive_starter()
     plain = _plain(sys.argv[1:])
@@ -65,7 +65,7 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             return partial(link, Path(directory))
         case ["job", kind, directory, *rest] if rest in ([], ["--recover"], ["--last"]):
             if rest == ["--last"]:
-                from vmckpt.hosts.scheduling import session_comes_last
+                from vmckpt.hosts.processes.scheduling import session_comes_last
 
                 session_comes_last()  # before all else, which is work too
             from vmckpt.cli.hidden.job import job

@@ -30,7 +30,7 @@ async def find_own(name: str) -> "Vm":
 
 def keep_sessions() -> None:
     """Sessions with libvirtds last as long as the command: each search and act would open one."""
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.hosts.inventory.inventory import all_hosts
 
     if any(host.libvirt is not None for host in all_hosts()):
         from vmckpt.vm.domains.sessions import close_sessions, keep_sessions

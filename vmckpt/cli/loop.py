@@ -90,7 +90,7 @@ def end_running() -> None:
     global _runner
     runner, _runner = _runner, None
     if runner is not None:
-        from vmckpt.hosts.inventory import close_connections
+        from vmckpt.hosts.inventory.inventory import close_connections
 
         with suppress(AskedToStopError):
             while _at_end:

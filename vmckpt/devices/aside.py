@@ -1,9 +1,9 @@
 """What a VM's devices are to be on a host that it is about to go to."""
 
 from vmckpt.devices.journey import Place
-from vmckpt.vm.cards import cards_of_vm
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.plug import plug, reserve
+from vmckpt.vm.passthrough.cards import cards_of_vm
+from vmckpt.vm.passthrough.plug import plug, reserve
 
 
 async def set_aside(vm: Vm, target: Place) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vmckpt.devices.contract import LIMITS_S, Answer, Phase, read_answer, request
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.vm.passthrough import Passthrough
+from vmckpt.vm.passthrough.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
 
 if TYPE_CHECKING:

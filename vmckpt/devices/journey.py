@@ -22,8 +22,8 @@ from vmckpt.qemu import hotplug
 from vmckpt.qemu.hotplug import UnplugRefusedError
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import Step
-from vmckpt.vm import plug
-from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough import plug
+from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir
 
 UNPLUG_TIMEOUT_S = 30.0

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from vmckpt.qemu import hotplug
 from vmckpt.qemu.monitor import session
-from vmckpt.vm.cards import read_given
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.passthrough.cards import read_given
 
 
 class DeviceRow(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import Plan
-    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
     from vmckpt.preflight.finding import Examined
@@ -118,7 +118,7 @@ class DirectVm(NamedTuple):
         if options.offline:
             await self._require_decided()
         if not (self.host.is_this_machine or target.is_this_machine):
-            from vmckpt.migrate.delegate import migrate_there
+            from vmckpt.migrate.elsewhere.delegate import migrate_there
 
             return await migrate_there(self.vm, target, options, emit, forecast)
         from vmckpt.migrate.run import migrate
@@ -126,7 +126,7 @@ class DirectVm(NamedTuple):
         return await migrate(self.vm, target, options, emit, forecast=forecast)
 
     async def _require_decided(self) -> None:
-        from vmckpt.replicate.operate import require_decided
+        from vmckpt.replicate.operator.operate import require_decided
 
         await require_decided(self.vm)
 

@@ -166,7 +166,7 @@ async def info(domain: "Domain") -> VmInfo:
     """A domain as it was found, and who works on it now."""
     from vmckpt.migrate.domains.journal import DomainJournal
     from vmckpt.vm.paths import lock_path
-    from vmckpt.vm.spec import Placement
+    from vmckpt.vm.spec.spec import Placement
 
     owner = await domain.host.lock_owner(lock_path(domain.host.state_dir, domain.name))
     journals = await DomainJournal.all_of(domain.name)

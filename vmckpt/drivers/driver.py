@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import Plan
-    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
     from vmckpt.preflight.finding import Examined
-    from vmckpt.vm.spec import Placement
+    from vmckpt.vm.spec.spec import Placement
 
 # States of a VM that takes no memory; the last two are libvirt's.
 _OFF = ("stopped", "crashed", "nostate")

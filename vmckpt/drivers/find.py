@@ -13,11 +13,11 @@ from vmckpt.drivers.driver import Driver, VmInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmckpt.checkpoint.catalogue import Entry
+    from vmckpt.checkpoint.catalogue.catalogue import Entry
     from vmckpt.errors import VmckptError
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.vm.inventory import Vm
 
     Tell = Callable[[str], None]
@@ -30,7 +30,7 @@ async def find(name: str, tell: "Tell") -> Driver:
     HostDownError when only a host that does not answer may have it.
     """
     from vmckpt.errors import HostDownError, NotFoundError
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.sequence.steps import both
     from vmckpt.vm.paths import file_name
 
@@ -59,8 +59,8 @@ async def find_own(name: str, tell: "Tell") -> "Vm":
 async def look_at_all() -> "Answers[VmInfo]":
     """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
     from vmckpt.hosts.every import Answers
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.migrate.left import without_stale
+    from vmckpt.hosts.inventory.inventory import all_hosts
+    from vmckpt.migrate.outcome.left import without_stale
     from vmckpt.vm.inventory import look_all
 
     everywhere = all_hosts()
@@ -84,7 +84,7 @@ async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":
     Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts.
     """
     from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.vm.inventory import read_vm
 
     if not copy:
@@ -98,8 +98,8 @@ async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":
 
 async def recover(name: str, tell: "Tell") -> "Recovery | None":
     """End a migration of the VM that was cut off; None when there is none."""
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.migrate.recover import recover as recover_vm
+    from vmckpt.hosts.inventory.inventory import all_hosts
+    from vmckpt.migrate.outcome.recover import recover as recover_vm
 
     found = await recover_vm(name, tell)
     if found is None and _with_libvirt(all_hosts()):
@@ -111,9 +111,9 @@ async def recover(name: str, tell: "Tell") -> "Recovery | None":
 
 async def _settled(name: str, tell: "Tell") -> "Vm":
     from vmckpt.errors import OutcomeUnknownError, VmckptError
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.migrate.journal import find_journal
+    from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.migrate.locks import remove_dead_locks
+    from vmckpt.migrate.outcome.journal import find_journal
     from vmckpt.sequence.steps import both
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
@@ -126,14 +126,14 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
                 raise found
             return await _restored(found, tell)
         except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
-            from vmckpt.replicate.operate import settle
+            from vmckpt.replicate.operator.operate import settle
 
             if not await settle(name, all_hosts()):
                 raise
             return await find_vm(name)
     if await is_worked_on(name):
         return await find_vm(name)
-    from vmckpt.migrate.recover import recover
+    from vmckpt.migrate.outcome.recover import recover
 
     _tell_of(await recover(name, tell), tell)
     return await find_vm(name)

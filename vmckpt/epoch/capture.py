@@ -27,8 +27,8 @@ from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.kernel import page_tracking
-from vmckpt.hosts.scheduling import in_real_time
+from vmckpt.hosts.processes.kernel import page_tracking
+from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands

@@ -26,7 +26,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.users import let_write_here, made_by
+from vmckpt.vm.users.users import let_write_here, made_by
 
 _OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
 BITMAP = "vmckpt-"

@@ -12,7 +12,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.start import Qemu
-from vmckpt.vm.users import made_by
+from vmckpt.vm.users.users import made_by
 
 # What a guest stands still for takes no longer, or whoever sees to it is stuck.
 STUCK_S = 30.0

@@ -12,8 +12,8 @@ from vmckpt.drivers.find import look_at_all
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
-from vmckpt.replicate.sides import all_sides
+from vmckpt.hosts.inventory.inventory import all_hosts
+from vmckpt.replicate.operator.sides import all_sides
 
 
 class HostNow(NamedTuple):
@@ -61,7 +61,7 @@ async def facts(checkpoints: Mapping[str, Any] | None = None) -> dict[str, Any]:
     seen = await overview()
     silent = list(seen.silent)
     if checkpoints is None:
-        from vmckpt.checkpoint.catalogue import catalogue
+        from vmckpt.checkpoint.catalogue.catalogue import catalogue
 
         found = await catalogue(all_hosts(), None)
         silent += [error for error in found.silent if error.what not in {e.what for e in silent}]

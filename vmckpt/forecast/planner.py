@@ -43,7 +43,7 @@ from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 from vmckpt.forecast.model.link import Link
 from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import runs_dir
+from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.preflight.finding import Finding

@@ -14,8 +14,8 @@ from vmckpt.errors import UsageError, VmckptError
 from vmckpt.group.head import ANSWER_S, Head, cut
 from vmckpt.group.journal import Journal, Part, groups_dir, led, settle
 from vmckpt.group.services import Service, at_work
-from vmckpt.hosts.deadman import armed
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
+from vmckpt.hosts.processes.deadman import armed
 from vmckpt.sequence.steps import all_of, to_the_end
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm

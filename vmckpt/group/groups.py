@@ -7,7 +7,7 @@ one is missing is told as what it is, and restored by nobody.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import Entry
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 
 

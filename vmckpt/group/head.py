@@ -13,8 +13,8 @@ from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
 from vmckpt.foreign import NUMBER, MalformedError, Shape, require
 from vmckpt.group.turns import Place, turns
+from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.hosts.remote.values import unpack_error
-from vmckpt.hosts.scheduling import in_real_time
 from vmckpt.sequence.steps import all_of
 
 # A member that was told in time has so long to say what came of it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.place import Key, Place, opened
+from vmckpt.checkpoint.catalogue.place import Key, Place, opened
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -19,8 +19,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.group.services import END_S
-from vmckpt.hosts.inventory import find_host, local_host, state_dir
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.inventory.inventory import find_host, local_host, state_dir
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import ended
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Documents, Schema

@@ -12,7 +12,7 @@ from vmckpt.checkpoint.operate import Work, begun
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.events.types import unheard
 from vmckpt.group.head import Head
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import Handle
 from vmckpt.sequence.steps import all_of, finish
 

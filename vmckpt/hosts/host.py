@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vmckpt.hosts.grants import Grant
 from vmckpt.hosts.lock import Owner
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.uids import Uids, make_uids
 
 COMMAND_TIMEOUT_S = 30.0

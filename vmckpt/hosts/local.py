@@ -16,8 +16,6 @@ from pathlib import Path
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, RefusedError, StorageError
-from vmckpt.hosts import kernel, memory, process, promises
-from vmckpt.hosts.child import TooMuchSaidError, end_of
 from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
@@ -33,12 +31,14 @@ from vmckpt.hosts.host import (
     Room,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
-from vmckpt.hosts.other_user import leave_session
 from vmckpt.hosts.ownership import trusted_users
-from vmckpt.hosts.process import ProcessId
-from vmckpt.hosts.tcp_table import listening_ports
+from vmckpt.hosts.processes import kernel, memory, process, promises
+from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
+from vmckpt.hosts.processes.other_user import leave_session
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.hosts.sockets.tcp_table import listening_ports
+from vmckpt.hosts.sockets.unix_socket import connected, listens_as
 from vmckpt.hosts.uids import Uids
-from vmckpt.hosts.unix_socket import connected, listens_as
 from vmckpt.state.durable import (
     make_dir_durably,
     remove_durably,
@@ -302,7 +302,7 @@ class LocalHost(Entry):
 
     async def bind_taps(self, which: ProcessId) -> None:
         """The taps that the process holds go when it ends. Raises HostDownError."""
-        from vmckpt.hosts.taps import bind_to
+        from vmckpt.hosts.sockets.taps import bind_to
 
         try:
             bind_to(which.pid)
@@ -377,7 +377,7 @@ class LocalHost(Entry):
 
     async def socket_queues(self, which: ProcessId, port: int) -> Queues:
         """What waits in the process's TCP connections that have `port` at either end."""
-        from vmckpt.hosts.socket_queues import queues
+        from vmckpt.hosts.sockets.socket_queues import queues
 
         return queues(which.pid, port) if process.is_alive(which) else Queues(0, 0)
 

@@ -20,7 +20,7 @@ from vmckpt.events.lines import Lines
 from vmckpt.events.types import Emit, Note, heard_or_not
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.process import PROCESS, ProcessId
+from vmckpt.hosts.processes.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.jobs.files import JobFiles, jobs_dir
 from vmckpt.jobs.kind import ORDER, OUTCOME, Kind, Outcome

@@ -11,8 +11,8 @@ from typing import Any
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import CancelledByUserError, OperationFailedError, VmckptError
-from vmckpt.hosts.deadman import armed
-from vmckpt.hosts.process import PROCESS, identify
+from vmckpt.hosts.processes.deadman import armed
+from vmckpt.hosts.processes.process import PROCESS, identify
 from vmckpt.jobs.files import JobFiles, forget_old
 from vmckpt.jobs.kind import Job, Kind
 from vmckpt.state.documents import save_to

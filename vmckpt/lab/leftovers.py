@@ -7,7 +7,7 @@ from pathlib import Path
 from vmckpt.errors import UsageError
 from vmckpt.lab.state import HOST_PREFIX
 from vmckpt.vm.paths import QemuDir, vm_dir, vms_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 _USUAL_RAM_DIR = Path("/dev/shm")
 

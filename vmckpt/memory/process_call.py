@@ -5,7 +5,7 @@
 Process PID makes system call NUMBER, which returns a descriptor; this program takes that over,
 closes it there, and sends it by the socket: b"0 " and the descriptor, or b"ERRNO why". See
 `memory/borrowed.py`, which starts it. (`call_and_keep` is for a program that is as careful as
-this one, `checkpoint/pager.py`: the process keeps what it has made.)
+this one, `checkpoint/restore/pager.py`: the process keeps what it has made.)
 
 No code of PID is overwritten, which another of its threads could run into: its main thread is
 pointed at the `syscall` instruction of its vDSO, stepped over that, twice, and put back where it

@@ -55,8 +55,8 @@ def tracking(pid: int, ram_file: Path, how: str, ram_bytes: int | None = None) -
     """Track what process `pid` writes to its RAM file, for the block; every page counts as not
     written at its beginning.
 
-    `how` is the name of the best that the kernel allows (`hosts/kernel.py`); soft-dirty bits that
-    could get lost are not trusted: then all is compared. Raises OSError as `tracked`,
+    `how` is the name of the best that the kernel allows (`hosts/processes/kernel.py`); soft-dirty
+    bits that could get lost are not trusted: then all is compared. Raises OSError as `tracked`,
     `soft_dirty` and `compared` do.
     """
     if how == Protection.name:

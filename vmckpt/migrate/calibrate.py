@@ -19,8 +19,8 @@ from vmckpt.events.types import Emit, Event, PhaseBegan
 from vmckpt.forecast.learned import CALIBRATION, learned
 from vmckpt.forecast.model.link import Link
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import runs_dir
-from vmckpt.migrate.delegate import migrate_there
+from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.migrate.elsewhere.delegate import migrate_there
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.preflight.migration.checks import preflight
@@ -28,7 +28,7 @@ from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm, find_vm, homes
 from vmckpt.vm.lifecycle import remove_vm, run_vm, stop_vm
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 # Below it the firmware may have something of its own.
 FIRST_MIB = 16

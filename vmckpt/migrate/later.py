@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from importlib import import_module
 
-_TO_SEND = ("vmckpt.migrate.listen", "vmckpt.migrate.transfer")
+_TO_SEND = ("vmckpt.migrate.steps.listen", "vmckpt.migrate.steps.transfer")
 _TO_ARRIVE = (
     "concurrent.futures.thread",  # for files that take long to remove
     "shutil",
-    "vmckpt.hosts.hearing",
-    "vmckpt.migrate.arrival",
-    "vmckpt.migrate.handover",
-    "vmckpt.migrate.recover",
+    "vmckpt.hosts.sockets.hearing",
+    "vmckpt.migrate.steps.arrival",
+    "vmckpt.migrate.steps.handover",
+    "vmckpt.migrate.outcome.recover",
     "vmckpt.migrate.report",
 )
 

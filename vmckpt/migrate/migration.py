@@ -24,15 +24,15 @@ from vmckpt.errors import (
 from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
-from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
-from vmckpt.migrate.ends import End, Pair, discard, kill, with_last_words
-from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
-from vmckpt.migrate.ownership import Move
-from vmckpt.migrate.prepare import prepare_target, write_down
-from vmckpt.migrate.settings import leave_plain
+from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_words
+from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, Journal
+from vmckpt.migrate.outcome.ownership import Move
 from vmckpt.migrate.shared_link import SharedLink
+from vmckpt.migrate.steps.disk_files import CopiedDisk, create_files, hand_over_files
+from vmckpt.migrate.steps.disks import DiskMirrors
+from vmckpt.migrate.steps.encryption import Credentials, arm, disarm_if_possible
+from vmckpt.migrate.steps.prepare import prepare_target, write_down
+from vmckpt.migrate.steps.settings import leave_plain
 from vmckpt.options.migration import Method
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.preflight.migration.encryption import Scheme
@@ -44,10 +44,10 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, new_qemu_id
 
 if TYPE_CHECKING:
-    from vmckpt.hosts.heartbeats import Silence
+    from vmckpt.hosts.sockets.heartbeats import Silence
     from vmckpt.migrate.report import Report
-    from vmckpt.migrate.switchover import Switchover
-    from vmckpt.migrate.transfer import Transfer
+    from vmckpt.migrate.steps.switchover import Switchover
+    from vmckpt.migrate.steps.transfer import Transfer
 
 
 class Migration:
@@ -169,7 +169,7 @@ class Migration:
         return await self._report()
 
     async def _meaning_or_unknown(self, exc: VmckptError) -> VmckptError:
-        from vmckpt.migrate.recover import unknown
+        from vmckpt.migrate.outcome.recover import unknown
 
         try:
             return await self._meaning(exc)
@@ -178,7 +178,7 @@ class Migration:
 
     async def _meaning(self, exc: VmckptError) -> VmckptError:
         """The error as what it means for the guest, which may have lost an end by it."""
-        from vmckpt.migrate.recover import lost
+        from vmckpt.migrate.outcome.recover import lost
 
         if isinstance(exc, VmLostError):
             return exc
@@ -248,7 +248,7 @@ class Migration:
 
     async def undo_prepare(self) -> None:
         """Nothing of the migration stays, on either host that answers."""
-        from vmckpt.migrate.left import forget, undo_or_leave
+        from vmckpt.migrate.outcome.left import forget, undo_or_leave
 
         await leave_plain(self._pair.source, partial(self._note, "settings"))
         # What an earlier undo has left is for the next command on the VM, which needs the journal.
@@ -280,8 +280,8 @@ class Migration:
 
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
-        from vmckpt.migrate.listen import listen, uri
-        from vmckpt.migrate.transfer import Ending, Transfer
+        from vmckpt.migrate.steps.listen import listen, uri
+        from vmckpt.migrate.steps.transfer import Ending, Transfer
 
         source = await self._pair.source.monitor()
         self._transfer_began_s = time.monotonic()
@@ -321,7 +321,7 @@ class Migration:
             raise
 
     def _switchover(self, source: Monitor, port: int) -> "Switchover | None":
-        from vmckpt.migrate.switchover import Socketed, switchover
+        from vmckpt.migrate.steps.switchover import Socketed, switchover
 
         here = Socketed(self._vm.host, self._vm.qemu.process)
         there = Socketed(self._target_host, self._arrived.process)
@@ -338,9 +338,9 @@ class Migration:
 
         Raises VmLostError, OutcomeUnknownError.
         """
-        from vmckpt.migrate.left import forget, keep_at
-        from vmckpt.migrate.recover import bury, lost, unknown
-        from vmckpt.migrate.settle import settle
+        from vmckpt.migrate.outcome.left import forget, keep_at
+        from vmckpt.migrate.outcome.recover import bury, lost, unknown
+        from vmckpt.migrate.outcome.settle import settle
 
         keep = partial(keep_at, self._journal, self._vm.host)
         move = await settle(self._pair, partial(self._note, "rescue"), keep)
@@ -357,7 +357,7 @@ class Migration:
 
     async def switchover(self) -> None:
         """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
-        from vmckpt.migrate.arrival import resume
+        from vmckpt.migrate.steps.arrival import resume
 
         if self._pair.was_running:
             try:
@@ -373,7 +373,7 @@ class Migration:
 
         Meanwhile the guest has woken up.
         """
-        from vmckpt.migrate.arrival import let_wake
+        from vmckpt.migrate.steps.arrival import let_wake
 
         if self._pair.was_running:
             await both(self._drain(), let_wake())
@@ -382,7 +382,7 @@ class Migration:
         await self._link.leave()
 
     async def _drain(self) -> None:
-        from vmckpt.migrate.drain import drain
+        from vmckpt.migrate.steps.drain import drain
 
         if self._transfer and self._in_postcopy:
             if not await drain(self._pair, self._transfer, self._note):
@@ -409,8 +409,8 @@ class Migration:
 
         From here on it is listened for from outside.
         """
-        from vmckpt.hosts.hearing import heard
-        from vmckpt.migrate.arrival import announce, prove_alive
+        from vmckpt.hosts.sockets.hearing import heard
+        from vmckpt.migrate.steps.arrival import announce, prove_alive
 
         guest = self._vm.spec.heartbeat_id if self._pair.was_running else None
         began_s, ended_s = self._transfer_began_s, self._transfer_ended_s
@@ -436,7 +436,7 @@ class Migration:
 
     async def handover(self) -> None:
         """The target is the VM's home."""
-        from vmckpt.migrate.handover import settle_on_target
+        from vmckpt.migrate.steps.handover import settle_on_target
 
         await settle_on_target(self._pair.target, self._arrived, self._vm.host)
 
@@ -448,7 +448,7 @@ class Migration:
         await both(self._release_source(), self._tidy_target())
 
     async def _tidy_target(self) -> None:
-        from vmckpt.migrate.arrival import set_clock
+        from vmckpt.migrate.steps.arrival import set_clock
 
         target = self._pair.target
         if self._credentials:
@@ -458,7 +458,7 @@ class Migration:
             await set_clock(target, self._note)
 
     async def _release_source(self) -> None:
-        from vmckpt.migrate.handover import release
+        from vmckpt.migrate.steps.handover import release
 
         await hand_over_files(
             self._vm.host,

@@ -16,7 +16,7 @@ from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import end_qemu, new_qemu_id, start_qemu
 
 MEMORY_BYTES = 64 * MIB

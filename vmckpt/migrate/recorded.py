@@ -12,9 +12,9 @@ from vmckpt.codec import builtins
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
-from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import runs_dir
+from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.processes.deadman import armed
 from vmckpt.jobs.files import new_run
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import WARN, Finding

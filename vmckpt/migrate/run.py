@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import BusyError
 from vmckpt.events.types import Emit
-from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.migrate.locks import locked
-from vmckpt.migrate.machines import ends
 from vmckpt.migrate.migration import Migration
+from vmckpt.migrate.outcome.machines import ends
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.options.migration import Method, Options
@@ -20,7 +20,7 @@ from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again, tidy
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import sweep
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from vmckpt.errors import UsageError
 from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import parse_duration_s
-from vmckpt.vm.toml_table import Source, Table
+from vmckpt.vm.spec.toml_table import Source, Table
 
 MOST_THROTTLE_PERCENT = 99
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Iterator
 
-from vmckpt.hosts.kernel import PageTracking
+from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.qemu import commands

@@ -13,7 +13,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 
 
 class NewFile(NamedTuple):

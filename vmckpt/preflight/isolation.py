@@ -7,8 +7,8 @@ from pathlib import Path
 from vmckpt.hosts.host import Host
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.vm.adopted.settings import parse_settings
-from vmckpt.vm.cards import cards_of
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.passthrough.cards import cards_of
+from vmckpt.vm.spec.spec import Spec
 
 # Devices that reach past QEMU to the host's kernel or devices, or to a program beside it.
 _OUTWARD = ("vhost-", "ivshmem-", "vfio-", "usb-host", "pvrdma")

@@ -9,9 +9,9 @@ from vmckpt.hosts.host import Host
 from vmckpt.preflight.blockers import VFIO_REMEDY
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.units import format_size
-from vmckpt.vm.cards import Card, cards_of_vm, choose, read_given, taken_on
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.passthrough import MDEV, Passthrough, Strategy
+from vmckpt.vm.passthrough.cards import Card, cards_of_vm, choose, read_given, taken_on
+from vmckpt.vm.passthrough.passthrough import MDEV, Passthrough, Strategy
 
 HOW = {
     Strategy.HOOK_DETACH: "its hook saves what it holds, then it is unplugged",

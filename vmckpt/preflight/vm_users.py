@@ -6,9 +6,9 @@ from pathlib import Path
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, taken
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
-from vmckpt.vm.reach import REACH, closed
-from vmckpt.vm.spec import Spec
-from vmckpt.vm.users import VmUser, unfit
+from vmckpt.vm.spec.spec import Spec
+from vmckpt.vm.users.reach import REACH, closed
+from vmckpt.vm.users.users import VmUser, unfit
 
 ACCOUNTS = (Path("/etc/passwd"), Path("/etc/group"))
 SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))

@@ -18,7 +18,7 @@ from typing import Any
 from vmckpt.foreign import Shape, parse, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Entry, Host
-from vmckpt.hosts.process import APPENDED
+from vmckpt.hosts.processes.process import APPENDED
 from vmckpt.replicate.paths import UNHEARD
 from vmckpt.vm.paths import file_name
 

@@ -7,7 +7,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host, Promise
 from vmckpt.preflight.replication.memory import figures, remedy
 from vmckpt.vm.paths import IN_MEMORY, QemuDir
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 
 
 @asynccontextmanager

@@ -24,8 +24,8 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.process import kill
+from vmckpt.hosts.processes.deadman import attended
+from vmckpt.hosts.processes.process import kill
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
@@ -36,9 +36,10 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
-from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
-from vmckpt.replicate.leftovers import end_stale, end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
+from vmckpt.replicate.operator.leftovers import end_stale, end_waiting, remove_stale_home
+from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.request import (
     ENDED,
     REQUEST,
@@ -47,7 +48,6 @@ from vmckpt.replicate.request import (
     has_left,
     read_request,
 )
-from vmckpt.replicate.sides import last_word
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
-from vmckpt.store.checkpoint_file import AreaMap, Maps
 from vmckpt.store.damage.elsewhere import lost_chunks
 from vmckpt.store.errors import DamagedError, damaged
-from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
+from vmckpt.store.files.checkpoint_file import AreaMap, Maps
+from vmckpt.store.files.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
+from vmckpt.store.files.pack import Numbers, Pack
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Numbers, Pack
 
 # Frames kept for whoever asks for their other chunks.
 _KEPT_FRAMES = 64

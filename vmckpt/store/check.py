@@ -12,15 +12,15 @@ from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.layout import BUNDLES, is_bundle
-from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, AreaMap, Maps
 from vmckpt.store.damage.records import DAMAGED, damage, named
 from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, UnreadableError, damaged
+from vmckpt.store.files.checkpoint_file import CHECKPOINTS, MAPS, AreaMap, Maps
+from vmckpt.store.files.maps import packs_of, slots_of
+from vmckpt.store.files.pack import PACKS, Hashes, Numbers, Pack, every, pack_name, parsed_name
+from vmckpt.store.files.pins import damaged_pins
 from vmckpt.store.index import Index
 from vmckpt.store.keyring import restore_copies
-from vmckpt.store.maps import packs_of, slots_of
-from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name, parsed_name
-from vmckpt.store.pins import damaged_pins
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
 
 _FOLDERS = (BUNDLES, CHECKPOINTS, MAPS, PACKS, DAMAGED)

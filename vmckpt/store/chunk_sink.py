@@ -5,10 +5,10 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.store.files.maps import Refs, make_refs
+from vmckpt.store.files.pack import FRAME_BYTES, MOST_BYTES, PackWriter
 from vmckpt.store.index import Index
-from vmckpt.store.maps import Refs, make_refs
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import FRAME_BYTES, MOST_BYTES, PackWriter
 from vmckpt.store.sealing.seal import HASH_BYTES
 
 

@@ -29,7 +29,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vmckpt.errors import StorageError
-from vmckpt.store import doomed
 from vmckpt.store.area import FrameCache
 from vmckpt.store.backends.backend import Backend, Held, MissingError
 from vmckpt.store.backends.cached import uncached
@@ -44,12 +43,11 @@ from vmckpt.store.bundles.merging import (
     merge,
     plan_merges,
 )
-from vmckpt.store.checkpoint_file import MAPS
 from vmckpt.store.damage.records import RECORD_COPIES, named
 from vmckpt.store.errors import DamagedError, UnreadableError
-from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
-from vmckpt.store.opened import Opened
-from vmckpt.store.pack import (
+from vmckpt.store.files import doomed
+from vmckpt.store.files.checkpoint_file import MAPS
+from vmckpt.store.files.pack import (
     FRAME_BYTES,
     PACKS,
     Numbers,
@@ -58,6 +56,8 @@ from vmckpt.store.pack import (
     pack_name,
     parsed_name,
 )
+from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
+from vmckpt.store.opened import Opened
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
 
 # A pack is rewritten when more than this part of it is of no use.

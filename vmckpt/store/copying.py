@@ -6,11 +6,11 @@ from contextlib import ExitStack, suppress
 from vmckpt.errors import BusyError, NotFoundError, VmckptError
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
-from vmckpt.store.manifest import Manifest, is_same
-from vmckpt.store.order import in_order
-from vmckpt.store.pack import Numbers
-from vmckpt.store.pins import copied as copied_pin
-from vmckpt.store.pins import pins
+from vmckpt.store.files.manifest import Manifest, is_same
+from vmckpt.store.files.order import in_order
+from vmckpt.store.files.pack import Numbers
+from vmckpt.store.files.pins import copied as copied_pin
+from vmckpt.store.files.pins import pins
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction
 

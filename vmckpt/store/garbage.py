@@ -10,12 +10,12 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.merging import Copies, superseded
-from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
 from vmckpt.store.errors import DamagedError, UnreadableError
-from vmckpt.store.maps import packs_of, slots_of
+from vmckpt.store.files.checkpoint_file import CHECKPOINTS, MAPS, Maps
+from vmckpt.store.files.maps import packs_of, slots_of
+from vmckpt.store.files.pack import Numbers, Table, believed, pack_name, parsed_name
+from vmckpt.store.files.pins import orphans
 from vmckpt.store.opened import REQUESTS
-from vmckpt.store.pack import Numbers, Table, believed, pack_name, parsed_name
-from vmckpt.store.pins import orphans
 from vmckpt.store.store import Store, is_id
 
 

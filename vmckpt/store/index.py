@@ -6,7 +6,7 @@ import numpy as np
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.pack import Hashes, Numbers, Pack
+from vmckpt.store.files.pack import Hashes, Numbers, Pack
 
 
 class Index:

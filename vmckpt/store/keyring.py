@@ -14,8 +14,9 @@ from typing import NamedTuple
 from vmckpt.errors import NotFoundError, RefusedError, UsageError, VmckptError
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.bundles.layout import BUNDLES
-from vmckpt.store.checkpoint_file import CHECKPOINTS
-from vmckpt.store.config import (
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.files.checkpoint_file import CHECKPOINTS
+from vmckpt.store.files.config import (
     CONFIG,
     MERGED,
     NAMES,
@@ -26,9 +27,8 @@ from vmckpt.store.config import (
     replace_config,
     write_copy,
 )
-from vmckpt.store.errors import DamagedError
-from vmckpt.store.header import HEADER_BYTES, MAGIC
-from vmckpt.store.pack import PACKS
+from vmckpt.store.files.header import HEADER_BYTES, MAGIC
+from vmckpt.store.files.pack import PACKS
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.store.sealing.wrapping import (
     MOST_KEYS,

@@ -20,19 +20,19 @@ from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.ssh import SSH_SCHEME, SshBackend
 from vmckpt.store.bundles.bundled import BundledBackend
 from vmckpt.store.bundles.layout import BundleFiles
-from vmckpt.store.checkpoint_file import Files
-from vmckpt.store.config import (
+from vmckpt.store.damage.elsewhere import Elsewhere
+from vmckpt.store.damage.records import DamageRecords
+from vmckpt.store.files.checkpoint_file import Files
+from vmckpt.store.files.config import (
     SECRET_BYTES,
     Config,
     new_config,
     read_config,
     write_config,
 )
-from vmckpt.store.damage.elsewhere import Elsewhere
-from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.header import Header, Kind
+from vmckpt.store.files.header import Header, Kind
+from vmckpt.store.files.pack import Packs
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Packs
 from vmckpt.store.sealing.keys import KeySource, from_environment
 from vmckpt.store.sealing.seal import Sealer
 from vmckpt.store.sealing.wrapping import clear, renamed, unwrap, wrap

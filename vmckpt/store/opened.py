@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vmckpt.store.bundles.bundled import BundledBackend
-from vmckpt.store.checkpoint_file import Files
 from vmckpt.store.damage.elsewhere import Elsewhere
 from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.pack import Packs
+from vmckpt.store.files.checkpoint_file import Files
+from vmckpt.store.files.pack import Packs
 from vmckpt.store.sealing.seal import Sealer
 
 T = TypeVar("T")

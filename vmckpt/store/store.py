@@ -9,21 +9,21 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from vmckpt.errors import BusyError, NotFoundError, StorageError, UsageError
-from vmckpt.store import doomed
 from vmckpt.store.area import Area, FrameCache
 from vmckpt.store.backends.backend import Held, MissingError
-from vmckpt.store.checkpoint_file import CHECKPOINTS, Maps, require_agreement
-from vmckpt.store.config import Config
-from vmckpt.store.doomed import remove_checkpoints
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
+from vmckpt.store.files import doomed
+from vmckpt.store.files.checkpoint_file import CHECKPOINTS, Maps, require_agreement
+from vmckpt.store.files.config import Config
+from vmckpt.store.files.doomed import remove_checkpoints
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.files.maps import Refs, packs_of, resized, slots_of
+from vmckpt.store.files.naming import Called, Settled, meant, settle
+from vmckpt.store.files.order import in_order, of_vm, owners
+from vmckpt.store.files.pack import Hashes, Numbers, Pack
+from vmckpt.store.files.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.index import Index
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.maps import Refs, packs_of, resized, slots_of
-from vmckpt.store.naming import Called, Settled, meant, settle
 from vmckpt.store.opened import Opened
-from vmckpt.store.order import in_order, of_vm, owners
-from vmckpt.store.pack import Hashes, Numbers, Pack
-from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.transaction import Origin, Transaction, damaged_chunks, new_origin
 
 # For what others do in a moment: gc at its end, a writer that is about to be done.

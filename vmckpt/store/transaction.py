@@ -20,9 +20,12 @@ from vmckpt.errors import (
     UsageError,
     VmckptError,
 )
-from vmckpt.store import doomed
 from vmckpt.store.backends.backend import Buffer
-from vmckpt.store.checkpoint_file import (
+from vmckpt.store.chunk_sink import ChunkSink
+from vmckpt.store.damage.records import DamageRecords
+from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.files import doomed
+from vmckpt.store.files.checkpoint_file import (
     CHECKPOINTS,
     MAPS,
     AreaMap,
@@ -30,16 +33,13 @@ from vmckpt.store.checkpoint_file import (
     base_refs,
     encode_maps,
 )
-from vmckpt.store.chunk_sink import ChunkSink
-from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.files.manifest import AreaFacts, Manifest
+from vmckpt.store.files.maps import make_refs, packs_of, slots_of
+from vmckpt.store.files.naming import Settled
+from vmckpt.store.files.pack import Numbers, pack_name
+from vmckpt.store.files.pins import PINS, Pin, write_pin
 from vmckpt.store.index import Index
-from vmckpt.store.manifest import AreaFacts, Manifest
-from vmckpt.store.maps import make_refs, packs_of, slots_of
-from vmckpt.store.naming import Settled
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Numbers, pack_name
-from vmckpt.store.pins import PINS, Pin, write_pin
 
 # Looked at in one go: it stays in the processor's cache.
 _BATCH_BYTES = 1 << 20

@@ -10,9 +10,9 @@ from typing import Any
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import fill
 from vmckpt.vm.adopted.isolation import isolated, unconnected
-from vmckpt.vm.passthrough import port_arguments
+from vmckpt.vm.passthrough.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.spec import Disk, Nic, Spec
+from vmckpt.vm.spec.spec import Disk, Nic, Spec
 
 FIRST_SLOT = 3
 # System calls that no QEMU of vmckpt's needs, and one that a guest has taken over would: to become

@@ -11,7 +11,7 @@ from contextlib import suppress
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import last_words
 
 _STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"

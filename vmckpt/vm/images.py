@@ -16,10 +16,10 @@ from typing import NamedTuple
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError, VmckptError
 from vmckpt.foreign import Fields
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
 from vmckpt.vm.paths import vm_dir, vms_dir
-from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 
 FOLDER = "images"
 # struct QCowHeader: magic, version, backing_file_offset, backing_file_size.

@@ -15,14 +15,14 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.every import Answers, Unread, ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import both
 from vmckpt.state.documents import EMPTY, damaged, is_empty
 from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
-from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
 
 LOOK_TIMEOUT_S = 2.0

@@ -12,10 +12,10 @@ from vmckpt.errors import (
     RefusedError,
     UsageError,
 )
-from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
+from vmckpt.hosts.inventory.drained import require_open
+from vmckpt.hosts.inventory.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
@@ -23,12 +23,12 @@ from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, homes, read_vm
+from vmckpt.vm.passthrough.plug import plug
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
-from vmckpt.vm.plug import plug
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
-from vmckpt.vm.spec import Spec, anchored, parse_spec
-from vmckpt.vm.spec_text import written
+from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
+from vmckpt.vm.spec.spec_text import written
 from vmckpt.vm.start import (
     Qemu,
     end_qemu,

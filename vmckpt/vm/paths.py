@@ -70,7 +70,7 @@ class VmDir(NamedTuple):
     @property
     def claim(self) -> Path:
         """There while a standby may have the right to run the guest (JSON): which term of it ran
-        here, and which arbiter knows who may run it now; see `replicate/claim.py`.
+        here, and which arbiter knows who may run it now; see `replicate/primary/claim.py`.
         """
         return self.path / "claim.json"
 
@@ -156,7 +156,7 @@ class QemuDir(NamedTuple):
 
     @property
     def user(self) -> Path:
-        """Whose the QEMU is (JSON): only of one with a user of its own; see vm/users.py."""
+        """Whose the QEMU is (JSON): only of one with a user of its own; see vm/users/users.py."""
         return self.path / "user.json"
 
     @property
@@ -171,7 +171,7 @@ class QemuDir(NamedTuple):
 
     @property
     def given(self) -> Path:
-        """Which functions of the host's its devices have (JSON); see vm/cards.py."""
+        """Which functions of the host's its devices have (JSON); see vm/passthrough/cards.py."""
         return self.path / "devices.json"
 
     @property
@@ -214,7 +214,7 @@ class QemuDir(NamedTuple):
 
     @property
     def promised(self) -> Path:
-        """How much memory it was promised; see hosts/promises.py."""
+        """How much memory it was promised; see hosts/processes/promises.py."""
         return self.memory(IN_MEMORY) / "promised"
 
     def _socket(self, name: str) -> Path:

@@ -11,17 +11,17 @@ from typing import NamedTuple, Self
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import Host, Promise, Room
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
-from vmckpt.vm.reach import require_reachable
-from vmckpt.vm.spec import Spec
-from vmckpt.vm.user_processes import all_of_user, end_all_of
-from vmckpt.vm.users import VmUser, set_up, take_back
+from vmckpt.vm.spec.spec import Spec
+from vmckpt.vm.users.reach import require_reachable
+from vmckpt.vm.users.user_processes import all_of_user, end_all_of
+from vmckpt.vm.users.users import VmUser, set_up, take_back
 
 # On a machine that is busy with other guests a QEMU takes its time; it is tried twice.
 START_TIMEOUT_S = 30.0

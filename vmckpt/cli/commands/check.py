@@ -24,7 +24,7 @@ def check(
     """
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import examined
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.options.migration import Options
 
     found, targets = run(find(vm)), [find_host(host) for host in dict.fromkeys(hosts)]

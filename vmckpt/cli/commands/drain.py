@@ -31,7 +31,7 @@ def drain(
     the same command goes on.
     """
     from vmckpt.fleet.drain.drain import drain as drain_
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
 
     asked = replace(
         common.asked(options),

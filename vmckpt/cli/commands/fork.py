@@ -24,7 +24,7 @@ from vmckpt.cli.options.which_checkpoint import (
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue import Entry
+    from vmckpt.checkpoint.catalogue.catalogue import Entry
     from vmckpt.store.sealing.keys import KeySource
 
 
@@ -42,9 +42,9 @@ def fork(
     json: Json = False,
 ) -> None:
     """Make running VMs of one instant, which share memory and disks until they write."""
-    from vmckpt.checkpoint.fork import Wish
     from vmckpt.checkpoint.operate import fork_on
-    from vmckpt.hosts.inventory import check_name
+    from vmckpt.checkpoint.restore.fork import Wish
+    from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)

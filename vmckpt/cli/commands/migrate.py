@@ -93,7 +93,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
     from vmckpt.cli.found import find
     from vmckpt.drivers.find import recover
     from vmckpt.errors import UsageError
-    from vmckpt.migrate.insist import insist
+    from vmckpt.migrate.outcome.insist import insist
 
     if host:
         raise UsageError(

@@ -12,7 +12,7 @@ from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
 
@@ -39,7 +39,7 @@ def move(
 def target_of(name: str | None) -> "Host":
     """The host that is named. Raises UsageError, NotFoundError."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
 
     if name is None:
         raise UsageError(

@@ -34,7 +34,7 @@ def plan(
     Exit code 4 when no way keeps what is asked for: then it names the least change that would.
     """
     from vmckpt.cli.found import find
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
 
     began_s = time.monotonic()
     wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)

@@ -17,7 +17,7 @@ def replay(
     from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
     from vmckpt.forecast.model.pilot import replay as play
-    from vmckpt.hosts.inventory import check_name, runs_dir
+    from vmckpt.hosts.inventory.inventory import check_name, runs_dir
     from vmckpt.options.policy_file import read_policy
     from vmckpt.ui.tables import table
 

@@ -19,7 +19,7 @@ def report(
 ) -> None:
     """Say how one migration went, against its forecast if it had one; or draw it."""
     from vmckpt.events.record import RunRecord
-    from vmckpt.hosts.inventory import check_name, runs_dir
+    from vmckpt.hosts.inventory.inventory import check_name, runs_dir
     from vmckpt.ui.charts import require_plotting
     from vmckpt.ui.tables import fields
 

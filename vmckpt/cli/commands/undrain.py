@@ -20,7 +20,7 @@ def undrain(
     Exit codes and interruptions are as with `drain`.
     """
     from vmckpt.fleet.drain.drain import undrain as undrain_
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
 
     asked, there = common.asked(options), find_host(host)
     carried_out(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Modules with kinds of job, imported on demand: importing dominates a job's start-up time.
 MODULES = {
-    "migrate": "vmckpt.migrate.job",
+    "migrate": "vmckpt.migrate.elsewhere.job",
     "checkpoint": "vmckpt.checkpoint.jobs",
     "restore": "vmckpt.checkpoint.jobs",
     "restore-disks": "vmckpt.checkpoint.jobs",
@@ -39,8 +39,8 @@ def kind_of(name: str) -> "Kind[Any, Any]":
 
 def job(name: str, directory: Path, recover: bool = False) -> None:
     """Run or recover the job in a directory; started by vmckpt itself."""
-    from vmckpt.hosts.inventory import local_host
-    from vmckpt.hosts.scheduling import take_turns
+    from vmckpt.hosts.inventory.inventory import local_host
+    from vmckpt.hosts.processes.scheduling import take_turns
     from vmckpt.jobs import serve
 
     kind = kind_of(name)

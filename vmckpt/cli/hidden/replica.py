@@ -34,18 +34,18 @@ def replica(
     ] = False,
 ) -> None:
     """Replicate as was written down there; people have no use for it."""
-    from vmckpt.hosts.inventory import local_host
+    from vmckpt.hosts.inventory.inventory import local_host
 
     if role is Role.standby:
-        from vmckpt.replicate.standby import serve_standby
+        from vmckpt.replicate.standby.standby import serve_standby
 
         run(serve_standby(directory))
     elif role is Role.primary:
-        from vmckpt.replicate.primary import serve_primary
+        from vmckpt.replicate.primary.primary import serve_primary
 
         run(serve_primary(directory, run(local_host().own_command())))
     elif role in (Role.discard, Role.undo, Role.keep):
-        from vmckpt.replicate.leftover_copies import Fate, settle_here
+        from vmckpt.replicate.operator.leftover_copies import Fate, settle_here
 
         settle_here(directory, Fate(role.value))
     elif role is Role.fold:
@@ -59,7 +59,7 @@ def replica(
     elif role is Role.examine:
         from json import dumps
 
-        from vmckpt.replicate.claim import examine
+        from vmckpt.replicate.primary.claim import examine
 
         answer = run(examine(directory))
         print(dumps(answer._asdict() | {"right": answer.right.name}))

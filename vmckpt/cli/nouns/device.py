@@ -11,8 +11,8 @@ from vmckpt.devices.bundle import Vendor
 
 if TYPE_CHECKING:
     from vmckpt.devices.look import DeviceRow
-    from vmckpt.vm.cards import Card
     from vmckpt.vm.inventory import Vm
+    from vmckpt.vm.passthrough.cards import Card
 
 app = typer.Typer(
     help="Devices passed through to guests: which, how they move, and their hooks.",
@@ -47,9 +47,9 @@ def cards(
     json: Json = False,
 ) -> None:
     """Show the PCI devices of a host, and which could be given to a guest now."""
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.ui.tables import table
-    from vmckpt.vm.cards import states
+    from vmckpt.vm.passthrough.cards import states
 
     found: list[tuple[Card, str]] = run(states(find_host(host)))
     found = [(card, why) for card, why in found if match in (None, card.name)]

@@ -35,7 +35,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Make a lab: hosts lab-a, lab-b, ... with a network between their guests and this machine."""
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import up as lab_up
     from vmckpt.lab.real.build import Look, check_look, usual_packages
     from vmckpt.lab.state import ssh_config
@@ -68,7 +68,7 @@ def up(
 @app.command()
 def status(json: Json = False) -> None:
     """Show the lab."""
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.state import read, ssh_config
     from vmckpt.ui.tables import table
 
@@ -96,8 +96,8 @@ def down(yes: Yes = False, json: Json = False) -> None:
     """Remove the lab and everything in it, VMs and their disks included."""
     from dataclasses import asdict
 
-    from vmckpt.checkpoint.known_stores import forget_of_host
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.checkpoint.catalogue.known_stores import forget_of_host
+    from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import down as lab_down
     from vmckpt.lab.state import lab_directory
 
@@ -132,7 +132,7 @@ def demo(
 
 async def _require_qemus(paths: list[Path]) -> None:
     """Before anything is made. Raises UsageError."""
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.hosts.local import LocalHost
     from vmckpt.vm.probe import require_qemu
 
@@ -157,6 +157,6 @@ def _installed_qemu() -> Path:
 
 def _inventory() -> set[str]:
     """The names of all hosts but this machine."""
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.inventory.inventory import state_dir
 
     return {path.stem for path in (state_dir() / "hosts").glob("*.json")}

@@ -51,7 +51,7 @@ async def _serve(address: str, port: int) -> None:
     import asyncio
 
     from vmckpt.errors import RefusedError
-    from vmckpt.hosts.uri import in_uri
+    from vmckpt.hosts.sockets.uri import in_uri
     from vmckpt.metrics.serve import serving
 
     try:
@@ -90,7 +90,7 @@ async def collect() -> "list[Metric]":
     """All metrics of now. Hosts that do not answer are `vmckpt_host_up 0`, and tell no more."""
     from vmckpt.events.record import load_all
     from vmckpt.fleet.schedule.status import all_now
-    from vmckpt.hosts.inventory import runs_dir
+    from vmckpt.hosts.inventory.inventory import runs_dir
     from vmckpt.metrics.migrations import migrations
     from vmckpt.metrics.schedules import schedules
 

@@ -30,7 +30,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Make a certificate authority; its key never leaves this machine."""
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.hosts.pki.authority import make_authority
 
     authority = make_authority(state_dir(), days=days)
@@ -48,7 +48,7 @@ def issue(
     json: Json = False,
 ) -> None:
     """Give hosts new certificates, in place of any they have."""
-    from vmckpt.hosts.inventory import find_host, state_dir
+    from vmckpt.hosts.inventory.inventory import find_host, state_dir
     from vmckpt.hosts.pki.authority import issue as issue_to
 
     issued, lines = [], []
@@ -68,7 +68,7 @@ def show_(
     json: Json = False,
 ) -> None:
     """List the authority and hosts' certificates: whom they name and how long they hold."""
-    from vmckpt.hosts.inventory import all_hosts, find_host, state_dir
+    from vmckpt.hosts.inventory.inventory import all_hosts, find_host, state_dir
     from vmckpt.hosts.pki.authority import read_authority
     from vmckpt.ui.tables import table
 

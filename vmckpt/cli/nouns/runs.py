@@ -10,7 +10,7 @@ from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
     from vmckpt.events.record import RunRecord
-    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import Report
 
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
@@ -20,7 +20,7 @@ app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich
 def list_(json: Json = False) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
-    from vmckpt.hosts.inventory import runs_dir
+    from vmckpt.hosts.inventory.inventory import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.vm.inventory import running_operations
 
@@ -46,7 +46,7 @@ def show_(
 ) -> None:
     """Show one run: request, phases, notes, result."""
     from vmckpt.events.record import RunRecord
-    from vmckpt.hosts.inventory import check_name, runs_dir
+    from vmckpt.hosts.inventory.inventory import check_name, runs_dir
     from vmckpt.ui.tables import fields
     from vmckpt.vm.inventory import running_operations
 
@@ -74,9 +74,9 @@ def attach(
 
 
 async def _attach(run: str) -> "Report | Recovery":
-    from vmckpt.hosts.inventory import check_name
-    from vmckpt.migrate.retell import is_done_here, retell
-    from vmckpt.migrate.watch import find_job, watch
+    from vmckpt.hosts.inventory.inventory import check_name
+    from vmckpt.migrate.elsewhere.retell import is_done_here, retell
+    from vmckpt.migrate.elsewhere.watch import find_job, watch
     from vmckpt.ui.progress import display
 
     if is_done_here(check_name(run, "run")):
@@ -89,7 +89,7 @@ async def _attach(run: str) -> "Report | Recovery":
 
 def _unfinished(record: "RunRecord", busy: set[str]) -> str:
     """What has become of a run without a result, as far as this machine knows."""
-    from vmckpt.migrate.watch import JOB_ON
+    from vmckpt.migrate.elsewhere.watch import JOB_ON
 
     if record.run in busy:
         return "running"
@@ -102,7 +102,7 @@ def score(json: Json = False) -> None:
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
     from vmckpt.forecast import score as scores
-    from vmckpt.hosts.inventory import runs_dir
+    from vmckpt.hosts.inventory.inventory import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration
 

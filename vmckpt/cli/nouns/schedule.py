@@ -17,7 +17,7 @@ from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.retention import Rule
+    from vmckpt.checkpoint.catalogue.retention import Rule
     from vmckpt.fleet.schedule.record import Record
     from vmckpt.fleet.schedule.run import Event, Result, Tools
 
@@ -53,7 +53,7 @@ def add(
     from vmckpt.fleet.schedule.record import add as add_
     from vmckpt.fleet.schedule.record import new_record
     from vmckpt.fleet.schedule.run import clock
-    from vmckpt.hosts.inventory import check_name
+    from vmckpt.hosts.inventory.inventory import check_name
 
     request = asked(vm, times, retention, taking, stored)
     record = new_record(check_name(name or vm, "schedule"), request, clock())
@@ -130,7 +130,7 @@ def show_(name: Name, json: Json = False) -> None:
 def rm(name: Name, json: Json = False) -> None:
     """Remove a schedule; its checkpoints stay."""
     from vmckpt.fleet.schedule.record import forget, load, lock_path
-    from vmckpt.hosts.inventory import local_host
+    from vmckpt.hosts.inventory.inventory import local_host
     from vmckpt.vm.lifecycle import owner
 
     async def remove() -> None:

@@ -29,7 +29,7 @@ def run_(
 ) -> None:
     """Create a VM from a spec and start it."""
     from vmckpt.drivers.direct import started
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.lifecycle import read_spec, run_vm
 
     vm = run(run_vm(read_spec(spec), find_host(host)))
@@ -51,7 +51,7 @@ def adopt(
     json: Json = False,
 ) -> None:
     """Make a QEMU that somebody else started a VM; nothing about its process changes."""
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.adopted.adopt import adopt as adopt_
 
     paths = [path.absolute() for path in qmp]

@@ -21,8 +21,8 @@ def plugged(network: str | None, *, default: bool) -> bool:
 
 def given_name(name: str | None, of: str) -> str:
     """A checkpoint's, or a group's, name. Raises UsageError."""
-    from vmckpt.hosts.inventory import check_name
-    from vmckpt.store.naming import dated
+    from vmckpt.hosts.inventory.inventory import check_name
+    from vmckpt.store.files.naming import dated
 
     return check_name(name, "checkpoint") if name is not None else dated(of)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.retention import Rule
+    from vmckpt.checkpoint.catalogue.retention import Rule
 
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only this VM's.")]
@@ -86,7 +86,7 @@ class Retention(NamedTuple):
 
     def rule(self) -> "Rule":
         """As a rule: one that is empty if nothing is said. Raises UsageError."""
-        from vmckpt.checkpoint.retention import Rule
+        from vmckpt.checkpoint.catalogue.retention import Rule
         from vmckpt.units import parse_duration_s, parse_size_bytes
 
         return Rule(

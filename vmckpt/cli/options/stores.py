@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.place import Place as Location
+    from vmckpt.checkpoint.catalogue.place import Place as Location
     from vmckpt.store.sealing.keys import KeySource
 
 Place = Annotated[
@@ -44,8 +44,8 @@ Points = Annotated[
 
 def location_of(text: str | None) -> "Location":
     """The store that was named, else this host's own. Raises UsageError, NotFoundError."""
-    from vmckpt.checkpoint.place import own, parse_place
-    from vmckpt.hosts.inventory import local_host
+    from vmckpt.checkpoint.catalogue.place import own, parse_place
+    from vmckpt.hosts.inventory.inventory import local_host
 
     return own(local_host()) if text is None else parse_place(text)
 

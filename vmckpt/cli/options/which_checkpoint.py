@@ -7,7 +7,7 @@ import typer
 from vmckpt.cli.output import run, warn
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue import Catalogue, Entry
+    from vmckpt.checkpoint.catalogue.catalogue import Catalogue, Entry
     from vmckpt.hosts.host import Host
     from vmckpt.store.sealing.keys import KeySource
 
@@ -41,9 +41,9 @@ class Stored(NamedTuple):
 
 def catalogue(store: str | None, key: "KeySource | None", vm: str | None = None) -> "Catalogue":
     """All checkpoints, or one VM's, in the store that was named, else wherever there are any."""
-    from vmckpt.checkpoint import catalogue as catalogues
+    from vmckpt.checkpoint.catalogue import catalogue as catalogues
     from vmckpt.fleet.guard.pinned import without_stale
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.hosts.inventory.inventory import all_hosts
 
     return run(without_stale(run(catalogues.catalogue(all_hosts(), store, key, vm)), key))
 
@@ -68,6 +68,6 @@ def key_source(key_file: str | None, key_command: str | None) -> "KeySource | No
 async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
     """The host that was named, else see `drivers.find`. Raises NotFoundError too."""
     from vmckpt.drivers.find import restores_on
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
 
     return find_host(given) if given is not None else await restores_on(entry, warn, copy=copy)

@@ -22,10 +22,10 @@ from vmckpt.fleet.drain.view import Tools
 from vmckpt.forecast.drain.crowding import Taken
 from vmckpt.forecast.drain.fleet import Move
 from vmckpt.forecast.drain.timetable import Span, Timetable
-from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.recover import Recovery
-from vmckpt.migrate.watch import WatchedNoLongerError
+from vmckpt.hosts.inventory.drained import require_open
+from vmckpt.migrate.elsewhere.watch import WatchedNoLongerError
+from vmckpt.migrate.outcome.recover import Recovery
 from vmckpt.options.migration import Options
 
 # After these nothing is tried again: it would be no use, or nobody knows whether it is safe.

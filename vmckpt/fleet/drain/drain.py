@@ -32,9 +32,9 @@ from vmckpt.fleet.drain.record import Record, drains_dir
 from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import TOOLS, Tools
 from vmckpt.forecast.drain.crowding import Past, Taken
-from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.drained import close, is_closed, reopen
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.lock import JUST_BEGUN
 from vmckpt.jobs.files import new_run
 from vmckpt.sequence.steps import finish

@@ -17,7 +17,7 @@ from vmckpt.forecast.drain.placement import Placement, place
 from vmckpt.forecast.drain.timetable import AT_ONCE, Timetable, timetable
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import runs_dir
+from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.sequence.steps import all_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.forecast.drain.fleet import Cost, Move
 from vmckpt.forecast.drain.timetable import Span
-from vmckpt.hosts.inventory import state_dir
+from vmckpt.hosts.inventory.inventory import state_dir
 from vmckpt.state.documents import Documents, Schema
 
 # Older ones were on another day.

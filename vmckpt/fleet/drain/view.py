@@ -11,10 +11,10 @@ from vmckpt.drivers.driver import Driver, VmInfo
 from vmckpt.drivers.find import find, look_at_all
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.forecast.drain.fleet import Room
-from vmckpt.hosts.drained import is_closed
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory.drained import is_closed
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.units import parse_size_bytes
 from vmckpt.vm.inventory import is_worked_on
 

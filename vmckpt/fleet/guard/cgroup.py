@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.hosts.process import identify
-from vmckpt.hosts.process import kill as kill_process
+from vmckpt.hosts.processes.process import identify
+from vmckpt.hosts.processes.process import kill as kill_process
 
 # The unified hierarchy, and the one beside version 1's (cgroups(7)).
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))

@@ -16,7 +16,7 @@ from vmckpt.fleet.guard.record import Record, Where, Worker
 from vmckpt.fleet.guard.worker import KILL_S, RESULT
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm

@@ -19,8 +19,15 @@ from vmckpt.fleet.guard import cgroup
 from vmckpt.fleet.guard.worker import BOOT, KILL_S, MARK, OVER, RESULT, WORKER, claim
 from vmckpt.foreign import Fields
 from vmckpt.hosts.ownership import trusted_users
-from vmckpt.hosts.process import ProcessId, find_by_argument, identify, interrupt, is_alive, said_of
-from vmckpt.hosts.process import kill as kill_process
+from vmckpt.hosts.processes.process import (
+    ProcessId,
+    find_by_argument,
+    identify,
+    interrupt,
+    is_alive,
+    said_of,
+)
+from vmckpt.hosts.processes.process import kill as kill_process
 
 MODULE = "vmckpt.fleet.guard.worker"
 # A worker gives the command's processes KILL_S to end, and its group as long again.

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.look import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
-from vmckpt.checkpoint.look import remove, verify
 from vmckpt.checkpoint.operate import create, restore_to
-from vmckpt.checkpoint.restore import Wish
+from vmckpt.checkpoint.restore.restore import Wish
 from vmckpt.checkpoint.take import Wish as PointWish
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
@@ -60,12 +60,12 @@ from vmckpt.fleet.guard.rollback import (
     roll_back,
 )
 from vmckpt.fleet.schedule.run import clock
-from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, find_host, local_host
+from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
+from vmckpt.hosts.processes.deadman import armed
 from vmckpt.jobs.handle import revoke
 from vmckpt.sequence.steps import finish
-from vmckpt.store.naming import IfTaken, dated
+from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
 from vmckpt.vm.paths import file_name

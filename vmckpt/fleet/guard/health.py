@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from vmckpt.errors import RefusedError, UsageError, VmckptError
-from vmckpt.hosts.child import TooMuchSaidError, end_of
+from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.inventory import Vm, look
 

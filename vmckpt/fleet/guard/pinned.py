@@ -9,13 +9,13 @@ of a state directory that is lost, have no file here: their pins stay until `unp
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue import Catalogue, Entry
-from vmckpt.checkpoint.pinning import pin, release_all
-from vmckpt.checkpoint.place import Key
+from vmckpt.checkpoint.catalogue.catalogue import Catalogue, Entry
+from vmckpt.checkpoint.catalogue.pinning import pin, release_all
+from vmckpt.checkpoint.catalogue.place import Key
 from vmckpt.errors import VmckptError
 from vmckpt.fleet.guard.record import Record, guards_dir
 from vmckpt.state.durable import write_durably
-from vmckpt.store.pins import Pin
+from vmckpt.store.files.pins import Pin
 
 
 async def pin_for(record: Record, entry: Entry) -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
-from vmckpt.checkpoint.restore import Wish
+from vmckpt.checkpoint.restore.restore import Wish
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -23,7 +23,7 @@ from vmckpt.fleet.guard.health import ailments, parse_command
 from vmckpt.fleet.guard.record import Phase, Record, ended, save
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.hosts.inventory.inventory import all_hosts, find_host
 from vmckpt.jobs.handle import revoke
 from vmckpt.vm.inventory import Vm
 

@@ -28,8 +28,8 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from vmckpt.fleet.guard import cgroup
-from vmckpt.hosts.process import identify
-from vmckpt.hosts.process import kill as kill_process
+from vmckpt.hosts.processes.process import identify
+from vmckpt.hosts.processes.process import kill as kill_process
 
 WORKER, RESULT, OVER = "worker", "result", "over"
 # In the environment of the command: the directory of its guard.

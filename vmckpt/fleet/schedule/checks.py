@@ -2,7 +2,7 @@
 
 from itertools import islice, pairwise
 
-from vmckpt.checkpoint.place import access_to, is_there, own, parse_place
+from vmckpt.checkpoint.catalogue.place import access_to, is_there, own, parse_place
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.fleet.schedule.due import Every
 from vmckpt.fleet.schedule.record import Record

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from vmckpt.errors import UsageError
-from vmckpt.replicate.keeping import Window
+from vmckpt.replicate.operator.keeping import Window
 
 # Where the newest time before an instant is looked for: one of these is long enough.
 _BACK_S = (3600.0, 86400.0, 40 * 86400.0, 400 * 86400.0, 9 * 366 * 86400.0)

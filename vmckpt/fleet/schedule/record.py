@@ -14,8 +14,8 @@ from vmckpt.fleet.schedule.due import Every, Moment, State, Timing
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
 from vmckpt.fleet.schedule.learned import Interval, Learned, interval
 from vmckpt.fleet.schedule.request import Request, When
-from vmckpt.hosts.inventory import state_dir
-from vmckpt.replicate.keeping import Window
+from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.replicate.operator.keeping import Window
 from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.vm.paths import file_name
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vmckpt.checkpoint.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import Rule
 
 
 class CatchUp(StrEnum):

@@ -35,7 +35,7 @@ from vmckpt.fleet.schedule.due import (
 )
 from vmckpt.fleet.schedule.learned import Cost, Seen
 from vmckpt.fleet.schedule.record import Making, Record, Run, load, lock_path, save
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.vm.lifecycle import owner
 
 DONE, SKIPPED, MISSED, UNCOPIED = "done", "skipped", "missed", "uncopied"

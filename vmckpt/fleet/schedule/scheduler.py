@@ -20,7 +20,7 @@ from vmckpt.fleet.schedule.record import (
 )
 from vmckpt.fleet.schedule.request import When
 from vmckpt.fleet.schedule.run import Event, Result, Tools, as_error, run
-from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_duration
 from vmckpt.vm.lifecycle import owner

@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.catalogue import Entry, catalogue, contradiction
+from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue, contradiction
+from vmckpt.checkpoint.catalogue.look import prune
+from vmckpt.checkpoint.catalogue.place import Place, is_there, opened, own, parse_place
 from vmckpt.checkpoint.facts import Facts
-from vmckpt.checkpoint.look import prune
 from vmckpt.checkpoint.operate import create
-from vmckpt.checkpoint.place import Place, is_there, opened, own, parse_place
 from vmckpt.checkpoint.take import Wish
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
@@ -19,15 +19,15 @@ from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Making, Record
 from vmckpt.fleet.schedule.run import Checked, Gone, Point
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.hosts.inventory.inventory import all_hosts, find_host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.check import check as check_store
 from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.subset import part_of
-from vmckpt.store.manifest import Manifest, is_same
-from vmckpt.store.naming import IfTaken, dated
-from vmckpt.store.order import owners
+from vmckpt.store.files.manifest import Manifest, is_same
+from vmckpt.store.files.naming import IfTaken, dated
+from vmckpt.store.files.order import owners
 from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.store import Store
 from vmckpt.vm.ended import ran_to_the_end

@@ -21,7 +21,7 @@ from vmckpt.hosts.host import (
     Room,
 )
 from vmckpt.hosts.lock import Owner
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.values import bind, unpack_answer
 from vmckpt.hosts.uids import Uids

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from vmckpt.errors import UsageError
-from vmckpt.hosts.uri import in_uri
+from vmckpt.hosts.sockets.uri import in_uri
 
 _URL = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@/:\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^@/:\s\[\]-][^@/:\s]*))"

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import keep_files
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import IN_POSTCOPY, Place, View
+from vmckpt.migrate.steps.disk_files import keep_files
 from vmckpt.vm.domains.sessions import libvirtd
 
 

@@ -1,9 +1,10 @@
 """Holding a domain's QEMU back from stopping its guest while the target is busy, through libvirt.
 
 QEMU stops the guest when what is left fits the downtime at the speed that it goes by, and at the
-end of the first pass the target may be far behind (see migrate/switchover.py). libvirt sets that
-speed only when a migration begins, but the downtime at any time: so the speed is next to nothing,
-and what is allowed once all of memory has gone is so much more downtime that the product is right.
+end of the first pass the target may be far behind (see migrate/steps/switchover.py). libvirt sets
+that speed only when a migration begins, but the downtime at any time: so the speed is next to
+nothing, and what is allowed once all of memory has gone is so much more downtime that the
+product is right.
 """
 
 import asyncio

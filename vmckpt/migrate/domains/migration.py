@@ -9,11 +9,10 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, PhaseBegan
-from vmckpt.hosts.drained import require_open
-from vmckpt.hosts.hearing import heard
-from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import CopiedDisk, create_files
+from vmckpt.hosts.inventory.drained import require_open
+from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.hosts.sockets.heartbeats import Silence
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import Request, build
@@ -25,6 +24,7 @@ from vmckpt.migrate.locks import locked
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
+from vmckpt.migrate.steps.disk_files import CopiedDisk, create_files
 from vmckpt.options.migration import Method, Options
 from vmckpt.preflight.domains.arrival import name_there
 from vmckpt.preflight.domains.checks import DomainPreflight, preflight

@@ -2,7 +2,7 @@
 
 from vmckpt.events.types import Progress
 from vmckpt.forecast.model.convergence import eta_s
-from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures
+from vmckpt.migrate.steps.steering import FIRST_POSTCOPY_ROUND, Figures
 from vmckpt.vm.domains.job import Job
 
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import find_host
-from vmckpt.migrate.disk_files import keep_files
+from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import let_go
 from vmckpt.migrate.domains.journal import DomainJournal
@@ -21,7 +20,8 @@ from vmckpt.migrate.domains.settle import (
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import Move, decide_left
 from vmckpt.migrate.locks import wait_for_locks
-from vmckpt.migrate.recover import FINISHED, UNDONE, Recovery
+from vmckpt.migrate.outcome.recover import FINISHED, UNDONE, Recovery
+from vmckpt.migrate.steps.disk_files import keep_files
 
 LAST_STEP = "transfer"
 

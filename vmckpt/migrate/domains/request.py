@@ -4,7 +4,7 @@ from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
-from vmckpt.hosts.uri import in_uri
+from vmckpt.hosts.sockets.uri import in_uri
 from vmckpt.migrate.domains import hold
 from vmckpt.options.migration import Method, Options
 from vmckpt.preflight.domains.checks import Cargo, Route

@@ -17,10 +17,10 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, look_at
 from vmckpt.migrate.domains.whereabouts import Place
+from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
 from vmckpt.vm.domains.libvirtd import Libvirtd

@@ -17,7 +17,7 @@ from vmckpt.forecast.model.pilot import Look
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
 from vmckpt.migrate.domains.request import Request, unheld
-from vmckpt.migrate.steering import Order, Steering, given_up, pilot
+from vmckpt.migrate.steps.steering import Order, Steering, given_up, pilot
 from vmckpt.options.migration import Method, Options
 from vmckpt.options.policy import Act
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS

@@ -11,7 +11,7 @@ from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.domains.description import DomainDisk
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.spec import Disk
+from vmckpt.vm.spec.spec import Disk
 
 # With others a host may go on reading what it has cached (libvirt's own rule).
 COHERENT = frozenset({"none", "directsync"})

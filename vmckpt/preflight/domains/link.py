@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir, pki_dir
-from vmckpt.hosts.uri import in_uri
+from vmckpt.hosts.sockets.uri import in_uri
 from vmckpt.options.migration import Tls
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.sequence.steps import all_of, both

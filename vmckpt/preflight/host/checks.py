@@ -9,11 +9,11 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import find_entry, local_host
-from vmckpt.hosts.kernel import PageTracking
+from vmckpt.hosts.inventory.inventory import find_entry, local_host
+from vmckpt.hosts.inventory.paste import Paste
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
+from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask

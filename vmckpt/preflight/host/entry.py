@@ -3,11 +3,11 @@
 from collections.abc import Container
 
 from vmckpt.errors import HostDownError, RefusedError, StorageError, UsageError
-from vmckpt.hosts.entries import LOCAL
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.identity import host_identity, identity_path, read_host_identity
-from vmckpt.hosts.inventory import all_hosts, host_of
+from vmckpt.hosts.inventory.entries import LOCAL
+from vmckpt.hosts.inventory.identity import host_identity, identity_path, read_host_identity
+from vmckpt.hosts.inventory.inventory import all_hosts, host_of
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight.vm_users import obstacle

@@ -4,7 +4,7 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.paste import Paste
+from vmckpt.hosts.inventory.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.preflight.domains.checks import certificate_dir_of
 from vmckpt.preflight.domains.link import TLS_PORT

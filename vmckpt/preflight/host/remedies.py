@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.paste import Paste, in_double_quotes
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry

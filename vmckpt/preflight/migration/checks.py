@@ -39,7 +39,7 @@ from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
-from vmckpt.vm.users import user_of
+from vmckpt.vm.users.users import user_of
 
 # CAP_IPC_LOCK (capabilities(7)): pages that it keeps in place are not counted.
 CAP_IPC_LOCK = 1 << 14

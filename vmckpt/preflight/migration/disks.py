@@ -15,7 +15,7 @@ from vmckpt.units import format_size
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import PROOF_SUFFIX, vms_dir
 from vmckpt.vm.shared_storage import is_device, is_shared
-from vmckpt.vm.spec import Disk
+from vmckpt.vm.spec.spec import Disk
 from vmckpt.vm.superseded import is_superseded
 
 EXPLICIT = "say which it is: --disks shared, or --disks copy"

@@ -11,7 +11,7 @@ from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.shared_storage import is_device, is_shared
-from vmckpt.vm.spec import Disk
+from vmckpt.vm.spec.spec import Disk
 
 OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in the spec'
 

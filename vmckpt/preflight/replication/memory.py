@@ -10,12 +10,12 @@ once it is near an epoch ends early, and a guest that writes even more in one go
 from collections.abc import AsyncIterator
 
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.kernel import PageTracking
+from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY
-from vmckpt.vm.spec import Spec
+from vmckpt.vm.spec.spec import Spec
 
 MIB = 1 << 20
 # An epoch has half of the guest's memory, at most what a link of 100 Gbit/s takes in 0.3 s, and at

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from vmckpt.epoch.guarding import guard_command, standing_still
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
-from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.other_user import become
+from vmckpt.hosts.processes.deadman import attended
+from vmckpt.hosts.processes.other_user import become
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
@@ -38,7 +38,7 @@ from vmckpt.state.durable import rename_durably, write_durably
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
-from vmckpt.vm.users import let_read, let_write
+from vmckpt.vm.users.users import let_read, let_write
 
 # What the layers, what they stand on, and the jobs that end them are called in QEMU.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"

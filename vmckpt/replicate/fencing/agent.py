@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, TimedOutError
-from vmckpt.hosts.child import TooMuchSaidError, end_of, end_session
+from vmckpt.hosts.processes.child import TooMuchSaidError, end_of, end_session
 from vmckpt.lease.rule import Holding
 from vmckpt.replicate.wire.messages import Process
 

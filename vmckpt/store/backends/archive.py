@@ -25,8 +25,8 @@ from typing import NoReturn
 from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.local import LocalHeld, read_all, storage_error, sync_folder, write_all
-from vmckpt.store.decoding import count, decoding, json_of, listed, row, text
 from vmckpt.store.errors import damaged
+from vmckpt.store.files.decoding import count, decoding, json_of, listed, row, text
 
 MAGIC = b"\x89VMCKAR\n"
 _SIZE = struct.Struct(">Q")

@@ -19,8 +19,8 @@ from vmckpt.errors import BusyError, RefusedError, StorageError, VmckptError
 from vmckpt.store.backends import marks
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
-from vmckpt.store.config import OBJECT_FOLDERS, read_config
 from vmckpt.store.errors import UnreadableError
+from vmckpt.store.files.config import OBJECT_FOLDERS, read_config
 
 # Objects in the making, and what dead writers left.
 ASIDE = "tmp"

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from vmckpt.errors import StorageError
-from vmckpt.store.config import OBJECT_FOLDERS
+from vmckpt.store.files.config import OBJECT_FOLDERS
 
 _MARK = re.compile(r"of-store-[0-9a-f]{32}")
 # How names of objects begin; a README is none.

@@ -29,7 +29,7 @@ from obstore.store import S3Store
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.local import append_only_error
-from vmckpt.store.config import CONFIG
+from vmckpt.store.files.config import CONFIG
 from vmckpt.units import format_size
 
 SCHEME = "s3://"

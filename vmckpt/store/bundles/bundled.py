@@ -18,10 +18,10 @@ from vmckpt.errors import StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundledPack, BundleFiles, is_bundle
-from vmckpt.store.config import MERGED, read_config
 from vmckpt.store.errors import DamagedError, UnreadableError
-from vmckpt.store.header import HEADER_BYTES
-from vmckpt.store.pack import PACKS
+from vmckpt.store.files.config import MERGED, read_config
+from vmckpt.store.files.header import HEADER_BYTES
+from vmckpt.store.files.pack import PACKS
 
 R = TypeVar("R")
 # Kept in memory of what was read of bundles.

@@ -33,10 +33,10 @@ from vmckpt.errors import StorageError
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
-from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, row
 from vmckpt.store.errors import DamagedError, damaged
-from vmckpt.store.header import HEADER_BYTES, Header
-from vmckpt.store.pack import pack_name
+from vmckpt.store.files.decoding import count, decoding, id_of, json_of, listed, row
+from vmckpt.store.files.header import HEADER_BYTES, Header
+from vmckpt.store.files.pack import pack_name
 from vmckpt.store.sealing.seal import TAG_BYTES, Box, Sealer
 
 BUNDLES = "bundles"

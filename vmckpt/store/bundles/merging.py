@@ -24,10 +24,10 @@ from vmckpt.store.bundles.layout import (
     Whole,
     rank_of,
 )
-from vmckpt.store.config import MERGED, allow_bundles
 from vmckpt.store.errors import DamagedError, UnreadableError
+from vmckpt.store.files.config import MERGED, allow_bundles
+from vmckpt.store.files.pack import Pack
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Pack
 from vmckpt.store.store import Store, reading
 
 # Packs that are smaller are merged, when there are so many: of few it does not pay.

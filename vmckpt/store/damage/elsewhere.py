@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.damage.records import DamageRecords, named
 from vmckpt.store.errors import DamagedError, UnreadableError, damaged
+from vmckpt.store.files.pack import Hashes, Numbers, Pack, Packs
 from vmckpt.store.index import Index
-from vmckpt.store.pack import Hashes, Numbers, Pack, Packs
 from vmckpt.store.sealing.seal import Sealer
 
 # What was found may be damaged as well, or be removed while it is read: so often it is tried.

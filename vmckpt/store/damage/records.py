@@ -26,10 +26,10 @@ import numpy as np
 from vmckpt.errors import VmckptError
 from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.compression import compress, unpack
-from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, row
 from vmckpt.store.errors import DamagedError, UnreadableError
-from vmckpt.store.header import HEADER_BYTES, Header
-from vmckpt.store.pack import Hashes, Numbers, Pack, every
+from vmckpt.store.files.decoding import count, decoding, id_of, json_of, listed, row
+from vmckpt.store.files.header import HEADER_BYTES, Header
+from vmckpt.store.files.pack import Hashes, Numbers, Pack, every
 from vmckpt.store.sealing.seal import Box, Sealer
 
 DAMAGED = "damaged"

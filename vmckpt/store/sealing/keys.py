@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.local import sync_folder
-from vmckpt.store.config import SECRET_BYTES
+from vmckpt.store.files.config import SECRET_BYTES
 
 KEY_FILE, KEY_COMMAND = "VMCKPT_STORE_KEY_FILE", "VMCKPT_STORE_KEY_COMMAND"
 _MADE_BY_US = b"vmckpt-key-1:"

@@ -19,10 +19,10 @@ from hmac import compare_digest
 from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import RefusedError
-from vmckpt.store.config import CLEAR, KEYS, ONE_KEY, SECRET_BYTES, SEVERAL, Config
-from vmckpt.store.decoding import count
 from vmckpt.store.errors import DamagedError, damaged
-from vmckpt.store.manifest import LATEST_UNIX_S
+from vmckpt.store.files.config import CLEAR, KEYS, ONE_KEY, SECRET_BYTES, SEVERAL, Config
+from vmckpt.store.files.decoding import count
+from vmckpt.store.files.manifest import LATEST_UNIX_S
 from vmckpt.store.sealing import agent
 from vmckpt.store.sealing.keys import (
     KEY_COMMAND,

@@ -12,8 +12,8 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts, check_name, local_host, state_dir
-from vmckpt.hosts.process import ProcessId, from_stat
+from vmckpt.hosts.inventory.inventory import all_hosts, check_name, local_host, state_dir
+from vmckpt.hosts.processes.process import ProcessId, from_stat
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.adopted.facts import Facts
@@ -23,7 +23,7 @@ from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, lock_path, vm_dir, vms_dir
-from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, new_qemu_id, record_foreign, sweep
 
 MONITOR_TIMEOUT_S = 5.0

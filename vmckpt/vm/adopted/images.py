@@ -10,7 +10,7 @@ from vmckpt.vm.adopted import holes
 from vmckpt.vm.adopted.draft import Draft, Image
 from vmckpt.vm.adopted.options import Option
 from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
-from vmckpt.vm.spec import IMAGE_NAME
+from vmckpt.vm.spec.spec import IMAGE_NAME
 
 # What a short form stands for (system/vl.c).
 SHORT = {

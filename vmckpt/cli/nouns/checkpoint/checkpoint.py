@@ -129,8 +129,8 @@ def list_(
     if kind is Kind.savevm:
         snapshot.list_(whose(vm), json)
         return
-    from vmckpt.checkpoint.catalogue import to_json
-    from vmckpt.checkpoint.tree import rows
+    from vmckpt.checkpoint.catalogue.catalogue import to_json
+    from vmckpt.checkpoint.catalogue.tree import rows
     from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)
@@ -172,9 +172,9 @@ def show_(
         key = key_source(key_file, key_command)
         groups.show_(str(group), store, key, as_json=json)
         return
-    from vmckpt.checkpoint.catalogue import to_json
+    from vmckpt.checkpoint.catalogue.catalogue import to_json
+    from vmckpt.checkpoint.catalogue.tree import lines
     from vmckpt.checkpoint.operate import standing
-    from vmckpt.checkpoint.tree import lines
     from vmckpt.ui.tables import fields
 
     found = find(one, store, key_source(key_file, key_command))
@@ -192,7 +192,7 @@ def diff(
     json: Json = False,
 ) -> None:
     """Show how much of memory and disks differs between two checkpoints of one store."""
-    from vmckpt.checkpoint.look import differences
+    from vmckpt.checkpoint.catalogue.look import differences
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
@@ -217,7 +217,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Read all of a checkpoint and compare it with its checksums."""
-    from vmckpt.checkpoint.look import verify as verify_
+    from vmckpt.checkpoint.catalogue.look import verify as verify_
     from vmckpt.units import format_size
 
     key = key_source(key_file, key_command)
@@ -239,8 +239,8 @@ def pin(
     json: Json = False,
 ) -> None:
     """Keep a checkpoint: rm, prune and schedules do not remove it until it is unpinned."""
-    from vmckpt.checkpoint.pinning import check_reason
-    from vmckpt.checkpoint.pinning import pin as pin_
+    from vmckpt.checkpoint.catalogue.pinning import check_reason
+    from vmckpt.checkpoint.catalogue.pinning import pin as pin_
 
     key = key_source(key_file, key_command)
     found = find(point, store, key)
@@ -261,7 +261,7 @@ def unpin(
     json: Json = False,
 ) -> None:
     """Remove a checkpoint's pins: rules and `rm` may remove it again."""
-    from vmckpt.checkpoint.pinning import unpin as unpin_
+    from vmckpt.checkpoint.catalogue.pinning import unpin as unpin_
 
     key = key_source(key_file, key_command)
     found = find(point, store, key)
@@ -293,8 +293,8 @@ def rm(
         for point in points:
             snapshot.delete(whose(vm), point, yes, json)
         return
-    from vmckpt.checkpoint.look import remove, remove_unreadable
-    from vmckpt.checkpoint.tree import in_words
+    from vmckpt.checkpoint.catalogue.look import remove, remove_unreadable
+    from vmckpt.checkpoint.catalogue.tree import in_words
 
     key = key_source(key_file, key_command)
     if group is not None:
@@ -327,9 +327,9 @@ def prune(
     json: Json = False,
 ) -> None:
     """Remove the checkpoints that a rule does not keep: shown first, done with --apply."""
-    from vmckpt.checkpoint.look import prune as prune_
-    from vmckpt.checkpoint.whose import chosen
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.checkpoint.catalogue.look import prune as prune_
+    from vmckpt.checkpoint.catalogue.whose import chosen
+    from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.ui.tables import table
     from vmckpt.vm.identity import identities
 

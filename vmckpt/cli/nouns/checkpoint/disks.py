@@ -36,8 +36,8 @@ def export_disk(
     json: Json = False,
 ) -> None:
     """Write one disk of a checkpoint to an image file, sparse; every byte read is checked."""
-    from vmckpt.checkpoint.export import Image, format_of
-    from vmckpt.checkpoint.export import export_disk as export_disk_
+    from vmckpt.checkpoint.disks.export import Image, format_of
+    from vmckpt.checkpoint.disks.export import export_disk as export_disk_
     from vmckpt.units import format_size
 
     kind, target = format_of(file, format_), file.absolute()
@@ -71,7 +71,7 @@ def serve_disk(
     """Serve a checkpoint's disks over NBD, read-only, until Ctrl-C; exports disk-0, disk-1, ..."""
     import asyncio
 
-    from vmckpt.checkpoint.serve_disks import served
+    from vmckpt.checkpoint.disks.serve_disks import served
 
     key = key_source(key_file, key_command)
     found, path = find(point, store, key), socket.absolute()
@@ -96,7 +96,7 @@ def mount(
     json: Json = False,
 ) -> None:
     """Mount a checkpoint's disks as raw images, read-only, until Ctrl-C or umount (FUSE)."""
-    from vmckpt.checkpoint.mount import mount as mount_
+    from vmckpt.checkpoint.disks.mount import mount as mount_
 
     key = key_source(key_file, key_command)
     found, path = find(point, store, key), folder.absolute()

@@ -10,7 +10,7 @@ from vmckpt.cli.output import run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.restore import Wish
+    from vmckpt.checkpoint.restore.restore import Wish
     from vmckpt.checkpoint.take import Wish as PointWish
     from vmckpt.group.groups import Group
     from vmckpt.store.sealing.keys import KeySource
@@ -86,7 +86,7 @@ def remove(
     text: str, store: str | None, key: "KeySource | None", *, yes: bool, as_json: bool
 ) -> None:
     """Remove all checkpoints of a group that are there."""
-    from vmckpt.checkpoint.look import remove as remove_
+    from vmckpt.checkpoint.catalogue.look import remove as remove_
 
     group = _find(text, store, key)
     lost = _members(group)
@@ -103,7 +103,7 @@ def restore(
     """All VMs of a group go back to it."""
     from vmckpt.group.groups import require_whole
     from vmckpt.group.restore import homes, restore_group
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
 
     group = _find(text, store, key)
     require_whole(group)
@@ -125,14 +125,14 @@ def restore(
 
 
 def _members(group: "Group") -> str:
-    from vmckpt.checkpoint.tree import in_words
+    from vmckpt.checkpoint.catalogue.tree import in_words
 
     return "\n".join(f"  {one_line(in_words(one))}" for one in group.entries.values())
 
 
 def settle(key: "KeySource | None") -> None:
     """End the commit of groups that was cut off."""
-    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.inventory.inventory import state_dir
 
     if not any((state_dir() / "groups").glob("*.json")):
         return

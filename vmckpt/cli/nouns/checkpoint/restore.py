@@ -66,11 +66,11 @@ def restore(
         return
     from dataclasses import asdict
 
+    from vmckpt.checkpoint.catalogue.tree import in_words
     from vmckpt.checkpoint.operate import restore_disks_to, restore_to
-    from vmckpt.checkpoint.restore import Wish
-    from vmckpt.checkpoint.tree import in_words
+    from vmckpt.checkpoint.restore.restore import Wish
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import check_name
+    from vmckpt.hosts.inventory.inventory import check_name
 
     if in_place and as_:
         raise UsageError(

@@ -16,7 +16,7 @@ def check(
     name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
 ) -> None:
     """Ask a host what it can do, and what it lacks; exit code 4 when it can run no VMs."""
-    from vmckpt.hosts.inventory import find_entry, find_host, local_host
+    from vmckpt.hosts.inventory.inventory import find_entry, find_host, local_host
     from vmckpt.preflight.host.checks import check_host
     from vmckpt.ui.tables import fields
 
@@ -39,7 +39,7 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Say what is wrong on each host and what mends it; exit code 4 when one can run no VMs."""
-    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.preflight.host.checks import check_hosts
 
     hosts = [find_host(name) for name in dict.fromkeys(names)] if names else all_hosts()

@@ -28,7 +28,7 @@ app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the hosts; none is asked."""
-    from vmckpt.hosts.inventory import all_entries
+    from vmckpt.hosts.inventory.inventory import all_entries
     from vmckpt.ui.tables import table
 
     hosts = [host_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
@@ -84,7 +84,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
-    from vmckpt.hosts.inventory import add_host, describing, greet, require_new_name
+    from vmckpt.hosts.inventory.inventory import add_host, describing, greet, require_new_name
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
     from vmckpt.preflight.host.entry import require_usable
@@ -145,7 +145,7 @@ def set_(
 ) -> None:
     """Change what the inventory says of a host; nothing on it changes."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import change_host, describing, find_entry
+    from vmckpt.hosts.inventory.inventory import change_host, describing, find_entry
     from vmckpt.preflight.host.entry import require_usable
 
     entry = find_entry(name)
@@ -179,7 +179,7 @@ def set_(
 def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
     """Another address, at which the host answers. Raises UsageError, HostDownError."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import greet
+    from vmckpt.hosts.inventory.inventory import greet
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
 
@@ -239,8 +239,8 @@ def remove(
     name: Annotated[str, typer.Argument(help="The host's name.")], json: Json = False
 ) -> None:
     """Forget a host; its VMs and all else on it stay as they are."""
-    from vmckpt.checkpoint.known_stores import forget_of_host
-    from vmckpt.hosts.inventory import remove_host
+    from vmckpt.checkpoint.catalogue.known_stores import forget_of_host
+    from vmckpt.hosts.inventory.inventory import remove_host
 
     remove_host(name)
     forget_of_host(name)
@@ -256,7 +256,7 @@ def calibrate(
 ) -> None:
     """Learn what moving between two hosts costs: a small guest of its own moves there and back."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.migrate.calibrate import LEAST_BYTES, calibrate
     from vmckpt.ui.progress import display
     from vmckpt.units import format_size, parse_size_bytes

@@ -27,7 +27,7 @@ def images(
 ) -> None:
     """List the images in a host's own folder and what uses each; remove unused ones."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.images import remove_images, unused
 
     if not (remove or remove_unused):
@@ -54,7 +54,7 @@ def images(
 
 def _list(name: str | None, *, as_json: bool) -> None:
     from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 

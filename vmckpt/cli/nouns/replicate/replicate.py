@@ -33,9 +33,9 @@ def start(
 ) -> None:
     """Protect a running VM; returns when the standby could go on with it."""
     from vmckpt.cli.found import find_own
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
-    from vmckpt.replicate.begin import start as start_
+    from vmckpt.replicate.operator.begin import start as start_
 
     vm, there = run(find_own(name)), find_host(standby)
     status = run(start_(vm, there, wishes.options(vm.host, there), new_run()))
@@ -59,10 +59,10 @@ def keep(
     json: Json = False,
 ) -> None:
     """Keep a VM protected for ever: again whenever its protection has ended. For a service."""
-    from vmckpt.hosts.inventory import find_host
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
-    from vmckpt.replicate.keep import keep as keep_
-    from vmckpt.replicate.keeping import Window
+    from vmckpt.replicate.operator.keep import keep as keep_
+    from vmckpt.replicate.operator.keeping import Window
 
     known = [find_host(host) for host in dict.fromkeys(hosts)]
 
@@ -89,8 +89,8 @@ def failover(
     json: Json = False,
 ) -> None:
     """Have the standby go on with the VM: handed over by the primary, or taken, if it is dead."""
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.replicate.operate import failover as failover_
+    from vmckpt.hosts.inventory.inventory import all_hosts
+    from vmckpt.replicate.operator.operate import failover as failover_
 
     status = run(failover_(name, all_hosts(), primary_is_dead=primary_is_dead))
     _warn_of(status)
@@ -112,10 +112,10 @@ def failback(
 ) -> None:
     """Have a host protect the VM, and when both are the same, go on with it."""
     from vmckpt.cli.found import find_own
-    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.jobs.files import new_run
-    from vmckpt.replicate.failback import came_from, last_options
-    from vmckpt.replicate.failback import failback as failback_
+    from vmckpt.replicate.operator.failback import came_from, last_options
+    from vmckpt.replicate.operator.failback import failback as failback_
 
     vm = run(find_own(name))
     target = find_host(host or came_from(vm))
@@ -141,8 +141,8 @@ def stop(
     json: Json = False,
 ) -> None:
     """End the VM's replication; it runs on where it is, unprotected."""
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.replicate.stop import stop as stop_
+    from vmckpt.hosts.inventory.inventory import all_hosts
+    from vmckpt.replicate.operator.stop import stop as stop_
 
     status = run(stop_(name, all_hosts(), standby_is_dead=standby_is_dead))
     show(status, f"{name} is not replicated any more: {status.get('why')}", as_json=json)

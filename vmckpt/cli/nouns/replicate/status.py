@@ -42,7 +42,7 @@ def events(
     from time import sleep
 
     from vmckpt.errors import NotFoundError
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.narration import read_events
     from vmckpt.ui.replication import event_text
 
@@ -65,8 +65,8 @@ def events(
 
 
 async def _facts(name: str) -> list[dict[str, Any]]:
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.replicate.sides import not_replicated, sides
+    from vmckpt.hosts.inventory.inventory import all_hosts
+    from vmckpt.replicate.operator.sides import not_replicated, sides
 
     found = await sides(name, all_hosts())
     if not found:

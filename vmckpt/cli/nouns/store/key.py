@@ -8,7 +8,7 @@ import typer
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
-    from vmckpt.store.config import Config
+    from vmckpt.store.files.config import Config
     from vmckpt.store.keyring import Changed
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.sealing.wrapping import Wrapped
@@ -46,7 +46,7 @@ def list_(store: StoreOption = None, json: Json = False) -> None:
     """List a store's keys. It takes none of them."""
     from vmckpt.cli.nouns.store.opened import backend_of
     from vmckpt.cli.options.stores import location_of
-    from vmckpt.store.config import read_config
+    from vmckpt.store.files.config import read_config
     from vmckpt.store.sealing.wrapping import keys_of
     from vmckpt.ui.tables import table
 
@@ -145,10 +145,10 @@ def export(
 
     Of an encrypted store it is of no use without one of the keys: keep both, apart from each other.
     """
-    from vmckpt.checkpoint.known_stores import require_as_before
+    from vmckpt.checkpoint.catalogue.known_stores import require_as_before
     from vmckpt.cli.nouns.store.opened import backend_of
     from vmckpt.cli.options.stores import location_of
-    from vmckpt.store.config import read_config
+    from vmckpt.store.files.config import read_config
     from vmckpt.store.keyring import backup_text
 
     location = location_of(store)
@@ -211,14 +211,14 @@ class _Location:
 
     def require(self, config: "Config") -> None:
         """Raises RefusedError: not the store that was there before, or an older list of keys."""
-        from vmckpt.checkpoint.place import require_as_known
+        from vmckpt.checkpoint.catalogue.place import require_as_known
 
         require_as_known(self.place, config)
 
     def remember(self) -> None:
         """What the operator's side knows of the store is what this command has made it."""
-        from vmckpt.checkpoint.known_stores import known, remember
-        from vmckpt.store.config import read_config
+        from vmckpt.checkpoint.catalogue.known_stores import known, remember
+        from vmckpt.store.files.config import read_config
 
         before, config = known(self.place.location), read_config(self.backend)
         remember(self.place.location, config, accepted=bool(before and before.accepted))

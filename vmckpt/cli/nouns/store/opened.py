@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vmckpt.cli.options.stores import key_of, location_of
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.place import Place as Location
+    from vmckpt.checkpoint.catalogue.place import Place as Location
     from vmckpt.store.backends.backend import Backend
     from vmckpt.store.store import Store
 
@@ -27,8 +27,8 @@ def opened(
     Of one that is not `to_write` the key in the environment may be another's; with `any_encryption`
     so may the key that is given. `as_before`: it has to be what was there before.
     """
-    from vmckpt.checkpoint.known_stores import require_never_used
-    from vmckpt.checkpoint.place import is_accepted, require_as_known
+    from vmckpt.checkpoint.catalogue.known_stores import require_never_used
+    from vmckpt.checkpoint.catalogue.place import is_accepted, require_as_known
     from vmckpt.errors import NotFoundError
     from vmckpt.store.open import open_store
 
@@ -50,7 +50,7 @@ def opened(
 @contextmanager
 def backend_of(place: "Location") -> "Iterator[Backend]":
     """Where a store lies, for the block; of another host over the connection to that host."""
-    from vmckpt.checkpoint.place import lent
+    from vmckpt.checkpoint.catalogue.place import lent
     from vmckpt.store.backends.lent import LentBackend
     from vmckpt.store.open import backend_at
 

@@ -25,11 +25,11 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.place import Place as Location
+    from vmckpt.checkpoint.catalogue.place import Place as Location
     from vmckpt.cli.nouns.store.damage import Said
     from vmckpt.errors import VmckptError
     from vmckpt.store.damage.subset import Subset
-    from vmckpt.store.manifest import Manifest
+    from vmckpt.store.files.manifest import Manifest
     from vmckpt.store.store import Store
 
 app = typer.Typer(
@@ -58,9 +58,9 @@ def init(
     json: Json = False,
 ) -> None:
     """Make a store, encrypted when a key is given."""
-    from vmckpt.checkpoint.known_stores import require_never_used
-    from vmckpt.checkpoint.place import require_as_known
-    from vmckpt.store.config import require_no_store
+    from vmckpt.checkpoint.catalogue.known_stores import require_never_used
+    from vmckpt.checkpoint.catalogue.place import require_as_known
+    from vmckpt.store.files.config import require_no_store
     from vmckpt.store.open import create_store
     from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 
@@ -98,7 +98,7 @@ def info(
     json: Json = False,
 ) -> None:
     """Show what a store holds, and what that takes."""
-    from vmckpt.checkpoint.known_stores import difference, known
+    from vmckpt.checkpoint.catalogue.known_stores import difference, known
     from vmckpt.ui.tables import fields
     from vmckpt.units import format_size
 
@@ -130,11 +130,11 @@ def accept(place: Place = None, json: Json = False) -> None:
     no longer, and one with older keys, and in a store a folder that is not the one that it made.
     Where no store is any more, the one that was is forgotten.
     """
-    from vmckpt.checkpoint.known_stores import accept as remember
-    from vmckpt.checkpoint.known_stores import forget
+    from vmckpt.checkpoint.catalogue.known_stores import accept as remember
+    from vmckpt.checkpoint.catalogue.known_stores import forget
     from vmckpt.errors import NotFoundError
     from vmckpt.store.backends.backend import OwnFolders
-    from vmckpt.store.config import read_config
+    from vmckpt.store.files.config import read_config
     from vmckpt.store.open import described
 
     location = location_of(place)
@@ -194,8 +194,8 @@ def check(
 
 def _known_places() -> "tuple[list[Location], list[VmckptError]]":
     """The stores in which `checkpoint list` looks; where there is none this host's own."""
-    from vmckpt.checkpoint.catalogue import known_places
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.checkpoint.catalogue.catalogue import known_places
+    from vmckpt.hosts.inventory.inventory import all_hosts
 
     places, silent = run(known_places(all_hosts()))
     return (places, silent) if places or silent else ([location_of(None)], [])
@@ -259,7 +259,7 @@ def gc(
 ) -> None:
     """Give back the space that no checkpoint needs any more."""
     from vmckpt.store.collect import Collected, collect, plan_gc
-    from vmckpt.store.config import read_config
+    from vmckpt.store.files.config import read_config
     from vmckpt.units import format_size
 
     with opened(place, key_file, key_command) as store:

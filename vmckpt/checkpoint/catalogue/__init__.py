@@ -1,0 +1,1 @@
+"""Which checkpoints there are, in which stores, whose, and which of them stay."""

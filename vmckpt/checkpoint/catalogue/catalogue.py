@@ -1,0 +1,281 @@
+"""Which checkpoints there are, wherever they are kept and wherever their VMs are now."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from vmckpt.checkpoint.catalogue.place import Key, Place, is_there, opened, own, parse_place
+from vmckpt.checkpoint.catalogue.whose import vm_labels
+from vmckpt.checkpoint.facts import Facts, UnknownFactsError
+from vmckpt.checkpoint.history import History
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    VmckptError,
+)
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.files.manifest import Manifest, is_same
+from vmckpt.store.files.naming import meant
+from vmckpt.store.files.order import in_order
+from vmckpt.store.files.pins import Pin, Pinned
+from vmckpt.vm.paths import vm_dir, vms_dir
+
+# Of one store only: it is not listed, and whoever asked is told.
+_ITS_OWN = (HostDownError, StorageError, RefusedError, NotFoundError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint, in one store or several. `facts` of None: another version of vmckpt's.
+
+    `pins` are those of all these stores; each is there once.
+    """
+
+    places: tuple[Place, ...]
+    manifest: Manifest
+    facts: Facts | None
+    pins: tuple[Pin, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """The store that is nearest."""
+        return self.places[0]
+
+    @property
+    def id(self) -> str:
+        """What it is called for good."""
+        return self.manifest.id
+
+    @property
+    def name(self) -> str:
+        """What its maker called it."""
+        return self.facts.name if self.facts else "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A checkpoint whose manifest cannot be read: it can only be removed."""
+
+    place: Place
+    id: str
+    error: VmckptError
+
+
+class Catalogue(NamedTuple):
+    """All checkpoints that were found, oldest first; what is silent, stores or checkpoints of them.
+
+    `unreadable` are the checkpoints among those.
+    """
+
+    entries: list[Entry]
+    silent: list[VmckptError]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def find_unreadable(self, text: str) -> list[Unreadable]:
+        """Where the unreadable checkpoint is that has this id, or whose id begins so; else [].
+
+        Raises UsageError: several begin so.
+        """
+        found = [one for one in self.unreadable if len(text) >= 4 and one.id.startswith(text)]
+        if len({one.id for one in found}) > 1:
+            raise UsageError(
+                f"'{text}' is not one checkpoint",
+                why=f"so begin {', '.join(one.id for one in found)}",
+                remedy="write more of the id",
+            )
+        return found
+
+    def find(self, text: str) -> Entry:
+        """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
+        ids = meant(text, {one.id: one.name for one in self.entries})
+        found = [one for one in self.entries if one.id in ids]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            labels = vm_labels([one.manifest for one in found])
+            raise UsageError(
+                f"'{text}' is {len(found)} checkpoints",
+                why=", ".join(f"{one.id} ('{one.name}' of {labels[one.id]})" for one in found),
+                remedy="write more of the id",
+            )
+        whys = ["no store that was looked in has it", *(f"{e.what}: {e.why}" for e in self.silent)]
+        raise NotFoundError(
+            f"there is no checkpoint '{text}'",
+            why="; ".join(whys),
+            remedy="see `vmckpt checkpoint list`, or name its store: --store",
+        )
+
+
+async def catalogue(
+    hosts: Sequence[Host], given: str | None, key: Key = None, vm: str | None = None
+) -> Catalogue:
+    """All checkpoints, or one VM's, in the store that was named, else in all that are known of.
+
+    Those are every host's own, and those that its VMs were taken into. Raises StorageError,
+    RefusedError, HostDownError when a store that was named cannot be read.
+    """
+    if given is not None:
+        there = await _read(parse_place(given), key, vm)
+        silent = [one.error for one in there.damaged]
+        return Catalogue(_merged(there.manifests, there.pins), silent, tuple(there.damaged))
+    places, silent = await known_places(hosts, vm)
+    mute = list[VmckptError]()
+
+    async def look(place: Place) -> _There:
+        try:
+            return await _read(place, key, vm, named=False)
+        except _ITS_OWN as exc:
+            mute.append(exc)
+            return _There([], [], {})
+
+    found = await asyncio.gather(*(look(place) for place in places))
+    unreadable = tuple(one for there in found for one in there.damaged)
+    manifests, others = _agreeing([one for there in found for one in there.manifests])
+    silent += [*mute, *(one.error for one in unreadable), *others]
+    pins: Pinned = {}
+    for there in found:
+        for checkpoint_id, those in there.pins.items():
+            pins[checkpoint_id] = (*pins.get(checkpoint_id, ()), *those)
+    return Catalogue(_merged(manifests, pins), silent, unreadable)
+
+
+def _agreeing(
+    found: Sequence[tuple[Place, Manifest]],
+) -> tuple[list[tuple[Place, Manifest]], list[VmckptError]]:
+    """What the nearest store says of each checkpoint, and the others that say the same.
+
+    Who can add to one store must not say of another's checkpoint that it is old.
+    """
+    nearest = dict[str, Manifest]()
+    kept, errors = list[tuple[Place, Manifest]](), list[VmckptError]()
+    for place, manifest in sorted(found, key=lambda one: _distance(one[0])):
+        if is_same(nearest.setdefault(manifest.id, manifest), manifest):
+            kept.append((place, manifest))
+        else:
+            errors.append(contradiction(place, manifest.id))
+    return kept, errors
+
+
+def contradiction(place: Place, checkpoint_id: str) -> StorageError:
+    """A store has another checkpoint of that id."""
+    return StorageError(
+        f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
+        why="what it says of itself differs, and a copy says the same",
+        remedy=f"find out who wrote it, and remove it: vmckpt checkpoint rm {checkpoint_id} "
+        f"--store {place.label}",
+    )
+
+
+def _distance(place: Place) -> tuple[bool, bool]:
+    """Those of this machine come first."""
+    return not place.is_here, place.host is None
+
+
+async def known_places(
+    hosts: Sequence[Host], vm: str | None = None
+) -> tuple[list[Place], list[VmckptError]]:
+    """Every store that is known of, once: all hosts' own, and those that their VMs (or one) were
+    taken into; and why some may be missing.
+    """
+    answers = await ask_every(hosts, lambda host: _places(host, vm))
+    places = _different(place for found in answers.given for place in found)
+    silent = list(answers.silent)
+
+    async def has_one(place: Place) -> bool:
+        try:
+            return await is_there(place)
+        except _ITS_OWN as exc:
+            silent.append(exc)
+            return False
+
+    there = await asyncio.gather(*map(has_one, places))
+    return [place for place, is_one in zip(places, there, strict=True) if is_one], silent
+
+
+async def _places(host: Host, vm: str | None) -> list[Place]:
+    names = [vm] if vm else await host.list_dir(vms_dir(host.state_dir))
+    paths = [vm_dir(host.state_dir, name).point for name in names]
+    texts = await asyncio.gather(*(host.read_text(path) for path in paths))
+    return [own(host), *(place for text in texts for place in History.parse(text).places(host))]
+
+
+def _different(places: Iterable[Place]) -> list[Place]:
+    """Each once: a directory of this machine is the same, whichever of its hosts names it."""
+    found: dict[tuple[str, str], Place] = {}
+    for place in places:
+        where = "" if place.is_here or place.host is None else place.host.name
+        if place.is_own or (where, place.path) not in found:
+            found[where, place.path] = place
+    return list(found.values())
+
+
+class _There(NamedTuple):
+    """What one store has, and what of it cannot be read."""
+
+    manifests: list[tuple[Place, Manifest]]
+    damaged: list[Unreadable]
+    pins: Pinned
+
+
+async def _read(place: Place, key: Key, vm: str | None, *, named: bool = True) -> _There:
+    async with opened(place, key, any_encryption=not named) as store:
+        found = await in_thread(store.catalogue)
+        pins = await in_thread(store.pins)
+    mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]
+    bad = [Unreadable(place, one, error) for one, error in found.damaged.items()]
+    return _There(mine, bad, pins)
+
+
+def _merged(
+    found: Sequence[tuple[Place, Manifest]],
+    pins: Mapping[str, Sequence[Pin]] = MappingProxyType({}),
+) -> list[Entry]:
+    """One entry each, however many stores have it; those of this machine come first."""
+    places: dict[str, list[Place]] = {}
+    manifests: dict[str, Manifest] = {}
+    for place, manifest in found:
+        places.setdefault(manifest.id, []).append(place)
+        manifests[manifest.id] = manifest
+    entries = {
+        one: Entry(
+            tuple(sorted(places[one], key=_distance)),
+            manifest,
+            _facts(manifest),
+            tuple({pin.id: pin for pin in pins.get(one, ())}.values()),
+        )
+        for one, manifest in manifests.items()
+    }
+    return [entries[manifest.id] for manifest in in_order(manifests.values())]
+
+
+def _facts(manifest: Manifest) -> Facts | None:
+    try:
+        return Facts.from_json(manifest.facts)
+    except UnknownFactsError:
+        return None
+
+
+def to_json(entry: Entry) -> dict[str, Any]:
+    """All that is known of it."""
+    manifest = entry.manifest
+    return {
+        "id": manifest.id,
+        "vm": manifest.vm,
+        "vm_id": manifest.vm_id,
+        "sequence": manifest.sequence,
+        "parent": manifest.parent,
+        "created_unix_s": manifest.created_unix_s,
+        "added_bytes": manifest.added_bytes,
+        "areas": [asdict(area) for area in manifest.areas],
+        "store": entry.place.label,
+        "stores": [place.label for place in entry.places],
+        "pins": [pin.to_json() for pin in entry.pins],
+        "facts": entry.facts.to_json() if entry.facts else None,
+    }

@@ -1,0 +1,166 @@
+"""The stores that this operator has used: what each was, so that a replaced one is refused.
+
+A person who can write to a store's location can put another file `store` there: of a store that is
+not encrypted, of another one, or an older one that a removed key still opens. `stores/ID.json` of
+the operator's state directory says for each location which store it had, whether that was encrypted
+and how often its keys had been changed. What differs is refused until `vmckpt store accept`.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import RefusedError, StorageError
+from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.state.documents import Documents, Schema
+from vmckpt.store.files.config import Config
+from vmckpt.store.open import described
+
+DIRECTORY = "stores"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a store was. `accepted`: the operator has said that it is meant to be so."""
+
+    location: str
+    id: str
+    encrypted: bool
+    revision: int
+    accepted: bool = False
+
+
+_SCHEMA = Schema(
+    Known,
+    "it says what the store at a location was; `vmckpt store info` shows what it is, and "
+    "`vmckpt store accept` writes the file anew",
+)
+
+
+def known(location: str) -> Known | None:
+    """What was at a location when it was last used; None: it never was. Raises StorageError."""
+    return _stores().load(_name(location))
+
+
+def require_unchanged(location: str, label: str, config: Config) -> Known:
+    """Compare a store with what was at its location before, and remember what is new of it.
+
+    `label` is the location as the operator writes it. Raises RefusedError: another store is there,
+    it is encrypted no longer, or its keys are older than those that were there; StorageError.
+    """
+    with _alone():
+        before = require_as_before(location, label, config)
+        if before is None:
+            return remember(location, config, accepted=False)
+        if config.revision > before.revision:
+            return remember(location, config, accepted=before.accepted)
+        return before
+
+
+def require_as_before(location: str, label: str, config: Config) -> Known | None:
+    """Compare, and remember nothing: what a config says counts once its key has opened it.
+
+    What was there before; None: nothing. Raises as `require_unchanged`.
+    """
+    before = known(location)
+    if before is not None and (why := difference(before, config)):
+        raise RefusedError(
+            f"the store {label} is not the one that was used before",
+            why=why,
+            remedy="find out who writes there before you use it, and restore its file `store` "
+            "(vmckpt store key import); if you changed it yourself: "
+            f"vmckpt store accept {label}",
+        )
+    return before
+
+
+def accept(location: str, config: Config) -> Known:
+    """From now on the store at the location is to be as it is now. Raises StorageError."""
+    with _alone():
+        return remember(location, config, accepted=True)
+
+
+def forget(location: str) -> bool:
+    """Whatever was at the location: it may be made anew. Whether anything was. StorageError."""
+    there = _stores().path(_name(location)).exists()
+    _stores().remove(_name(location))
+    return there
+
+
+def forget_of_host(name: str, below: Path | None = None) -> None:
+    """The stores of a host that is a host no longer; those of this machine lie `below`."""
+    # One that is damaged says so when the store is used.
+    for key, one in _stores().load_all().records.items():
+        inside = below is not None and Path(one.location).is_relative_to(below)
+        if inside or one.location.startswith(f"{name}:"):
+            _stores().remove(key)
+
+
+def require_never_used(location: str, label: str) -> None:
+    """Before a store is made. Raises RefusedError: there was one, which is gone now."""
+    before = known(location)
+    if before is None:
+        return
+    what = "encrypted" if before.encrypted else "not encrypted"
+    raise RefusedError(
+        f"the store {label} is gone",
+        why=f"store {before.id[:12]}, {what}, was used there before, and nothing is there now",
+        remedy="check that its file system is mounted; if it is gone for good, and a new store is "
+        f"to be made there: vmckpt store accept {label}",
+    )
+
+
+def difference(before: Known, config: Config) -> str | None:
+    """How a store differs from the one that was there, in words; None: it is that one."""
+    if before.id != config.id:
+        was = "encrypted" if before.encrypted else "not encrypted"
+        return f"store {before.id[:12]}, {was}, was there; now it is {described(config)}"
+    if before.encrypted != config.is_encrypted:
+        was, is_ = ("encrypted", "is not") if before.encrypted else ("not encrypted", "is")
+        return f"it was {was}, and {is_} now"
+    if config.revision < before.revision:
+        return (
+            f"its keys had been changed {before.revision} times, and now {config.revision} times: "
+            "an older file `store` was put back, which keys open that were removed since"
+        )
+    return None
+
+
+def remember(location: str, config: Config, *, accepted: bool) -> Known:
+    """This is what was at the location. Raises StorageError."""
+    made = Known(location, config.id, config.is_encrypted, config.revision, accepted)
+    _stores().save(_name(location), made)
+    return made
+
+
+def _name(location: str) -> str:
+    return hashlib.sha256(location.encode()).hexdigest()[:32]
+
+
+def _stores() -> Documents[Known]:
+    return Documents(state_dir() / DIRECTORY, _SCHEMA)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """For the block no other command compares and remembers. Raises StorageError."""
+    directory = state_dir() / DIRECTORY
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise StorageError(
+            f"cannot use {directory}",
+            why=exc.strerror or str(exc),
+            remedy="free space there, or check its rights",
+        ) from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

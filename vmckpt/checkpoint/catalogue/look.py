@@ -1,0 +1,186 @@
+"""Looking into stores, and removing from them."""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from vmckpt.checkpoint.catalogue.catalogue import Entry, Unreadable
+from vmckpt.checkpoint.catalogue.place import Key, Place, opened
+from vmckpt.checkpoint.catalogue.retention import Candidate, Rule, Verdict, contradictions, plan
+from vmckpt.errors import BusyError, NotFoundError, RefusedError
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.backends.cached import uncached
+from vmckpt.store.files.order import in_order
+from vmckpt.store.files.pins import pinned_error
+from vmckpt.store.store import Store
+
+
+class AreaDifference(NamedTuple):
+    """So many chunks of one area differ."""
+
+    name: str
+    chunks: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a rule means for one checkpoint."""
+
+    entry: Entry
+    keep: bool
+    why: str
+
+
+class Pruned(NamedTuple):
+    """What a rule means for a VM's checkpoints, oldest first, and what is wrong with clocks."""
+
+    decisions: list[Decision]
+    clocks: str
+
+
+async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDifference]:
+    """How much of each area differs. Raises RefusedError when no store has both."""
+    there = [place.label for place in other.places]
+    both = [place for place in one.places if place.label in there]
+    if not both:
+        raise RefusedError(
+            "the two checkpoints are in two stores",
+            why=f"{one.place.label} and {other.place.label}",
+            remedy="copy one of them: "
+            f"vmckpt store copy {other.place.label} {one.id[:12]} --store {one.place.label}",
+        )
+    async with opened(both[0], key) as store:
+        found = await in_thread(partial(store.diff, one.id, other.id))
+    sizes = {area.name: area.chunk_bytes for entry in (other, one) for area in entry.manifest.areas}
+    return [AreaDifference(name, len(chunks), sizes[name]) for name, chunks in found.items()]
+
+
+async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
+    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError.
+
+    From the stores themselves, and nothing that is kept here of object storage.
+    """
+    found = {}
+    for place in entry.places:
+        async with opened(place, key) as store:
+            found[place.label] = await in_thread(partial(_verify, store, entry))
+    return found
+
+
+def _verify(store: Store, entry: Entry) -> int:
+    total = 0
+    with uncached(store.opened.backend), store.read(entry.id) as point:
+        for area in entry.manifest.areas:
+            for _, contents in point.area(area.name).stream():
+                total += len(contents)
+        for blob in entry.manifest.blobs:
+            total += len(point.blob(blob.name))
+    return total
+
+
+async def remove(found: Sequence[Entry], key: Key = None) -> None:
+    """Remove them from every store that has them.
+
+    Raises BusyError (one is being read), RefusedError (one is pinned, in whatever store).
+    """
+    for one in found:
+        if one.pins:
+            raise pinned_error(one.name, one.pins)
+    await _remove([(place, one.id) for one in found for place in one.places], key)
+
+
+async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> None:
+    """Remove checkpoints that cannot be read. Raises BusyError, RefusedError (one is pinned)."""
+    await _remove([(one.place, one.id) for one in found], key)
+
+
+async def _remove(where: Iterable[tuple[Place, str]], key: Key) -> None:
+    for place, those in _by_store(where):
+        async with opened(place, key) as store:
+            await in_thread(partial(store.remove, those))
+
+
+async def _remove_unread(found: Sequence[Entry], key: Key) -> set[str]:
+    """Remove those that are not being read; which are. Raises RefusedError: one is pinned."""
+    read = set[str]()
+    for place, those in _by_store((place, one.id) for one in found for place in one.places):
+        async with opened(place, key) as store:
+            read |= await in_thread(partial(_remove_each, store, those))
+    return read
+
+
+def _remove_each(store: Store, ids: Sequence[str]) -> set[str]:
+    with suppress(BusyError, NotFoundError):  # then each by itself
+        store.remove(ids)  # at once, as nearly always: of object storage each takes requests
+        return set()
+    read = set[str]()
+    for one in ids:
+        try:
+            with suppress(NotFoundError):  # another command has removed it
+                store.remove([one])
+        except BusyError:
+            read.add(one)
+    return read
+
+
+def _by_store(where: Iterable[tuple[Place, str]]) -> Iterable[tuple[Place, list[str]]]:
+    found: dict[str, tuple[Place, list[str]]] = {}
+    for place, checkpoint_id in where:
+        found.setdefault(place.label, (place, []))[1].append(checkpoint_id)
+    return found.values()
+
+
+async def prune(
+    entries: Sequence[Entry],
+    rule: Rule,
+    tags: Mapping[str, str],
+    key: Key,
+    *,
+    apply: bool,
+    just_taken: Collection[str] = (),
+) -> Pruned:
+    """What the rule means for one VM's checkpoints that have the tags; done with `apply`.
+
+    Pinned ones are kept, and the rule is for the others: they count for nothing in it. One that is
+    being read stays until a later time, and keeps no other.
+    """
+    there = {one.id: one for one in entries}
+    ordered = in_order(one.manifest for one in entries)
+    found = [there[one.id] for one in ordered if _has(there[one.id], tags)]
+    candidates = [
+        Candidate(one.id, one.manifest.created_unix_s, one.manifest.added_bytes)
+        for one in found
+        if not one.pins
+    ]
+    now_unix_s = time.time()
+    verdicts = {
+        one.id: Verdict(True, f"pinned: {one.pins[0].in_words}") for one in found if one.pins
+    } | dict(plan(candidates, rule, now_unix_s=now_unix_s, just_taken=just_taken))
+    if apply:
+        unwanted = [one for one in found if not verdicts[one.id].keep]
+        read = await _remove_unread(unwanted, key)
+        verdicts |= dict.fromkeys(read, Verdict(True, "it is being read: not removed yet"))
+    decisions = [Decision(one, *verdicts[one.id]) for one in found]
+    wrong = contradictions(candidates, now_unix_s=now_unix_s)
+    return Pruned(decisions, _clocks([there[one.id] for one in wrong]))
+
+
+def _clocks(wrong: Sequence[Entry]) -> str:
+    """What is said where hosts' clocks disagree; empty where they agree."""
+    if not wrong:
+        return ""
+    hosts = sorted({one.facts.host if one.facts else "?" for one in wrong})
+    names = ", ".join(one.name for one in wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+    return (
+        f"the clocks of hosts disagree: the times of {len(wrong)} checkpoints ({names}; taken on "
+        f"{', '.join(hosts)}) contradict the order in which they were taken, which counts instead"
+    )
+
+
+def _has(entry: Entry, tags: Mapping[str, str]) -> bool:
+    have = entry.facts.tags if entry.facts else {}
+    return all(have.get(key) == value for key, value in tags.items())

@@ -1,0 +1,306 @@
+"""Where checkpoints are kept: a host's own store, or the one that the operator names.
+
+In words a location is `s3://BUCKET/PREFIX`, `ssh://HOST/DIRECTORY`, a directory, `HOST:DIRECTORY`,
+or `HOST:`, a host's own. A directory of a host that is not this machine is used over the connection
+to that host, by a process there (`vmckpt lend`), which has no key and sees only what lies in the
+store. With `ssh://` every process that uses the store connects to its server itself.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from socket import socket
+
+from vmckpt.checkpoint.catalogue.known_stores import (
+    known,
+    require_as_before,
+    require_never_used,
+    require_unchanged,
+)
+from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import find_host, local_host
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish
+from vmckpt.store.backends.lent import LentBackend
+from vmckpt.store.backends.ssh import SSH_SCHEME
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.files.config import NAMES, OBJECT_FOLDERS, Config, chosen
+from vmckpt.store.open import (
+    S3_SCHEME,
+    Access,
+    config_at,
+    create_store,
+    open_store,
+    require_encrypted,
+)
+from vmckpt.store.sealing.keys import KeySource, from_environment
+from vmckpt.store.sealing.wrapping import unwrap
+from vmckpt.store.store import Checkpoint, Store
+
+Key = KeySource | None
+LEND_TIMEOUT_S, MAKING_S, POLL_S = 30.0, 10.0, 0.02
+_OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store's place: a directory as `host` has it, or object storage, which is no host's."""
+
+    host: Host | None
+    path: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process gets to it without asking another."""
+        return self.host is None or self.host.is_this_machine
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is where its host keeps checkpoints unless told otherwise."""
+        return self.host is not None and self.path == own_place(self.host.state_dir)
+
+    @property
+    def location(self) -> str:
+        """What the operator's side remembers it by: the same for every name that it is given."""
+        if self.host is None and self.path.startswith(SSH_SCHEME):
+            return self.path.rstrip("/")
+        if self.host is None:
+            return f"{os.environ.get('AWS_ENDPOINT_URL', '')} {self.path.rstrip('/')}".strip()
+        path = os.path.normpath(self.path)
+        return path if self.host.is_this_machine else f"{self.host.name}:{path}"
+
+    @property
+    def label(self) -> str:
+        """In words, as they can be written in a command."""
+        if self.host is None or (self.host.is_this_machine and not self.is_own):
+            return self.path
+        return f"{self.host.name}:{'' if self.is_own else self.path}"
+
+
+def own_place(state_dir: Path) -> str:
+    """Where a host keeps checkpoints unless told otherwise."""
+    return str(state_dir / "checkpoints")
+
+
+def own(host: Host) -> Place:
+    """A host's own store."""
+    return Place(host, own_place(host.state_dir))
+
+
+def parse_place(text: str, at: Host | None = None) -> Place:
+    """What the operator wrote; a directory alone is that of `at`, else of this machine.
+
+    Raises UsageError, NotFoundError: there is no such host.
+    """
+    if not text.strip():
+        raise UsageError(
+            "no store is named",
+            why="the place is empty",
+            remedy="write a directory, HOST: or a URL",
+        )
+    if "://" in text:
+        if not text.startswith((S3_SCHEME, SSH_SCHEME)):
+            raise UsageError(
+                f"no store can be in {text}",
+                why="a place is a directory, HOST:, HOST:/DIRECTORY, ssh://HOST/DIRECTORY or "
+                "s3://BUCKET/PREFIX",
+                remedy="write one of them",
+            )
+        return Place(None, text)
+    if found := _OF_HOST.fullmatch(text):
+        host = find_host(found[1])
+        return Place(host, found[2]) if found[2] else own(host)
+    here = at or local_host()
+    return Place(here, str(Path(text).absolute()) if here.is_this_machine else text)
+
+
+async def is_there(place: Place) -> bool:
+    """Whether there is a store, or was one. Of object storage that is not asked. HostDownError."""
+    if place.host is None:
+        return True
+    host, path = place.host, Path(place.path)
+    if await host.exists(path / NAMES[0]):
+        return True
+    left = await asyncio.gather(
+        *(host.exists(path / name) for name in (*NAMES[1:], *OBJECT_FOLDERS))
+    )
+    return any(left) or known(place.location) is not None
+
+
+@asynccontextmanager
+async def opened(
+    place: Place, key: KeySource | None = None, *, any_encryption: bool = False
+) -> AsyncIterator[Store]:
+    """A location's store for the block; its calls block: in a thread. Raises as `open_store`.
+
+    RefusedError too when it is not the store that was there before. With a key one that is not
+    encrypted is refused unless the operator has accepted it, or `any_encryption`: the key is for
+    other stores that are looked into beside it.
+    """
+    ok = any_encryption or is_accepted(place)
+    if place.host is None or place.host.is_this_machine:
+        opening = partial(open_store, place.path, key, unencrypted_ok=ok)
+    else:
+        sock = await lent(place.host, place.path)
+        backend = LentBackend(sock, place.label)
+        opening = partial(open_store, backend, key, unencrypted_ok=ok)
+    try:
+        store = await in_thread(opening)
+    except NotFoundError:
+        require_never_used(place.location, place.label)
+        raise
+    try:
+        require_as_known(place, store.config)
+        yield store
+    finally:
+        store.close()
+
+
+def require_as_known(place: Place, config: Config) -> None:
+    """Raises RefusedError: it is not the store that was there before; StorageError."""
+    # An exported file comes and goes: it is compared only with one that was accepted.
+    is_file = place.is_here and place.host is not None and Path(place.path).is_file()
+    if is_file and known(place.location) is None:
+        return
+    require_unchanged(place.location, place.label, config)
+
+
+def is_accepted(place: Place) -> bool:
+    """Whether the operator has said that the store there is meant to be unencrypted."""
+    before = known(place.location)
+    return before is not None and before.accepted and not before.encrypted
+
+
+async def lent(host: Host, path: str) -> socket:
+    """A blocking stream to a process on the host that does to a directory what it is asked.
+
+    Raises HostDownError.
+    """
+    directory = host.state_dir / "lent" / secrets.token_hex(4)
+    await host.make_dir(directory)
+    try:
+        log, ear = directory / "log", directory / "ear"
+        words = [*await host.own_command(), "lend", path, str(ear)]
+        process = await host.spawn(words, log)
+        deadline_s = asyncio.get_running_loop().time() + LEND_TIMEOUT_S
+        while not await host.exists(ear):
+            is_late = asyncio.get_running_loop().time() > deadline_s
+            if is_late or not await host.is_alive(process):
+                said = (await host.read_text(log) or "").strip().splitlines()
+                raise HostDownError(
+                    f"{host.name} does not lend its store {path}",
+                    why=said[-1] if said else "its process there gave no sign",
+                    remedy=f"see: vmckpt host check {host.name}",
+                )
+            await asyncio.sleep(POLL_S)
+        sock = await host.connect(ear)
+        sock.setblocking(True)
+        return sock
+    finally:
+        await finish(host.remove(directory))
+
+
+async def access_to(
+    place: Place, key: KeySource | None, *, to_write: bool = False, named: bool = True
+) -> Access:
+    """What opens the store, and which it is, for a process on a host.
+
+    The key is had here, by the operator's process. `to_write`: where there is none, one may be made
+    if it is the host's own, which was not `named`. Raises as `opened`; NotFoundError: there is
+    none, and none may be made.
+    """
+    try:
+        config = await _config(place)
+    except NotFoundError:
+        require_never_used(place.location, place.label)
+        if named or not to_write:
+            raise
+        if key is not None or from_environment() is not None:
+            raise NotFoundError(
+                f"there is no store in {place.label}",
+                why="a key is given, and a store that is made by the way is not encrypted",
+                remedy=f"make it first: vmckpt store init {place.label} --key-file FILE",
+            ) from None
+        return Access(may_be_made=True)
+    if not is_accepted(place):
+        require_encrypted(config, place.label, key)
+    require_as_before(place.location, place.label, config)
+    secret = (await in_thread(partial(unwrap, config, key))).secret
+    require_as_known(place, config)
+    return Access(secret if config.is_encrypted else None, config.id)
+
+
+async def remember_made(place: Place) -> None:
+    """That a store was made there by the way, if it was. Raises as `access_to`."""
+    try:
+        config = await _config(place)
+    except NotFoundError:
+        return
+    require_as_known(place, config)
+
+
+async def _config(place: Place) -> Config:
+    """Raises NotFoundError, DamagedError, RefusedError."""
+    host = place.host
+    if host is None or host.is_this_machine:
+        return await in_thread(partial(config_at, place.path))
+    paths = [Path(place.path) / name for name in NAMES]
+    first = {NAMES[0]: await _text(host, paths[0])}
+    try:
+        return chosen(first, place.label, had_objects=False)
+    except (NotFoundError, DamagedError):
+        # In this order: a store that is made just now has its config before its objects.
+        folders = [Path(place.path) / folder for folder in OBJECT_FOLDERS]
+        objects = await asyncio.gather(*(host.list_dir(folder) for folder in folders))
+        texts = await asyncio.gather(*(_text(host, path) for path in paths))
+        found = dict(zip(NAMES, texts, strict=True))
+        return chosen(found, place.label, had_objects=any(objects))
+
+
+async def _text(host: Host, path: Path) -> bytes | None:
+    text = await host.read_text(path)
+    return None if text is None else text.encode()
+
+
+@asynccontextmanager
+async def reading(
+    place: str, checkpoint_id: str, secret: bytes | None = None
+) -> AsyncIterator[Checkpoint]:
+    """A checkpoint of a store that this process gets to, to read from for the block, in which it is
+    not removed. `secret` opens an encrypted store; without it no other is read. Raises as both do.
+    """
+    store = await in_thread(partial(open_store, place, Access(secret)))
+    opened_ = store.read(checkpoint_id)
+    try:
+        point = await in_thread(opened_.__enter__)
+        try:
+            yield point
+        finally:
+            await finish(in_thread(partial(opened_.__exit__, None, None, None)))
+    finally:
+        store.close()
+
+
+def open_or_create(place: str, access: Access) -> Store:
+    """The store at `place`, made when there is none and one may be. Blocking. Raises as both do."""
+    given_up_s = time.monotonic() + MAKING_S
+    while True:
+        try:
+            return open_store(place, access)
+        except NotFoundError:
+            if not access.may_be_made:
+                raise
+        try:
+            return create_store(place)
+        except (RefusedError, BusyError):  # another process has made it, or is about to
+            if time.monotonic() > given_up_s:
+                raise
+        time.sleep(POLL_S)

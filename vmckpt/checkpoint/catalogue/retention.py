@@ -1,0 +1,185 @@
+"""Which checkpoints a rule keeps. Pure: facts in, verdicts out.
+
+What is newest follows from the order in which checkpoints were taken (`store/files/order.py`).
+Hosts' clocks, which may be wrong, only date them: where clocks contradict that order, the largest
+number of checkpoints whose clocks agree with it is believed (`dates`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from vmckpt.errors import UsageError
+
+
+class Candidate(NamedTuple):
+    """A checkpoint as the rule sees it. `taken_unix_s` is what its host's clock said."""
+
+    id: str
+    taken_unix_s: float
+    added_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is kept: the union of the first four; then age and size take away, the newest last.
+
+    Hours, days and weeks are UTC's; of each that has any the newest one is kept.
+    """
+
+    keep_last: int = 0
+    hourly: int = 0
+    daily: int = 0
+    weekly: int = 0
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return not any(astuple(self))
+
+
+class Verdict(NamedTuple):
+    """Whether it is kept, and by what."""
+
+    keep: bool
+    why: str
+
+
+_PERIODS: tuple[tuple[str, Callable[[datetime], str]], ...] = (
+    ("hourly", lambda when: f"{when:%Y-%m-%d %H}"),
+    ("daily", lambda when: f"{when:%Y-%m-%d}"),
+    ("weekly", lambda when: f"{when:%G-%V}"),
+)
+
+
+def plan(
+    candidates: Sequence[Candidate],
+    rule: Rule,
+    *,
+    now_unix_s: float,
+    just_taken: Collection[str] = (),
+) -> Mapping[str, Verdict]:
+    """A verdict for each, by id. `candidates` of one VM, in the order in which they were taken.
+
+    The newest is always kept, and so are those that were `just_taken`. Raises UsageError for an
+    empty rule.
+    """
+    if rule.is_empty:
+        raise UsageError(
+            "nothing says which checkpoints to keep",
+            why="a rule that keeps none would remove all",
+            remedy="say at least one of --keep-last, --hourly, --daily, --weekly, --max-age, "
+            "--max-size",
+        )
+    dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)
+    newest_first = list(reversed(candidates))
+    when_s = {one.id: unix_s for one, unix_s in zip(candidates, dated, strict=True)}
+    why: dict[str, list[str]] = {one.id: [] for one in newest_first}
+    counts = rule.keep_last or rule.hourly or rule.daily or rule.weekly
+    for number, one in enumerate(newest_first):
+        if number < rule.keep_last:
+            why[one.id].append("last")
+        elif not counts:
+            why[one.id].append("no rule against it")
+    for name, period in _PERIODS:
+        seen: set[str] = set()
+        for one in newest_first:
+            when = period(datetime.fromtimestamp(when_s[one.id], UTC))
+            if when not in seen and len(seen) < getattr(rule, name):
+                seen.add(when)
+                why[one.id].append(f"{name} {when}")
+    verdicts = {
+        key: Verdict(bool(words), ", ".join(words) or "no rule keeps it")
+        for key, words in why.items()
+    }
+    # Just now is no later than this for their host: of two clocks that differ one is wrong.
+    new_s = [one.taken_unix_s for one in candidates if one.id in just_taken]
+    verdicts |= _too_old(newest_first, when_s, verdicts, rule, min([now_unix_s, *new_s]))
+    verdicts |= _too_much(newest_first, verdicts, rule)
+    for number, one in enumerate(newest_first):
+        if not verdicts[one.id].keep and (number == 0 or one.id in just_taken):
+            verdicts[one.id] = Verdict(True, "just taken" if number else "the newest")
+    return verdicts
+
+
+def dates(taken_unix_s: Sequence[float], *, now_unix_s: float) -> list[float]:
+    """When each was taken, as far as it can be known: never falling, in the order of taking.
+
+    A longest part of the times that does not fall is believed. Each other time is replaced by the
+    next one that is believed, those at the end by `now_unix_s`.
+    """
+    believed = _rising(taken_unix_s)
+    found = list(taken_unix_s)
+    later = max([now_unix_s, *(found[at] for at in believed)])
+    for at in range(len(found) - 1, -1, -1):
+        if at in believed:
+            later = found[at]
+        found[at] = later
+    return found
+
+
+def contradictions(candidates: Sequence[Candidate], *, now_unix_s: float) -> list[Candidate]:
+    """Those whose hosts' clocks contradict the order in which they were taken."""
+    dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)
+    return [
+        one for one, unix_s in zip(candidates, dated, strict=True) if one.taken_unix_s != unix_s
+    ]
+
+
+def _rising(values: Sequence[float]) -> set[int]:
+    """The places of a longest part that does not fall, by patience sorting; O(n log n)."""
+    tops: list[float] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values):
+        pile = bisect_right(tops, value)
+        before.append(ends[pile - 1] if pile else -1)
+        if pile == len(tops):
+            tops.append(value)
+            ends.append(at)
+        else:
+            tops[pile], ends[pile] = value, at
+    found, at = set[int](), ends[-1] if ends else -1
+    while at >= 0:
+        found.add(at)
+        at = before[at]
+    return found
+
+
+def _too_old(
+    newest_first: Sequence[Candidate],
+    when_s: Mapping[str, float],
+    so_far: Mapping[str, Verdict],
+    rule: Rule,
+    now_unix_s: float,
+) -> dict[str, Verdict]:
+    """Only what is too old by its own host's clock too, unless that is ahead of this machine's."""
+    if rule.max_age_s is None:
+        return {}
+    gone = dict[str, Verdict]()
+    for one in newest_first:
+        said_s = one.taken_unix_s if one.taken_unix_s <= now_unix_s else when_s[one.id]
+        age_s = now_unix_s - max(when_s[one.id], said_s)
+        if so_far[one.id].keep and age_s > rule.max_age_s:
+            gone[one.id] = Verdict(False, "older than --max-age")
+    return gone
+
+
+def _too_much(
+    newest_first: Sequence[Candidate], so_far: Mapping[str, Verdict], rule: Rule
+) -> dict[str, Verdict]:
+    """By what each added: chunks that others need too stay all the same, so it is an estimate."""
+    if rule.max_bytes is None:
+        return {}
+    gone, total = dict[str, Verdict](), 0
+    for one in newest_first:
+        if not so_far[one.id].keep:
+            continue
+        total += one.added_bytes
+        if total > rule.max_bytes:
+            gone[one.id] = Verdict(False, "beyond --max-size")
+    return gone

@@ -1,0 +1,119 @@
+"""Checkpoints as people see them: a tree, and all that one says of itself. Pure."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.whose import vm_labels
+from vmckpt.units import format_size
+
+
+def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """A row each, below its parent where that is still there."""
+    present = {one.id for one in entries}
+    children: dict[str | None, list[Entry]] = {}
+    for one in entries:
+        parent = one.manifest.parent if one.manifest.parent in present else None
+        children.setdefault(parent, []).append(one)
+    found: list[tuple[str, ...]] = []
+    # What is still to be shown, the next one last: chains are longer than Python may recurse.
+    waiting = [(one, 0, False) for one in reversed(children.get(None, []))]
+    labels = vm_labels([one.manifest for one in entries])
+    shown = set[str]()
+    while waiting:
+        one, depth, is_branch = waiting.pop()
+        # A line of descent stands one below the other; only a branch is moved in.
+        mark = "  " * depth + ("└ " if is_branch else "")
+        found.append(_row(one, mark, labels[one.id]))
+        shown.add(one.id)
+        below = children.get(one.id, [])
+        inner = depth + is_branch
+        waiting += [(child, inner, len(below) > 1) for child in reversed(below)]
+    # A ring of parents, which only a forged manifest makes, hides none.
+    rest = [one for one in entries if one.id not in shown]
+    return found + [_row(one, "", labels[one.id]) for one in rest]
+
+
+def _row(entry: Entry, mark: str, vm: str) -> tuple[str, ...]:
+    facts, manifest = entry.facts, entry.manifest
+    return (
+        f"{mark}{entry.name}",
+        manifest.id[:12],
+        vm,
+        ", ".join(place.label for place in entry.places),
+        f"{_when(manifest.created_unix_s)}",
+        format_size(manifest.added_bytes),
+        f"{facts.pause_ms:.1f} ms" if facts else "?",
+        facts.trigger if facts else "?",
+        str(facts.group["name"]) if facts and facts.group else "",
+        ("guard" if any(pin.guard for pin in entry.pins) else "pinned") if entry.pins else "",
+        " ".join(f"{key}={value}" for key, value in facts.tags.items()) if facts else "",
+    )
+
+
+class OriginShown(NamedTuple):
+    """Whether this site took a checkpoint, and what a host would open for one that it did not."""
+
+    foreign: bool
+    opens: tuple[str, ...]
+
+
+OWN = OriginShown(foreign=False, opens=())
+
+
+def lines(entry: Entry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
+    """What `show` prints."""
+    manifest, facts = entry.manifest, entry.facts
+    found = [
+        ("id", manifest.id),
+        ("vm", manifest.vm),
+        ("vm id", manifest.vm_id or "- (taken before VMs had one)"),
+        ("taken", _when(manifest.created_unix_s)),
+        ("parent", manifest.parent or "-"),
+        ("store", ", ".join(place.label for place in entry.places)),
+        ("added", format_size(manifest.added_bytes)),
+        *(("pinned", f"{_when(pin.pinned_unix_s)}: {pin.in_words}") for pin in entry.pins),
+    ]
+    found += [
+        (area.name, f"{format_size(area.chunks * area.chunk_bytes)} of "
+         f"{format_size(area.size_bytes)} are not zero")
+        for area in manifest.areas
+    ]  # fmt: skip
+    if facts is None:
+        return [*found, ("facts", "written by another version of vmckpt")]
+    # Another site may have written anything.
+    platform, devices = facts.platform.get, facts.machine.get("devices")
+    devices = devices if isinstance(devices, dict | list) else ()
+    return [
+        ("name", facts.name),
+        *found,
+        *((("origin", "not taken by this site"),) if origin.foreign else ()),
+        *(("opens", text) for text in origin.opens),
+        ("host", facts.host),
+        ("trigger", facts.trigger),
+        ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),
+        *((("group", f"{facts.group['name']} ({facts.group['id']}): "
+            + ", ".join(facts.group["members"])),) if facts.group else ()),
+        ("kind", f"{facts.kind} ({facts.saved_as})" if facts.saved_as else facts.kind),
+        ("pause", f"{facts.pause_ms:.1f} ms at most, {facts.stopped_ms:.1f} ms in all"),
+        ("passes", str(facts.passes)),
+        ("took", f"{facts.took_s:.2f} s"),
+        ("qemu", facts.qemu_version),
+        ("machine", f"{platform('machine', '?')}, {platform('accel', '?')}"),
+        ("cpu", f"{platform('cpu', '?')}, {facts.machine.get('vcpus', '?')} vCPUs"),
+        ("firmware", facts.firmware or "-"),
+        ("devices", ", ".join(sorted(map(str, devices))) or "-"),
+        *(("disk", f"{disk.path} ({disk.format}, {format_size(disk.size_bytes)})")
+          for disk in facts.disks),
+    ]  # fmt: skip
+
+
+def in_words(entry: Entry) -> str:
+    """Which checkpoint, of what VM, and when it was taken: in one line."""
+    taken = _when(entry.manifest.created_unix_s)
+    return f"{entry.name} ({entry.id[:12]}) of {entry.manifest.vm}, taken {taken}"
+
+
+def _when(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"

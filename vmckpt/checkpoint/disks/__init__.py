@@ -1,0 +1,1 @@
+"""The disks of checkpoints: mounted, served, exported."""

@@ -1,0 +1,148 @@
+"""Write a checkpoint's disk to an image file, raw or qcow2: all of it, checked, or no file."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.place import Key, opened
+from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.disks.stored_disks import StoredDisk, find_disk
+from vmckpt.errors import RefusedError, StorageError, UsageError
+from vmckpt.qemu.qcow2 import tables_bytes
+from vmckpt.sequence.in_thread import until_cancelled
+from vmckpt.store.area import Area
+from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
+from vmckpt.store.store import Store
+from vmckpt.units import format_size
+
+FORMATS = ("qcow2", "raw")
+Moved = Callable[[int, int], None]
+
+
+class Image(NamedTuple):
+    """The file that is to be made."""
+
+    path: Path
+    format: str
+
+
+class Exported(NamedTuple):
+    """An image that is there now; `written_bytes` are not holes."""
+
+    disk: StoredDisk
+    format: str
+    written_bytes: int
+
+
+async def export_disk(
+    entry: Entry, disk: str, image: Image, moved: Moved, key: Key = None
+) -> Exported:
+    """Write it to a file that must not exist; `moved` hears bytes done, and of how many.
+
+    Until all of it is written and synced the file has another name, `.FILE.part-...`; after an
+    error or a cancellation nothing is left. Raises RefusedError (a file is there, or no room),
+    NotFoundError, DamagedError, StorageError.
+    """
+    if os.path.lexists(image.path):
+        raise _there_already(image.path)
+    async with opened(entry.place, key) as store:
+
+        def work(still_wanted: Callable[[], None]) -> Exported:
+            def watched(done: int, total: int) -> None:
+                still_wanted()
+                moved(done, total)
+
+            return _export(store, entry.id, disk, image, watched)
+
+        return await until_cancelled(work)
+
+
+def format_of(target: Path, given: str | None) -> str:
+    """The image's format: as it is given, else by the end of its name. Raises UsageError."""
+    ends = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
+    kind = given or ends.get(target.suffix)
+    if kind not in FORMATS:
+        raise UsageError(
+            f"{target.name} does not say what format it is to have"
+            if given is None
+            else f"--format {given} is unknown",
+            why="it is qcow2 or raw",
+            remedy="end the name in .qcow2, .raw or .img, or add --format",
+        )
+    return kind
+
+
+def _export(store: Store, checkpoint_id: str, name: str, image: Image, moved: Moved) -> Exported:
+    target, kind = image
+    with store.read(checkpoint_id) as point:
+        disk = find_disk(point.manifest, name)
+        area = point.area(disk.name)
+        total = len(area.numbers()) * BLOCK_CHUNK_BYTES
+        aside = target.with_name(f".{target.name}.part-{secrets.token_hex(4)}")
+        try:
+            _require_room(target, total + (tables_bytes(disk.size_bytes) if kind != "raw" else 0))
+            write_image(aside, kind, disk.size_bytes, _watched(area, total, moved))
+            try:
+                _put_in_place(aside, target)
+            finally:
+                aside.unlink(missing_ok=True)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot write {target}",
+                why=exc.strerror or str(exc),
+                remedy="check that the folder exists, its rights, and free space",
+            ) from exc
+        return Exported(disk, kind, total)
+
+
+def _watched(
+    area: Area, total: int, moved: Moved
+) -> "Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], memoryview]]":
+    done = 0
+    moved(done, total)
+    for numbers, contents in area.stream():
+        yield numbers, contents
+        done += len(numbers) * BLOCK_CHUNK_BYTES
+        moved(done, total)
+
+
+def _put_in_place(aside: Path, target: Path) -> None:
+    """Give it its name, for good, unless another file has got that meanwhile."""
+    try:
+        try:
+            os.link(aside, target, follow_symlinks=False)
+        except PermissionError:
+            # A file system without hard links: an empty file keeps the name until the rename.
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            aside.rename(target)
+    except FileExistsError as exc:
+        raise _there_already(target) from exc
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _there_already(target: Path) -> RefusedError:
+    return RefusedError(
+        f"{target} exists already",
+        why="an export does not overwrite",
+        remedy="choose another name, or remove it first",
+    )
+
+
+def _require_room(target: Path, needed_bytes: int) -> None:
+    there = os.statvfs(target.parent)
+    free = there.f_bavail * there.f_frsize
+    if free < needed_bytes:
+        raise RefusedError(
+            f"there is no room for {target}",
+            why=f"it takes up to {format_size(needed_bytes)}, {format_size(free)} are free",
+            remedy="make room there, or choose another place",
+        )

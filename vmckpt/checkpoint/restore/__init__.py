@@ -1,0 +1,1 @@
+"""Restoring: a VM as it was, copies of it, or disks alone."""

@@ -1,0 +1,339 @@
+"""Many running VMs from one checkpoint: their memory and disks are shared until they write.
+
+The checkpoint's memory is put into one file in memory, and each fork's QEMU maps it privately:
+pages are copied by the kernel where a fork writes. The file has no other names than the forks'
+(hard links), and goes with its last fork. Disks are qcow2 overlays over one image each, which stays
+in the host's `images/`. Forks are cut off from every network unless asked otherwise.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
+from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, machine_from_json, usable_facts
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.origin import digest
+from vmckpt.checkpoint.restore.identity import tell_guest
+from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.planned import (
+    Planned,
+    cannot_become,
+    checks,
+    copy_variables,
+    overcommitted,
+    plan_copy,
+    standing_of,
+)
+from vmckpt.devices.absence import bring_back, plug_in
+from vmckpt.epoch.load import SETTINGS, load_devices
+from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
+from vmckpt.hosts.inventory.inventory import check_name, local_host, state_dir
+from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
+from vmckpt.preflight.finding import require
+from vmckpt.qemu import commands
+from vmckpt.qemu.compare import describe, differences
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import all_of, finish, to_the_end
+from vmckpt.state.durable import rename_durably
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.identity import new_identity
+from vmckpt.vm.inventory import homes
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import IMAGES, lock_path
+from vmckpt.vm.probe import abilities
+from vmckpt.vm.spec.spec import Spec
+from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
+
+# Since when a memory-backend-file that is read-only can be RAM.
+READ_ONLY_RAM = (8, 2, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ...
+
+    `known`, `is_foreign`: see `restore.Source`; `trust`: see `foreign.py`.
+    """
+
+    checkpoint: str
+    name: str
+    number: int
+    plugged: bool
+    trust: bool = False
+    overcommit: bool = False
+    known: str = ""
+    is_foreign: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """Of the forks."""
+        return [f"{self.name}-{number + 1}" for number in range(self.number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """One fork: it runs, or why it does not."""
+
+    name: str
+    took_ms: float
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For the one who asked."""
+        return asdict(self)
+
+
+async def fork(
+    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None, *, run: str
+) -> list[Forked]:
+    """Make them, one after the other; one that fails leaves nothing, and the others run.
+
+    They all begin to run when the last one is ready: until then none takes the others' time. `run`
+    is this run's own name.
+
+    Raises RefusedError, NotFoundError, StorageError when none can be.
+    """
+    async with reading(place, wish.checkpoint, secret) as point:
+        return await _Forking(host, point, wish, place, run).run()
+
+
+def remove_parts(host: LocalHost, run: str) -> None:
+    """After the death of a run: the disk image that it was making. Blocking."""
+    for part in (host.state_dir / IMAGES).glob(f".*.{run}"):
+        part.unlink(missing_ok=True)
+
+
+class _Ready(NamedTuple):
+    """One that waits to run; without a monitor there is none."""
+
+    planned: Planned
+    made: list[Path]
+    monitor: Monitor | None
+    error: str
+    took_s: float
+
+
+class _Forking:
+    """All forks of one request."""
+
+    def __init__(
+        self, host: LocalHost, point: Checkpoint, wish: Wish, place: str, run: str
+    ) -> None:
+        self._host, self._point, self._wish, self._run_name = host, point, wish, run
+        self._history = History().then(point.manifest.id, host, place)
+        self._facts = usable_facts(point.manifest)
+        self._ram = -1
+        self._disks: dict[int, Path] = {}
+        self._base = point.manifest.id
+
+    async def run(self) -> list[Forked]:
+        if self._facts.kind == FILE:
+            raise RefusedError(
+                "the checkpoint cannot be forked",
+                why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
+                remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
+            )
+        await self._require_read_only_memory()
+        names = [check_name(name, "VM") for name in self._wish.names]
+        plugged, wish = self._wish.plugged, self._wish
+        manifest = self._point.manifest
+        standing = await standing_of(
+            manifest, self._host, known=wish.known, is_foreign=wish.is_foreign
+        )
+        planned = [
+            plan_copy(self._facts, self._host, name, standing, keep_macs=False, plugged=plugged)
+            for name in names
+        ]
+        if wish.is_foreign:  # no checkpoint that took another's id is given that one's image
+            self._base = f"{manifest.id}-{digest(manifest)[:8]}"
+        # Room is asked for below, for all of them.
+        first = overcommitted(planned[0])
+        found = await checks(first, in_place=False, lazy=False, plugged=plugged)
+        require(found, cannot_become(names[0], self._host))
+        if wish.overcommit:
+            planned = [overcommitted(one) for one in planned]
+        else:
+            await self._require_room(planned[0].spec)
+        try:
+            await self._make_base(planned[0])
+            state = await in_thread(partial(self._point.blob, DEVICES))
+            async with AsyncExitStack() as locks:
+                ready: list[_Ready] = []
+                try:
+                    for plan in planned:
+                        ready.append(await self._one(plan, state, locks))  # noqa: PERF401 - undone
+                except BaseException:
+                    await finish(self._undo_all(ready))
+                    raise
+                # One that waits to run would wait for good.
+                forks = await to_the_end(self._run_all(ready))
+            # When all run: whoever waits for an agent keeps no other from running.
+            return await all_of(map(self._told, forks, planned))
+        finally:
+            if self._ram >= 0:
+                os.close(self._ram)
+
+    async def _require_read_only_memory(self) -> None:
+        """Raises RefusedError where forks with users of their own could write to one another's."""
+        if self._host.vm_uids is None:
+            return
+        found = (await abilities(self._host)).version
+        if found < READ_ONLY_RAM:
+            raise RefusedError(
+                f"the checkpoint cannot be forked on {self._host.name}",
+                why="its VMs have users of their own (--vm-uids), which may not write to memory "
+                f"that they share; QEMU {found} cannot open it for reading alone",
+                remedy="use QEMU 8.2 or newer there, or make copies: vmckpt checkpoint restore ID "
+                "--as NAME",
+            )
+
+    async def _require_room(self, spec: Spec) -> None:
+        """For what they share, and all that each may come to write. Raises RefusedError."""
+        ram = self._point.manifest.area(RAM)
+        shared = ram.chunks * ram.chunk_bytes if ram else 0
+        needed = shared + len(self._wish.names) * self._facts.memory_bytes
+        found = await self._host.memory_room(spec.ram_dir)
+        if found.free_bytes < needed and not spec.overcommit:
+            raise no_room(self._host, needed, spec.ram_dir, found)
+
+    async def _told(self, fork: Forked, planned: Planned) -> Forked:
+        """After the guest was told what it can be."""
+        if fork.error:
+            return fork
+        agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
+        unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
+        return replace(fork, warnings=(*fork.warnings, *unsaid))
+
+    async def _make_base(self, planned: Planned) -> None:
+        self._ram = unnamed(planned.spec.ram_dir)
+        await finish(in_thread(self._fill))
+        for disk in planned.disks:
+            facts = self._facts.disks[disk.number]
+            name = f"{self._base}-{disk.number}.{facts.format}"
+            path = self._host.state_dir / IMAGES / name
+            await self._host.make_dir(path.parent)
+            self._disks[disk.number] = path
+            if facts.area and not path.exists():
+                part = path.with_name(f".{path.name}.{self._run_name}")
+                chunks = self._point.area(facts.area).stream()
+                write = partial(write_image, part, facts.format, facts.size_bytes, chunks)
+                await in_thread(write)
+                rename_durably(part, path.name)
+
+    def _fill(self) -> None:
+        """The checkpoint's memory as a file with holes. Blocking."""
+        os.truncate(self._ram, self._facts.memory_bytes)
+        for numbers, contents in self._point.area(RAM).stream():
+            for place, number in enumerate(numbers.tolist()):
+                page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+                os.pwrite(self._ram, page, number * PAGE_BYTES)
+
+    async def _one(self, planned: Planned, state: bytes, locks: AsyncExitStack) -> "_Ready":
+        """One that waits to run, and whose lock is held; or why there is none."""
+        began_s = time.monotonic()
+        made: list[Path] = []
+        monitor, error = None, ""
+        try:
+            await self._entitle(planned.vm.name, locks)
+            await settle(self._host, planned.vm.name)
+            await sweep(self._host, planned.spec, planned.vm.directory, None)
+            try:
+                monitor = await self._start(planned, state, made)
+            except BaseException:
+                await finish(self._undo(planned, made))
+                raise
+            locks.push_async_callback(monitor.close)
+        except (VmckptError, OSError) as exc:
+            error = str(exc)
+        return _Ready(planned, made, monitor, error, time.monotonic() - began_s)
+
+    async def _entitle(self, name: str, locks: AsyncExitStack) -> None:
+        """Nobody else gives the name away, or has it here. Raises BusyError, RefusedError."""
+        name_lock = local_host().lock(state_dir() / "names" / name, owner("fork"))
+        await locks.enter_async_context(name_lock)
+        lock = lock_path(self._host.state_dir, name)
+        await locks.enter_async_context(self._host.lock(lock, owner("fork")))
+        if await homes(name, [self._host]):
+            raise RefusedError(
+                f"there is a VM '{name}' already",
+                why=f"on host {self._host.name}",
+                remedy="choose another name for the forks (--name), or remove it",
+            )
+
+    async def _run_all(self, ready: Sequence["_Ready"]) -> list[Forked]:
+        return [await self._run(one) for one in ready]
+
+    async def _run(self, one: "_Ready") -> Forked:
+        began_s, name, error = time.monotonic(), one.planned.vm.name, one.error
+        held: list[str] = []
+        if one.monitor is not None:
+            try:
+                await to_the_end(commands.cont(one.monitor))
+                await settle(self._host, name)
+                held = await bring_back(one.planned.vm, one.monitor, name)
+            except VmckptError as exc:
+                await finish(self._undo(one.planned, one.made))
+                error = str(exc)
+        took_ms = (one.took_s + time.monotonic() - began_s) * 1e3
+        return Forked(name, round(took_ms, 1), error, tuple(held))
+
+    async def _start(self, planned: Planned, state: bytes, made: list[Path]) -> Monitor:
+        vm, host = planned.vm, self._host
+        files, spec = vm.qemu.files, vm.spec
+        await host.make_dir(files.path)
+        made += [planned.own_variables] if planned.own_variables else []
+        made += [disk.path for disk in planned.disks]
+        await write_down(vm, Making(files.qemu_id, spec.text, tuple(str(path) for path in made)))
+        await in_thread(partial(copy_variables, planned))
+        for disk in planned.disks:
+            facts = self._facts.disks[disk.number]
+            write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
+        await host.make_private_dir(files.memory(spec.ram_dir))
+        give_name(self._ram, files.ram(spec.ram_dir))
+        # Its QEMU's user goes by it.
+        await host.write_text(vm.directory.identity, f"{new_identity()}\n")
+        qemu, monitor = await start_qemu(
+            host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
+        )
+        try:
+            here = machine_from_json(self._facts.machine)
+            if found := differences(here, await describe(monitor)):
+                raise OperationFailedError(
+                    f"the QEMU on {host.name} is another machine",
+                    why="; ".join(found),
+                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                )
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
+            await load_devices(monitor, state)
+            await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+            if self._wish.plugged:
+                await plug_taps(host, spec, files)
+            await plug_in(vm._replace(qemu=qemu), monitor)
+            await host.write_text(vm.directory.spec, spec.text)
+            await host.write_text(vm.directory.point, self._history.text)
+            await host.write_text(vm.directory.current, qemu.to_json())
+        except BaseException:
+            await finish(monitor.close())
+            raise
+        return monitor
+
+    async def _undo_all(self, ready: Sequence["_Ready"]) -> None:
+        for one in ready:
+            # What there is of a name that has no fork here is somebody else's.
+            if one.monitor is not None:
+                await self._undo(one.planned, one.made)
+
+    async def _undo(self, planned: Planned, made: list[Path]) -> None:
+        await end_qemu(self._host, planned.spec.ram_dir, planned.vm.qemu.files)
+        for path in (*made, planned.vm.directory.path):
+            await self._host.remove(path)

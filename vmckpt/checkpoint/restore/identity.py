@@ -1,0 +1,84 @@
+"""What a guest that runs from a checkpoint is told: that time has gone on, and who it is now.
+
+A kernel that runs knows its clock and its MACs by itself: only somebody inside can tell it others,
+the guest agent. What it could not be told is said.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vmckpt.checkpoint.facts import Facts
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.qemu.agent import GuestAgent
+from vmckpt.vm.argv import default_mac
+from vmckpt.vm.spec.spec import Spec
+
+_IP = ("/sbin/ip", "/bin/ip")
+# For each answer: a guest that has just begun fetches its pages as it touches them, its agent too.
+_ANSWER_S = 10.0
+
+
+def new_macs(facts: Facts, spec: Spec) -> list[tuple[str, str]]:
+    """What its NICs had, and what they are to have, where that is another."""
+    now = [nic.mac or default_mac(spec.name, number) for number, nic in enumerate(spec.nics)]
+    pairs = zip(facts.macs, now, strict=False)
+    return [(old.lower(), new.lower()) for old, new in pairs if old.lower() != new.lower()]
+
+
+async def tell_guest(
+    host: Host, agent: Path, facts: Facts, spec: Spec, *, plugged: bool
+) -> list[str]:
+    """Tell a guest that has just begun to run; what it does not know now, in words."""
+    if spec.adopted is not None:
+        return []
+    macs = new_macs(facts, spec)
+    if not spec.guest_agent:
+        return [_no_clock("it has no guest agent"), *_no_macs(macs, "no guest agent", plugged)]
+    try:
+        session = await GuestAgent.connect(await host.connect(agent), _ANSWER_S)
+    except VmckptError as exc:
+        return [_no_clock(str(exc.why)), *_no_macs(macs, "its guest agent is silent", plugged)]
+    unsaid: list[str] = []
+    try:
+        try:
+            await session.set_time(_ANSWER_S)
+        except VmckptError as exc:
+            unsaid.append(_no_clock(exc.why))
+        for one in macs:
+            try:
+                await _set_mac(session, *one)
+            except VmckptError as exc:
+                unsaid += _no_macs([one], exc.why, plugged)
+    finally:
+        await session.close()
+    return unsaid
+
+
+async def _set_mac(agent: GuestAgent, old: str, new: str) -> None:
+    """Raises AgentSilentError, OperationFailedError."""
+    names = {one.mac: one.name for one in await agent.interfaces(_ANSWER_S)}
+    if new in names:
+        return
+    if old not in names:
+        raise OperationFailedError(
+            "the guest has no such NIC",
+            why=f"none of its interfaces has {old}: {', '.join(names)}",
+            remedy=f"give the one that is meant {new}, inside",
+        )
+    await agent.run_first(_IP, ["link", "set", "dev", names[old], "address", new], _ANSWER_S)
+
+
+def _no_clock(why: str) -> str:
+    return (
+        f"the guest's clock is as it was when the checkpoint was taken ({why}): "
+        "set it inside, e.g. by chronyc makestep"
+    )
+
+
+def _no_macs(macs: Sequence[tuple[str, str]], why: str, plugged: bool) -> list[str]:
+    also = ", which the VM that it is a copy of has too, on the same network" if plugged else ""
+    return [
+        f"the guest goes on with MAC {old}{also}, until it starts again with {new} ({why})"
+        for old, new in macs
+    ]

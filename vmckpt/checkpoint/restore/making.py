@@ -1,0 +1,67 @@
+"""What a restore or a fork makes of a VM, written down before it is there: `vms/NAME/restore.json`.
+
+Whoever makes it may be killed. Until `vm.json` names the new QEMU nothing of it stays then; from
+that moment on all of it is the VM's, and the guest is let run.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.state.documents import Schema, load_from, save_to
+from vmckpt.state.durable import rename_durably
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.start import end_qemu
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """A QEMU of a VM in the making, and its files.
+
+    `made` are the VM's own if it comes to it, else removed. `renames` are disks' new contents, and
+    the disks whose names they get.
+    """
+
+    qemu_id: str
+    spec: str
+    made: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+
+
+_SCHEMA = Schema(
+    Making,
+    "it lists what a restore of '{directory.name}' that was cut off was making: see that no QEMU "
+    "of it runs there, remove images that only the restore made, and remove the file",
+)
+
+
+async def write_down(vm: Vm, making: Making) -> None:
+    """Before the first of it is made. Raises StorageError."""
+    await save_to(vm.host, vm.directory.restoring, _SCHEMA, making)
+
+
+async def settle(host: Host, name: str) -> None:
+    """Finish what was begun of a VM if its `vm.json` names it, else undo it.
+
+    On that host, for the holder of the VM's lock. Raises OperationFailedError, StorageError.
+    """
+    directory = vm_dir(host.state_dir, name)
+    making = await load_from(host, directory.restoring, _SCHEMA)
+    if making is None:
+        return
+    now = await read_vm(host, name)
+    if now is not None and now.qemu.files.qemu_id == making.qemu_id:
+        for made, path in making.renames:
+            await in_thread(partial(rename_durably, Path(made), Path(path).name))
+        await host.write_text(directory.spec, making.spec)
+        await host.remove(directory.restoring)
+        return
+    spec = parse_spec(making.spec, str(directory.restoring), directory.path)
+    await end_qemu(host, spec.ram_dir, directory.qemu(making.qemu_id))
+    for made in (*making.made, *(made for made, _ in making.renames)):
+        await host.remove(Path(made))
+    await host.remove(directory.path if now is None else directory.restoring)

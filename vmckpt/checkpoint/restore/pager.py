@@ -1,0 +1,308 @@
+"""A program: gives a guest that runs already the pages of its memory, from a checkpoint.
+
+    python -I -m vmckpt.checkpoint.restore.pager <socket
+
+A line of JSON comes by the socket for each step, and one goes back:
+
+    {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
+    {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
+    {"go": the file that says that pages are missing}          -> nothing
+
+Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
+that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
+is the file with what opens an encrypted store, or left out.
+
+Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
+copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
+wait for its next page, and another pager can go on. It waits, too, while the store does not answer,
+or a disk of it cannot read, for up to ten minutes. A page that the store does not give as it was
+ends the guest: it is killed, never given something else. The file then says why; at the end of all
+pages it is removed.
+
+Each page is given once: one that the guest has given back since (it reports free pages, or has a
+balloon) is zeroes when it is wanted again.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vmckpt.checkpoint.restore.first_pages import next_noted, note, put_first, read_noted, runs
+from vmckpt.errors import OperationFailedError, StorageError, VmckptError
+from vmckpt.memory.missing_pages import MissingPages
+from vmckpt.memory.process_call import be_undisturbed
+from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
+from vmckpt.state.durable import replace
+from vmckpt.store.errors import DamagedError, UnreadableError
+from vmckpt.store.open import Access, open_store
+
+# Streamed at once between two looks for faults.
+PIECE_PAGES = 32
+_NICE = 5
+# How long nobody may wait for a page before it is looked whether there is news.
+IDLE_MS = 1
+# What is waited for until so long after the guest runs is noted for the next time.
+NOTED_S = 0.5
+# So long the guest has the processors for itself, and gets only what it waits for.
+ALONE_S = 0.15
+# A store that does not answer is asked again after so long, for so long since the last page.
+AGAIN_S, PATIENCE_S = 1.0, 600.0
+
+
+class Pager:
+    """The pages of one guest, from one checkpoint."""
+
+    def __init__(
+        self, area: Any, missing: MissingPages, there: np.ndarray, noted: Sequence[int]
+    ) -> None:
+        self._area, self._missing = area, missing
+        # Noted, and there before the guest: it finds them, and is not seen to.
+        self._laid_out = [number for number in noted if 0 <= number < len(there)]
+        self._used: set[int] | None = None
+        self._left = ~there
+        empty = np.ones(len(there), bool)
+        empty[area.numbers()] = False
+        self._left[empty] = False
+        # In its first moments, in order.
+        self.waited_for: list[int] = []
+        self._began_s = math.inf
+
+    def read_from(self, area: Any) -> None:
+        """What is still to come is of `area`: the same, of the store opened anew."""
+        self._area = area
+
+    @property
+    def left(self) -> int:
+        """How many pages are still to come."""
+        return int(np.count_nonzero(self._left))
+
+    def serve(self) -> None:
+        """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
+        self._began_s = time.monotonic()
+        while time.monotonic() < self._began_s + ALONE_S:
+            self.answer(IDLE_MS)
+        for numbers, contents in self._area.stream():
+            for at in range(0, len(numbers), PIECE_PAGES):
+                start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
+                self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
+                self.answer()
+                if self._used is None and time.monotonic() > self._began_s + NOTED_S:
+                    self._used = self._look_back()
+        if self._left.any():
+            raise OperationFailedError(
+                f"{self.left} pages of the guest's memory did not come",
+                why="the checkpoint lists them, and its stream does not have them",
+                remedy="look at the store: vmckpt store check",
+            )
+        self._missing.end()
+
+    def noted(self) -> list[int]:
+        """What is to be noted for the next time. Raises ProcessLookupError: the VM has ended."""
+        used = self._look_back() if self._used is None else self._used
+        return next_noted(self._laid_out, self.waited_for, used)
+
+    def _look_back(self) -> set[int]:
+        """Which of the pages that were laid out the guest has looked at."""
+        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in self._laid_out])
+        return set(itertools.compress(self._laid_out, looked_at))
+
+    def answer(self, wait_ms: int = 0) -> None:
+        """Whoever waits for a page gets it, and what is had along with it."""
+        while waited_for := self._missing.faults(wait_ms):
+            wait_ms = 0
+            along = []
+            for offset in waited_for:
+                number = offset // PAGE_BYTES
+                if time.monotonic() < self._began_s + NOTED_S:
+                    self.waited_for.append(number)
+                if not self._left[number]:
+                    self._missing.zero(offset)
+                    continue
+                numbers, contents = self._area.read_around(number)
+                place = int(np.flatnonzero(numbers == number)[0]) * PAGE_BYTES
+                self._missing.fill(offset, memoryview(contents)[place : place + PAGE_BYTES])
+                self._left[number] = False
+                along.append((numbers, memoryview(contents)))
+            for numbers, view in along:
+                self._give(numbers, view)
+
+    def _give(self, numbers: "np.ndarray", contents: memoryview) -> None:
+        """Those of the pages that were not given yet."""
+        chosen = np.flatnonzero(self._left[numbers])
+        for first, count in runs(numbers, chosen):
+            data = contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
+            self._missing.fill(int(numbers[first]) * PAGE_BYTES, data)
+            self._left[numbers[first : first + count]] = False
+
+
+def main() -> None:
+    """Do as the lines say."""
+    be_undisturbed()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
+        where = json.loads(lines.readline())
+        key = Path(where["key"]) if where["key"] else None
+        secret = bytes.fromhex(key.read_text()) if key else None
+        try:
+            with closing(_Source(where["store"], secret, where["checkpoint"])) as source:
+                _page(told, lines, where, source)
+        except VmckptError as exc:
+            sys.exit(f"{exc.what}: {exc.why}")
+
+
+class _Source:
+    """The RAM of a checkpoint, which is not removed meanwhile. Raises VmckptError."""
+
+    def __init__(self, place: str, secret: bytes | None, checkpoint_id: str) -> None:
+        self._place, self._secret, self._checkpoint_id = place, secret, checkpoint_id
+        self._opened, self.area = self._open()
+
+    def open_again(self) -> None:
+        """Anew: a connection to the store, or a lock in it, may have gone while it did not answer.
+
+        Raises VmckptError: it is as it was before.
+        """
+        before = self._opened
+        self._opened, self.area = self._open()
+        with suppress(VmckptError):
+            before.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._opened.close()
+
+    def _open(self) -> tuple[ExitStack, Any]:
+        with ExitStack() as opened:
+            store = opened.enter_context(open_store(self._place, Access(self._secret)))
+            area = opened.enter_context(store.read(self._checkpoint_id)).area("ram")
+            return opened.pop_all(), area
+
+
+def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _Source) -> None:
+    area = source.area
+    ram_file, noted = Path(where["ram_file"]), where["noted"]
+    laid_out = read_noted(Path(noted)) if noted else []
+    first = put_first(ram_file, area, laid_out)
+    _say(lines, {"open": len(area.numbers())})
+    line = lines.readline()
+    if not line:
+        return
+    vm = json.loads(line)
+    if vm["again"] is None:
+        missing = MissingPages.begin(vm["pid"], ram_file)
+        there = overwritten(ram_file, area, first)
+    else:
+        missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
+        there = present(ram_file)
+    _say(lines, {"missing": missing.number})
+    pager = Pager(area, missing, there, laid_out)
+    # The devices' state touches pages too: served from here on.
+    marker = _until_go(told, pager)
+    if marker is not None:
+        _serve(pager, source, vm["pid"], marker)
+        if where["key"]:
+            Path(where["key"]).unlink(missing_ok=True)
+        if noted:
+            with suppress(ProcessLookupError):  # nobody knows what it would have used
+                note(Path(noted), pager.noted())
+
+
+def _until_go(told: socket.socket, pager: Pager) -> Path | None:
+    """Answer faults until all pages are to be fetched; None when that will never be."""
+    told.setblocking(False)
+    said = ""
+    while not said.endswith("\n"):
+        try:
+            pager.answer(IDLE_MS)
+        except ProcessLookupError:
+            return None
+        try:
+            came = told.recv(4096).decode()
+        except BlockingIOError:
+            continue
+        if not came:
+            return None
+        said += came
+    return Path(json.loads(said)["go"])
+
+
+def _serve(pager: Pager, source: _Source, pid: int, marker: Path) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+        os.nice(_NICE)
+        _serve_patiently(pager, source, pidfd)
+        marker.unlink(missing_ok=True)
+    except VmckptError as exc:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        from vmckpt.checkpoint.restore.paging import (
+            MISSING,  # asyncio and hosts, which pages need not
+        )
+
+        missing = MISSING.decode(marker.read_bytes(), marker)
+        replace(marker, MISSING.encode(dataclasses.replace(missing, lost=str(exc))))
+        sys.exit(1)
+    except ProcessLookupError:
+        marker.unlink(missing_ok=True)
+
+
+def _serve_patiently(pager: Pager, source: _Source, pidfd: int) -> None:
+    """Serve; while the store does not answer the guest waits. Raises as `Pager.serve`."""
+    left, since_s = pager.left, time.monotonic()
+    while True:
+        try:
+            pager.serve()
+            return
+        except StorageError as exc:
+            is_damaged = isinstance(exc, DamagedError) and not isinstance(exc, UnreadableError)
+            if pager.left < left:
+                left, since_s = pager.left, time.monotonic()
+            if is_damaged or time.monotonic() > since_s + PATIENCE_S:
+                raise
+            sys.stderr.write(f"it is tried again: {exc.what}: {exc.why}\n")
+        if select.select([pidfd], [], [], AGAIN_S)[0]:
+            raise ProcessLookupError
+        with suppress(VmckptError, OSError):  # it does not answer yet
+            source.open_again()
+            pager.read_from(source.area)
+
+
+def present(ram_file: Path) -> "np.ndarray":
+    """Of each page whether it has memory."""
+    size_bytes = ram_file.stat().st_size
+    found = np.zeros(size_bytes // PAGE_BYTES, bool)
+    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        for start, end in extents(fd, size_bytes):
+            found[start // PAGE_BYTES : end // PAGE_BYTES] = True
+    return found
+
+
+def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
+    """What the QEMU has put there itself, for no guest runs yet, becomes what it has to be."""
+    found = present(ram_file)
+    with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        for number in np.flatnonzero(found & ~but).tolist():
+            os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
+    return found
+
+
+def _say(lines: Any, words: dict[str, Any]) -> None:
+    with suppress(OSError):  # whoever told it has died
+        lines.write(json.dumps(words) + "\n")
+        lines.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What is done after the death of whoever restored or saved a VM: it is whole, and it runs."""
+
+from contextlib import suppress
+
+from vmckpt.checkpoint.restore.making import settle
+from vmckpt.checkpoint.restore.paging import see_to_pages
+from vmckpt.checkpoint.restore.restore import let_run
+from vmckpt.checkpoint.whole import let_go
+from vmckpt.devices.absence import recover_devices
+from vmckpt.epoch.disks import forget_files, remove_leftovers
+from vmckpt.epoch.output import BriefHold
+from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.scheduling import real_time_is_over
+from vmckpt.qemu.monitor import session
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path, vm_dir
+
+
+async def undo(host: Host, name: str) -> None:
+    """Nothing stays of a copy or a fork in the making, of which no VM came.
+
+    Raises BusyError, OperationFailedError.
+    """
+    if await host.exists(vm_dir(host.state_dir, name).restoring):
+        async with host.lock(lock_path(host.state_dir, name), owner("checkpoint restore")):
+            await settle(host, name)
+
+
+async def recover(vm: Vm) -> None:
+    """End a restore or a saving that was cut off, whichever way it had got.
+
+    Raises BusyError, VmLostError, JobHeldError.
+    """
+    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("checkpoint restore")):
+        await settle(vm.host, vm.name)
+        now = await read_vm(vm.host, vm.name)
+        if now is not None:
+            # One that does not answer now is left for another time.
+            with suppress(HostDownError, OutcomeUnknownError):
+                await let_go(now)
+                await _let_disks_go(now)
+            # Whichever of the two it is: it stood still for the other, or was about to begin.
+            await let_run(now)
+            await see_to_pages(now.host, now.qemu)
+            if await now.host.exists(now.directory.away):
+                await recover_devices(now)
+
+
+async def _let_disks_go(vm: Vm) -> None:
+    """After the death of whoever put its disks into a checkpoint: they have no filters."""
+    if not await vm.host.exists(vm.qemu.files.old_blocks(0)):
+        return
+    if await vm.is_alive():
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            await remove_leftovers(monitor)
+    forget_files(vm.qemu.files)
+
+
+async def let_output_go(vm: Vm) -> None:
+    """After the death of whoever took it with others, and of its guard: nothing is held.
+
+    Nor does its QEMU come before others any more.
+    """
+    real_time_is_over(vm.qemu.process.pid)
+    with suppress(VmckptError):  # QEMU has ended, or another operation has its monitor
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            await BriefHold(monitor, [], 1.0).let_go()

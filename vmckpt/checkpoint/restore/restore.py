@@ -1,0 +1,528 @@
+"""Make a running VM of a checkpoint: the VM itself as it was, or a copy of it.
+
+Runs on the host where the VM is to be. Its memory comes while it runs already (`pager.py`), or
+before. Until the commit, the moment when `vm.json` names the new QEMU, everything is undone;
+afterwards only forward. In place the disks' new contents stand beside the old ones until then.
+`making.py` sees to it that this holds however the process ends.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.facts import (
+    DEVICES,
+    FILE,
+    MAPPED_RAM,
+    RAM,
+    SAVED,
+    machine_from_json,
+    usable_facts,
+)
+from vmckpt.checkpoint.group_member import Member
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.restore.identity import tell_guest
+from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.paging import Pager, see_to_pages
+from vmckpt.checkpoint.restore.planned import (
+    Planned,
+    aside_path,
+    cannot_become,
+    checks,
+    copy_variables,
+    plan_copy,
+    plan_itself,
+    standing_of,
+)
+from vmckpt.checkpoint.restore.whole_again import load_whole
+from vmckpt.checkpoint.secret import keep
+from vmckpt.devices.absence import bring_back, plug_in
+from vmckpt.epoch.load import SETTINGS, load_devices
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    VmckptError,
+)
+from vmckpt.hosts.inventory.inventory import local_host, state_dir
+from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.preflight.finding import require
+from vmckpt.qemu import commands
+from vmckpt.qemu.compare import describe, differences
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import both, finish, to_the_end
+from vmckpt.state.durable import make_dir_durably
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.identity import new_identity
+from vmckpt.vm.inventory import Vm, homes, read_vm
+from vmckpt.vm.lifecycle import held, owner
+from vmckpt.vm.paths import IN_MEMORY, lock_path
+from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
+
+    name: str | None
+    in_place: bool
+    eager: bool
+    plugged: bool
+    keep_macs: bool
+    trust: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A VM that runs from a checkpoint.
+
+    Times count from when all checks had been made, for the last of which a QEMU was started
+    (`preflight_ms`); `ran_unix_s` is when the guest ran.
+    """
+
+    vm: str
+    host: str
+    checkpoint: str
+    preflight_ms: float
+    disks_ms: float
+    running_ms: float
+    ran_unix_s: float
+    warnings: tuple[str, ...]
+    # Whether the guest has been told all that it can be (`identity.py`).
+    settled: bool = False
+
+
+class Source(NamedTuple):
+    """A checkpoint of a store; `secret` opens an encrypted one.
+
+    `known` is the digest of what the operator looked at, if this site took it or it is trusted.
+    """
+
+    place: str
+    checkpoint: str
+    secret: bytes | None = None
+    known: str = ""
+    is_foreign: bool = True
+
+    def identity_for(self, manifest: Manifest, name: str | None) -> str:
+        """Which VM it is from now on: the checkpoint's own, or, as a copy (`name`), a new one.
+
+        So is one that nobody here vouches for: a VM's uid follows from its identity
+        (vm/users/users.py).
+        """
+        theirs = manifest.vm_id if name is None and self.known else None
+        return theirs or new_identity()
+
+
+async def restore(
+    host: LocalHost,
+    source: Source,
+    wish: Wish,
+    running: Callable[[Restored], None],
+    *,
+    member: Member | None = None,
+) -> None:
+    """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
+
+    And once more when the guest was told what it can be. With `member` it runs when all of its
+    group do, or not at all.
+
+    Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
+    VmLostError: a page could not be had later.
+    """
+    async with reading(source.place, source.checkpoint, source.secret) as point:
+        planned = await plan_of(point, source, wish, host)
+        async with entitled(planned, wish) as old:
+            work = _Restoring(planned, point, source, wish, old, member=member)
+            await work.run(running)
+
+
+async def plan_of(point: Checkpoint, source: Source, wish: Wish, host: LocalHost) -> Planned:
+    """What a restore makes of a checkpoint. Raises RefusedError: it may not be, or is none."""
+    facts = usable_facts(point.manifest)
+    standing = await standing_of(
+        point.manifest, host, known=source.known, is_foreign=source.is_foreign
+    )
+    if wish.name is None:
+        return plan_itself(facts, host, standing, plugged=wish.plugged)
+    return plan_copy(
+        facts, host, wish.name, standing, keep_macs=wish.keep_macs, plugged=wish.plugged
+    )
+
+
+@asynccontextmanager
+async def entitled(planned: Planned, wish: Wish) -> AsyncIterator[Vm | None]:
+    """Hold the VM's lock for the block; gives the VM whose place is taken, if it is."""
+    vm, host = planned.vm, planned.vm.host
+    found = await read_vm(host, vm.name)
+    if wish.in_place:
+        if found is None:
+            raise NotFoundError(
+                f"there is no VM '{vm.name}' on {host.name} whose place could be taken",
+                why="a checkpoint is restored in place where its VM is",
+                remedy="leave out --in-place, or name the host that has it: --host",
+            )
+        async with held(found, "checkpoint restore") as now:
+            yield now
+        return
+    lock = lock_path(host.state_dir, vm.name)
+    name_lock = local_host().lock(state_dir() / "names" / vm.name, owner("checkpoint restore"))
+    async with name_lock, host.lock(lock, owner("checkpoint restore")):
+        if taken := await homes(vm.name, [host]):
+            raise RefusedError(
+                f"there is a VM '{vm.name}' already",
+                why=f"on host {taken[0].host.name}",
+                remedy="restore it --in-place, or make a copy: --as NAME",
+            )
+        await settle(host, vm.name)
+        await sweep(host, vm.spec, vm.directory, None)
+        yield None
+
+
+class _Restoring:
+    """One restore."""
+
+    def __init__(
+        self,
+        planned: Planned,
+        point: Checkpoint,
+        source: Source,
+        wish: Wish,
+        old: Vm | None,
+        *,
+        member: Member | None,
+    ) -> None:
+        self._member = member
+        self._planned, self._point, self._source = planned, point, source
+        if any(device.match for device in planned.spec.passthrough):
+            wish = replace(wish, eager=True)  # a host's device has all of the memory there
+        self._is_whole = planned.facts.kind == FILE
+        self._wish, self._old = wish, old
+        self._host, self._files = planned.vm.host, planned.vm.qemu.files
+        self._made = {
+            disk.number: aside_path(disk.path) if wish.in_place else disk.path
+            for disk in planned.disks
+        }
+        self._began_s = 0.0
+        self._disks_ms = 0.0
+        self._identity = source.identity_for(point.manifest, wish.name)
+
+    async def run(self, running: Callable[[Restored], None]) -> None:
+        """All of it."""
+        wish, vm = self._wish, self._planned.vm
+        began_s = time.monotonic()
+        async with AsyncExitStack() as undone:
+            undone.push_async_exit(self._undo)
+            await self._host.make_dir(self._files.path)
+            if self._source.secret is not None:
+                await self._host.make_private_dir(self._files.memory(IN_MEMORY))
+            helper = None
+            if not wish.eager and not self._is_whole:
+                ram_dir = self._planned.spec.ram_dir
+                if await self._host.exists(ram_dir):  # else it is refused
+                    # The pager puts the first pages there, perhaps before there is a QEMU.
+                    await self._host.make_private_dir(self._files.memory(ram_dir))
+                # It takes its time to begin: meanwhile all is checked.
+                helper = await self._pager()
+                # Not `end` by whatever ends us later: from the commit on it serves the guest.
+                undone.push_async_callback(helper.end)
+            warnings = await self._preflight()
+            state = b""
+            if not self._is_whole:
+                state = await in_thread(partial(self._point.blob, DEVICES))
+            qemu, monitor = await self._same_machine()
+            try:
+                if helper is not None:
+                    await helper.opened()
+                self._began_s = time.monotonic()
+                await both(self._fill_disks(), self._have_memory(qemu, helper))
+                load = self._load(monitor, state)
+                await both(helper.alive_during(load) if helper else load, self._plug_now())
+                if self._old is None:
+                    await plug_in(vm._replace(qemu=qemu), monitor)
+                if self._member is not None:
+                    await self._member.all_ready()
+                await self._commit(qemu, monitor, helper)
+                undone.pop_all()
+                took_ms = (time.monotonic() - self._began_s) * 1e3
+                restored = Restored(
+                    vm=vm.name,
+                    host=self._host.name,
+                    checkpoint=self._point.manifest.id,
+                    preflight_ms=round((self._began_s - began_s) * 1e3, 1),
+                    disks_ms=round(self._disks_ms, 1),
+                    running_ms=round(took_ms, 1),
+                    ran_unix_s=time.time(),
+                    warnings=warnings,
+                )
+                running(restored)
+                try:
+                    unsaid = await to_the_end(self._afterwards(qemu, monitor))
+                    warnings += tuple(unsaid)
+                    running(replace(restored, warnings=warnings, settled=True))
+                finally:
+                    if helper is not None:
+                        await self._all_pages(helper, qemu)
+            finally:
+                await finish(monitor.close())
+
+    async def _pager(self) -> Pager:
+        host, source = self._host, self._source
+        return await Pager.start(
+            source.place,
+            source.checkpoint,
+            self._files.path / "pager.log",
+            self._files.ram(self._planned.spec.ram_dir),
+            noted=host.state_dir / "cache" / "first-pages" / Path(self._point.manifest.vm).name,
+            key=await in_thread(self._keep_key),
+        )
+
+    async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
+        """Wait for the last page; should the pager die, another goes on."""
+        await helper.ended()
+        await see_to_pages(self._host, qemu)
+
+    async def _preflight(self) -> tuple[str, ...]:
+        """What it warns of. Raises RefusedError."""
+        wish = self._wish
+        lazy = not wish.eager and not self._is_whole
+        found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
+        require(found, cannot_become(self._planned.vm.name, self._host))
+        return tuple(check.reason for check in found if check.verdict == "warn")
+
+    async def _same_machine(self) -> tuple[Qemu, Monitor]:
+        """A QEMU that waits for the guest, the same machine as it was, its disks still empty.
+
+        Raises OperationFailedError: it is another.
+        """
+        await write_down(self._planned.vm, self._making())
+        await finish(in_thread(self._make_disks))
+        qemu, monitor = await self._start()
+        try:
+            if not self._is_whole:
+                await commands.migrate_set_capabilities(monitor, SETTINGS)
+            here = machine_from_json(self._planned.facts.machine)
+            if found := differences(here, await describe(monitor)):
+                raise OperationFailedError(
+                    f"the QEMU on {self._host.name} is another machine",
+                    why="; ".join(found),
+                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                )
+        except BaseException:
+            await finish(monitor.close())
+            raise
+        return qemu, monitor
+
+    def _making(self) -> Making:
+        planned, in_place = self._planned, self._wish.in_place
+        renames = [(str(self._made[disk.number]), str(disk.path)) for disk in planned.disks]
+        own = [planned.own_variables] if planned.own_variables else []
+        made = [str(path) for path in (*own, *(() if in_place else self._made.values()))]
+        spec = planned.vm.spec.text
+        return Making(self._files.qemu_id, spec, tuple(made), tuple(renames) if in_place else ())
+
+    def _make_disks(self) -> None:
+        """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
+        copy_variables(self._planned)
+        for disk in self._planned.disks:
+            facts = self._planned.facts.disks[disk.number]
+            if facts.area is None:
+                raise NotFoundError(
+                    f"the checkpoint has no content for disk {disk.path}",
+                    why="it could only be read when it was taken",
+                    remedy="restore another checkpoint",
+                )
+            path = self._made[disk.number]
+            make_dir_durably(path.parent)
+            area, first = self._point.area(facts.area), np.array([0])
+            chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
+            write_image(path, facts.format, facts.size_bytes, chunks)
+
+    async def _fill_disks(self) -> None:
+        """All that they have, before the devices are loaded: then QEMU reads their tables anew.
+
+        So it does at the end of a migration, whose source has written to them all the while.
+        """
+        for number, path in self._made.items():
+            facts = self._planned.facts.disks[number]
+            chunks = self._point.area(str(facts.area)).stream()
+            write = partial(write_image, path, facts.format, facts.size_bytes, chunks, fills=True)
+            await in_thread(write)
+        self._disks_ms = (time.monotonic() - self._began_s) * 1e3
+
+    async def _start(self) -> tuple[Qemu, Monitor]:
+        """A QEMU that waits for the guest, the same machine as it was."""
+        vm = self._planned.vm
+        spec = vm.spec
+        if self._wish.in_place:
+            # Until the commit the old disks keep their names.
+            spec = spec._replace(
+                disks=tuple(
+                    disk._replace(path=self._made.get(number, disk.path))
+                    for number, disk in enumerate(spec.disks)
+                )
+            )
+        if self._old is None:  # its QEMU's user goes by it
+            await self._host.write_text(vm.directory.identity, f"{self._identity}\n")
+        return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
+
+    async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
+        """Its memory is there, or comes when it is looked at."""
+        if helper is not None:
+            await helper.attach(qemu)
+        elif not self._is_whole:  # of one that was saved as a whole it comes with the devices
+            await in_thread(self._fill)
+
+    async def _load(self, monitor: Monitor, state: bytes) -> None:
+        """Devices, or all that QEMU saved."""
+        if not self._is_whole:
+            await load_devices(monitor, state)
+            return
+        area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
+        file = self._files.saved_file(in_memory=self._source.secret is not None)
+        await load_whole(monitor, area, self._files, mapped=mapped, file=file)
+
+    def _keep_key(self) -> Path | None:
+        """What opens an encrypted store, left for the pager and its successors. Blocking."""
+        if self._source.secret is None:
+            return None
+        keep(self._files.key, self._source.secret)
+        return self._files.key
+
+    async def _plug_now(self) -> None:
+        """A group's NICs wait: what its old guests still sent is not for the new ones."""
+        if self._member is None:
+            await self._plug()
+
+    async def _old_ones_still(self) -> None:
+        """Of a group: no guest of it runs any more, and whatever they sent has passed."""
+        if self._member is not None:
+            await self._member.all_switched()
+            await self._plug()
+
+    async def _run(self, monitor: Monitor) -> None:
+        """The guest runs; of a group, only if all others do."""
+        await commands.cont(monitor)
+        if self._member is not None:
+            await self._member.all_running()
+
+    async def _plug(self) -> None:
+        if self._wish.plugged:
+            await plug_taps(self._host, self._planned.spec, self._files)
+
+    def _fill(self) -> None:
+        """All of the memory, before the guest runs. Blocking."""
+        fd = os.open(self._files.ram(self._planned.spec.ram_dir), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for numbers, contents in self._point.area(RAM).stream():
+                for place, number in enumerate(numbers.tolist()):
+                    page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+                    os.pwrite(fd, page, number * PAGE_BYTES)
+        finally:
+            os.close(fd)
+
+    async def _commit(self, qemu: Qemu, monitor: Monitor, helper: Pager | None) -> None:
+        if helper is not None:
+            await helper.go(self._host, self._files)
+        await to_the_end(self._switch(qemu, monitor))
+
+    async def _switch(self, qemu: Qemu, monitor: Monitor) -> None:
+        """The old guest stops, the new one runs; between the two stands the commit."""
+        vm, old = self._planned.vm, self._old
+        if old is None:
+            await self._old_ones_still()
+            await self._host.write_text(vm.directory.spec, vm.spec.text)
+            await self._host.write_text(vm.directory.current, qemu.to_json())
+            await self._run(monitor)
+            return
+        try:
+            await stand_still(old)
+            await self._old_ones_still()
+            await self._host.write_text(vm.directory.current, qemu.to_json())
+            await self._run(monitor)
+        except BaseException:
+            # The new one is ended first: whatever became of `cont`, the guest runs once.
+            await end_qemu(self._host, vm.spec.ram_dir, self._files)
+            await go_on(old)
+            raise
+
+    async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
+        """Only forward: the guest runs. What it could not be told."""
+        vm = self._planned.vm
+        history = History.parse(await self._host.read_text(vm.directory.point))
+        manifest = self._point.manifest
+        is_itself = self._old is None and self._identity == manifest.vm_id
+        sequence = manifest.sequence if is_itself else None
+        history = history.then(manifest.id, self._host, self._source.place, sequence)
+        await self._host.write_text(vm.directory.point, history.text)
+        if self._old is not None:
+            await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
+        await settle(self._host, vm.name)
+        # Left on, the next migration would leave its memory behind.
+        await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        plugged, facts = self._wish.plugged, self._planned.facts
+        unsaid = await tell_guest(self._host, qemu.files.agent, facts, vm.spec, plugged=plugged)
+        with suppress(VmckptError):  # it goes on without, as after a migration
+            if plugged:
+                await commands.announce_self(monitor)
+        return [
+            *unsaid,
+            *await bring_back(vm._replace(qemu=qemu), monitor, self._source.checkpoint),
+        ]
+
+    async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            return
+        await finish(self._remove())
+
+    async def _remove(self) -> None:
+        vm = self._planned.vm
+        await end_qemu(self._host, vm.spec.ram_dir, self._files)
+        own = [self._planned.own_variables] if self._planned.own_variables else []
+        for path in (*self._made.values(), *own):
+            await self._host.remove(path)
+        if self._old is None:
+            await self._host.remove(vm.directory.path)
+        else:
+            await self._host.remove(vm.directory.restoring)
+
+
+async def stand_still(vm: Vm) -> None:
+    """Stop the guest, whose QEMU stays; one that does not answer is killed."""
+    try:
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            await commands.stop(monitor)
+    except (HostDownError, OutcomeUnknownError):
+        await vm.host.stop_for_good(vm.qemu.process)
+
+
+async def go_on(vm: Vm) -> None:
+    """A VM whose place was to be taken is what it was, also where the disk is full."""
+    before = vm.qemu.to_json()
+    try:
+        if await vm.host.read_text(vm.directory.current) != before:
+            await vm.host.write_text(vm.directory.current, before)
+    finally:
+        await let_run(vm)
+
+
+async def let_run(vm: Vm) -> None:
+    """Let a guest run on that stands still for a restore."""
+    with suppress(VmckptError):
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            if (await commands.query_status(monitor)).status == "paused":
+                await commands.cont(monitor)

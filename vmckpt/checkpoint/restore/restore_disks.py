@@ -1,0 +1,243 @@
+"""Restore the disks of a checkpoint alone: of the VM that is off, or for one that is off then.
+
+For a host where the machine does not fit, or a guest that is to boot anew. Memory and devices are
+left out; the guest finds its disks as after a power cut at that moment. As in a restore, images are
+made beside the old ones, `vm.json` is the commit, and `making.py` ends what was cut off.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.planned import (
+    Planned,
+    aside_path,
+    cannot_become,
+    checks,
+    copy_variables,
+)
+from vmckpt.checkpoint.restore.restore import Source, Wish, entitled, plan_of
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.preflight.finding import REFUSE, WARN, Finding, require
+from vmckpt.qemu.qcow2 import tables_bytes
+from vmckpt.sequence.in_thread import in_thread, until_cancelled
+from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.state.durable import make_dir_durably
+from vmckpt.store.area import Chunks
+from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
+from vmckpt.store.store import Checkpoint
+from vmckpt.units import format_size
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import settled_platform
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import Spec
+from vmckpt.vm.start import Qemu, new_qemu_id
+
+# What stands against running it here now does not stand against having its disks here.
+_OF_THE_MACHINE = frozenset(
+    {"machine-type", "cpu-model", "accel", "memory", "files", "userfaultfd"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DisksRestored:
+    """A VM that is off, with the checkpoint's disks; `disks` are their images."""
+
+    vm: str
+    host: str
+    checkpoint: str
+    disks: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class _Image(NamedTuple):
+    """An image that is to be at `path`."""
+
+    disk: StoredDisk
+    path: Path
+    format: str
+
+
+async def restore_disks(host: LocalHost, source: Source, wish: Wish) -> DisksRestored:
+    """Restore them, in place or for a copy, or the VM itself where it is on no host.
+
+    Raises RefusedError (it runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
+    nothing was changed.
+    """
+    async with reading(source.place, source.checkpoint, source.secret) as point:
+        planned = await plan_of(point, source, wish, host)
+        async with entitled(planned, wish) as old:
+            if old is not None:
+                return await _in_place(old, point, source)
+            return await _anew(planned, wish, point, source)
+
+
+async def _in_place(old: Vm, point: Checkpoint, source: Source) -> DisksRestored:
+    """The VM stays as it is described now; its disks are the checkpoint's."""
+    if await old.is_alive():
+        raise RefusedError(
+            f"'{old.name}' runs",
+            why="its guest would find other disks than those that it has read",
+            remedy=f"stop it first: vmckpt vm stop {old.name}",
+        )
+    if old.spec.adopted is not None:
+        raise RefusedError(
+            f"'{old.name}' was adopted",
+            why="its disks stand in a command line that is not vmckpt's",
+            remedy="export them, and put them in place: vmckpt checkpoint export-disk",
+        )
+    images, warnings = _matched(old.spec, old.host, point)
+    made = {image: aside_path(image.path) for image in images}
+    new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
+    renames = [(str(aside), str(image.path)) for image, aside in made.items()]
+    making = Making(new.files.qemu_id, old.spec.text, (), tuple(renames))
+    async with _undone_unless_committed(old.host, old.name):
+        await write_down(old, making)
+        await _write(point, made)
+        await to_the_end(_commit(old._replace(qemu=new), point, source))
+    return _told(old, point, images, warnings)
+
+
+async def _anew(planned: Planned, wish: Wish, point: Checkpoint, source: Source) -> DisksRestored:
+    """A VM that there was not: as the checkpoint describes it, or a copy."""
+    host, vm = planned.vm.host, planned.vm
+    found = [_eased(one, planned) for one in await checks(planned, in_place=False, lazy=False,
+             plugged=wish.plugged)]  # fmt: skip
+    require(found, cannot_become(vm.name, host))
+    warnings = [one.reason for one in found if one.verdict == WARN]
+    stored = {disk.path: disk for disk in stored_disks(point.manifest)}
+    facts = planned.facts.disks
+    images = [
+        _Image(stored[facts[new.number].path], new.path, facts[new.number].format)
+        for new in planned.disks
+        if facts[new.number].path in stored
+    ]
+    platform = await _platform(vm.spec, host, vm.qemu.platform)
+    vm = vm._replace(qemu=Qemu(vm.qemu.files, ProcessId(0, 0), platform))
+    own = [planned.own_variables] if planned.own_variables else []
+    files = [str(path) for path in (*own, *(image.path for image in images))]
+    async with _undone_unless_committed(host, vm.name):
+        await host.make_dir(vm.directory.path)
+        await write_down(vm, Making(vm.qemu.files.qemu_id, vm.spec.text, tuple(files)))
+        await finish(in_thread(partial(copy_variables, planned)))
+        await _write(point, {image: image.path for image in images})
+        identity = source.identity_for(point.manifest, wish.name)
+        await host.write_text(vm.directory.spec, vm.spec.text)
+        await host.write_text(vm.directory.identity, f"{identity}\n")
+        await to_the_end(_commit(vm, point, source))
+    return _told(vm, point, images, warnings)
+
+
+def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], list[str]]:
+    """The images that the VM's disks become, by their paths, else in their order.
+
+    Raises RefusedError: which is which cannot be said.
+    """
+    stored = stored_disks(point.manifest)
+    mine = [disk for disk in spec.disks if not disk.read_only]
+    by_path = {str(disk.path): disk for disk in mine}
+    if all(disk.path in by_path for disk in stored):
+        pairs = [(disk, by_path[disk.path]) for disk in stored]
+    elif len(stored) == len(mine):
+        pairs = list(zip(stored, mine, strict=True))
+    else:
+        raise RefusedError(
+            f"the disks of '{spec.name}' are others than the checkpoint's",
+            why=f"the VM has {', '.join(by_path) or 'none'}; the checkpoint has "
+            f"{', '.join(disk.path for disk in stored) or 'none'}",
+            remedy="restore it as a copy (--as NAME), or export the disks that you want: "
+            "vmckpt checkpoint export-disk",
+        )
+    kept = [path for path, disk in by_path.items() if disk not in [own for _, own in pairs]]
+    warnings = [f"{path} is not in the checkpoint and stays as it is" for path in kept]
+    return [_Image(one, own.on(host.state_dir), own.format) for one, own in pairs], warnings
+
+
+@asynccontextmanager
+async def _undone_unless_committed(host: Host, name: str) -> AsyncIterator[None]:
+    """When the block fails `making.settle` undoes it, or, if it was committed, finishes it."""
+    try:
+        yield
+    except BaseException:
+        await finish(_end(host, name))
+        raise
+
+
+async def _end(host: Host, name: str) -> None:
+    await settle(host, name)
+    if await read_vm(host, name) is None:
+        await host.remove(vm_dir(host.state_dir, name).path)
+
+
+async def _commit(vm: Vm, point: Checkpoint, source: Source) -> None:
+    """From here on only forward: `vm.json` names the VM that has these disks."""
+    await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
+    await settle(vm.host, vm.name)
+    history = History.parse(await vm.host.read_text(vm.directory.point))
+    history = history.then(point.manifest.id, vm.host, source.place)
+    await vm.host.write_text(vm.directory.point, history.text)
+
+
+async def _write(point: Checkpoint, images: dict[_Image, Path]) -> None:
+    """Make the images, one after the other; their chunks are checked as they are read."""
+    for image, path in images.items():
+        await until_cancelled(partial(_write_one, point, image, path))
+
+
+def _write_one(
+    point: Checkpoint, image: _Image, path: Path, still_wanted: Callable[[], None]
+) -> None:
+    make_dir_durably(path.parent)
+    area = point.area(image.disk.name)
+    needed = len(area.numbers()) * BLOCK_CHUNK_BYTES + tables_bytes(image.disk.size_bytes)
+    there = os.statvfs(path.parent)
+    if (free := there.f_bavail * there.f_frsize) < needed:
+        raise RefusedError(
+            f"there is no room for {path}",
+            why=f"it takes up to {format_size(needed)}, {format_size(free)} are free",
+            remedy="make room there; nothing was changed",
+        )
+
+    def chunks() -> Iterator[Chunks]:
+        for one in area.stream():
+            still_wanted()
+            yield one
+
+    write_image(path, image.format, image.disk.size_bytes, chunks())
+
+
+def _eased(check: Finding, planned: Planned) -> Finding:
+    """What only keeps the machine from running here now is a warning."""
+    eases = check.code in _OF_THE_MACHINE
+    if check.code == "files" and planned.variables is not None:
+        eases = False  # the copy's own variables are made of one of them
+    return check._replace(verdict=WARN) if eases and check.verdict == REFUSE else check
+
+
+async def _platform(spec: Spec, host: Host, theirs: Platform) -> Platform:
+    """What it will run as here: as it did, else as its spec says, if that is possible."""
+    try:
+        here = await settled_platform(spec, host)
+    except RefusedError:  # told as a warning: it starts once its spec has been changed
+        return theirs
+    return theirs if here.accel == theirs.accel and here.machine == theirs.machine else here
+
+
+def _told(
+    vm: Vm, point: Checkpoint, images: Sequence[_Image], warnings: Sequence[str]
+) -> DisksRestored:
+    paths = tuple(str(image.path) for image in images)
+    return DisksRestored(vm.name, vm.host.name, point.manifest.id, paths, tuple(warnings))

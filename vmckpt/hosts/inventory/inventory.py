@@ -1,0 +1,227 @@
+"""Which hosts there are: one JSON file each under STATE/hosts, and always `local`, this machine."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.foreign import MalformedError, parse
+from vmckpt.hosts.host import Host, entry_fields
+from vmckpt.hosts.inventory.entries import LOCAL, entry_to_json, parse_entry
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ownership import require_own
+from vmckpt.state.durable import write_durably
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.remote.host import RemoteHost
+    from vmckpt.hosts.remote.session import Greeting, Session
+    from vmckpt.hosts.ssh.address import Address
+    from vmckpt.hosts.ssh.entry import SshEntry
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def state_dir() -> Path:
+    """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others.
+
+    Raises RefusedError when another user may put anything there.
+    """
+    if given := os.environ.get("VMCKPT_STATE_DIR"):
+        path = Path(given).absolute()
+    elif os.geteuid() == 0:
+        path = Path("/var/lib/vmckpt")
+    else:
+        path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmckpt"
+    if path not in _own:
+        require_own(path)
+        if path.exists():
+            _own.add(path)
+    return path
+
+
+# State directories found to be this user's alone; one that is not there yet is looked at again.
+_own = set[Path]()
+
+
+def runs_dir() -> Path:
+    """Where the run records of this machine's commands stand."""
+    return state_dir() / "runs"
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself.
+
+    Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters.
+    """
+    if not _NAME.fullmatch(name) or len(name) > 40:
+        raise UsageError(
+            f"'{name}' is no name for a {what}",
+            why="names match [a-z0-9][a-z0-9._-]* and have at most 40 characters",
+            remedy="choose another name",
+        )
+    return name
+
+
+def all_entries() -> "list[LocalHost | SshEntry]":
+    """What the inventory says of every host, `local` first, then by name.
+
+    Raises UsageError on a malformed file.
+    """
+    entries = {}
+    for path in sorted((state_dir() / "hosts").glob("[!.]*.json")):  # no editor's own files
+        try:
+            entries[path.stem] = _read(path)
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise
+            # That host was removed at this moment.
+    return [entries.pop(LOCAL, local_host()), *entries.values()]
+
+
+def all_hosts() -> list[Host]:
+    """Every host, in the same order; none is connected to before it is asked.
+
+    A host elsewhere is the same object each time: all that asks it shares one connection. Raises
+    UsageError on a malformed inventory file.
+    """
+    return [host_of(entry) for entry in all_entries()]
+
+
+def find_host(name: str) -> Host:
+    """The host of that name. Raises NotFoundError, naming those there are."""
+    return host_of(find_entry(name))
+
+
+def find_entry(name: str) -> "LocalHost | SshEntry":
+    """What the inventory says of the host of that name. Raises NotFoundError, as `find_host`."""
+    entries = {entry.name: entry for entry in all_entries()}
+    if name not in entries:
+        raise NotFoundError(
+            f"there is no host '{name}'",
+            why=f"the inventory has: {', '.join(entries)}",
+            remedy="see `vmckpt host list`",
+        )
+    return entries[name]
+
+
+def local_host() -> LocalHost:
+    """This machine."""
+    return LocalHost(LOCAL, state_dir(), "127.0.0.1")
+
+
+def require_new_name(name: str) -> None:
+    """Raises RefusedError when there is a host of that name, UsageError when it is no name."""
+    path = _entry_path(name)
+    if name == LOCAL or path.exists():
+        raise RefusedError(
+            f"there is a host '{name}' already",
+            why="it is this machine" if name == LOCAL else f"{path} describes it",
+            remedy=f"choose another name, or forget that one: vmckpt host remove {name}",
+        )
+
+
+def add_host(entry: "SshEntry") -> None:
+    """Write a host into the inventory. Raises RefusedError, UsageError, StorageError."""
+    require_new_name(entry.name)
+    change_host(entry)
+
+
+def change_host(entry: "LocalHost | SshEntry") -> None:
+    """Write what the inventory says of a host anew. Raises UsageError, StorageError."""
+    text = json.dumps(entry_to_json(entry), indent=1)
+    write_durably(_entry_path(entry.name), f"{text}\n")
+
+
+@contextmanager
+def describing(name: str) -> Iterator[None]:
+    """For a block that makes an entry of what was asked for. Raises UsageError: it cannot be."""
+    try:
+        yield
+    except ValueError as exc:
+        raise UsageError(
+            f"'{name}' cannot be described so", why=str(exc), remedy="mend the option"
+        ) from exc
+
+
+def remove_host(name: str) -> None:
+    """Forget a host; nothing on it is touched. Raises NotFoundError, RefusedError."""
+    path = _entry_path(name)
+    if not path.exists():
+        find_host(name)
+        raise RefusedError(
+            f"'{name}' cannot be removed", why="this machine is always there", remedy="-"
+        )
+    path.unlink()
+
+
+async def close_connections() -> None:
+    """End the connections to all hosts elsewhere; whoever asks one again opens it anew."""
+    while _elsewhere:
+        _, (_, host) = _elsewhere.popitem()
+        await host.close()
+
+
+def reach(entry: "SshEntry") -> "RemoteHost":
+    """The host of an entry; nothing is connected before it is asked."""
+    from vmckpt.hosts.remote import host
+
+    session = _session(entry.name, entry.address, entry.vmckpt, entry.state_dir)
+    return host.RemoteHost(**entry_fields(entry), session=session)
+
+
+async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Greeting":
+    """What a host says of itself that is to be added. Raises HostDownError."""
+    session = _session(name, address, vmckpt, state_dir)
+    try:
+        return await session.greeting()
+    finally:
+        await session.close()
+
+
+def _session(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Session":
+    from vmckpt.hosts.remote import session
+
+    async def open_wire() -> session.Wire:
+        # What can speak SSH is imported when the first host is asked something.
+        from vmckpt.hosts.ssh import wire
+
+        return await wire.open_wire(name, address, vmckpt)
+
+    return session.Session(name, state_dir, open_wire)
+
+
+# By name, with the entry that it was made from.
+_elsewhere: "dict[str, tuple[SshEntry, RemoteHost]]" = {}
+
+
+def _read(path: Path) -> "LocalHost | SshEntry":
+    try:
+        data = parse(path.read_bytes(), any_text=True)
+        if not isinstance(data, dict):
+            raise MalformedError("it has to be an object")
+        return parse_entry(check_name(path.stem, "host"), data)
+    except ValueError as exc:
+        raise UsageError(
+            f"the inventory file {path} is malformed",
+            why=str(exc),
+            remedy="mend or remove it",
+        ) from exc
+
+
+def host_of(entry: "LocalHost | SshEntry") -> Host:
+    """What asks the host that an entry describes, in the inventory or not."""
+    if isinstance(entry, LocalHost):
+        return entry
+    made_from, host = _elsewhere.get(entry.name, (None, None))
+    if host is None or made_from != entry:
+        host = reach(entry)
+        _elsewhere[entry.name] = entry, host
+    return host
+
+
+def _entry_path(name: str) -> Path:
+    return state_dir() / "hosts" / f"{check_name(name, 'host')}.json"

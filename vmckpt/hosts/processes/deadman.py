@@ -1,0 +1,107 @@
+"""Dead-man's switches: commands that act when their starter dies, kill -9 included."""
+
+import errno
+import os
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vmckpt.hosts.processes.process import APPENDED, wait_for_end
+from vmckpt.state.durable import NEW_FILE
+
+# In the environment of a command that acts at its starter's death: the starter's pid.
+STARTER = "VMCKPT_STARTER"
+# The kernel takes 0.3 s per GiB to free a dead process's memory.
+_WAIT_S = 60.0
+
+
+@contextmanager
+def armed(command: Sequence[str], log: Path) -> Iterator[None]:
+    """Have `command` run, its output in the new file `log`, if this process dies within the block.
+
+    xargs reads a pipe to its end before it runs the command, once, since it was given nothing
+    there. However this process ends, the kernel closes the pipe's only other end. It closes files
+    one by one, so the command first waits (`outlive_starter`) until this process holds no lock.
+    """
+    with os.fdopen(os.open(log, NEW_FILE, 0o600), "wb") as output:
+        watcher = subprocess.Popen(
+            ["xargs", *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=os.environ | {STARTER: str(os.getpid())},
+        )
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.wait()
+        if watcher.stdin:
+            watcher.stdin.close()
+        log.unlink(missing_ok=True)
+
+
+def outlive_starter() -> None:
+    """In what may be a command that acts at its starter's death: wait until that is complete.
+
+    For at most 60 s: then what it finds locked is refused, as to every other command.
+    """
+    if (pid := os.environ.pop(STARTER, "")).isdecimal():
+        wait_for_end(int(pid), _WAIT_S)
+
+
+class Attendant:
+    """A program beside this one. Called with a line it tells it that, and never waits.
+
+    One that answers every line with a byte is found out when it is frozen: `answer_s` says within
+    what. Raises OSError when it has ended, does not read, or has left a line unanswered so long.
+    """
+
+    def __init__(self, ear: socket.socket, answer_s: float | None) -> None:
+        self._ear, self._answer_s = ear, answer_s
+        # When each line was told that has no answer yet.
+        self._unanswered: deque[float] = deque()
+
+    def __call__(self, line: str) -> None:
+        """Tell it a line."""
+        if self._answer_s is not None:
+            self._take_answers()
+            now_s = time.monotonic()
+            if self._unanswered and now_s - self._unanswered[0] > self._answer_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"no answer for {self._answer_s:g} s")
+            self._unanswered.append(now_s)
+        self._ear.send(f"{line}\n".encode())
+
+    def _take_answers(self) -> None:
+        with suppress(BlockingIOError):
+            while said := self._ear.recv(4096):
+                for _ in range(min(len(said), len(self._unanswered))):
+                    self._unanswered.popleft()
+
+
+@contextmanager
+def attended(
+    command: Sequence[str], log: Path, *, answer_s: float | None = None
+) -> Iterator[Attendant]:
+    """Have `command` run beside this process for the block; it hears the lines that are told to it.
+
+    Its standard input, a stream socket, ends when this process does, however it does. Output goes
+    to the file `log`.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs, os.fdopen(os.open(log, APPENDED, 0o600), "wb") as output:
+            attendant = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=output, stderr=output, start_new_session=True
+            )
+        ours.setblocking(False)
+        with attendant:
+            try:
+                yield Attendant(ours, answer_s)
+            finally:
+                attendant.kill()

@@ -1,0 +1,197 @@
+"""Memory that was promised to processes: none is promised twice.
+
+A guest's memory is taken page by page as the guest touches it, and where there is none any more it
+dies. So what a process may still come to have counts as taken from before it starts. Each promise
+is a file `/dev/shm/*/promised*`; it counts while its holder runs, or has not been started
+yet by the process that asked for it. A process that asks writes first and then counts: of two that
+ask at once, at least one sees the other.
+"""
+
+import errno
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.ownership import trusted_users
+from vmckpt.hosts.processes import process
+from vmckpt.hosts.processes.process import ProcessId
+
+PLACE = Path("/dev/shm")
+NAME = "promised"
+# So long one who asked first waits for those who asked after it to give up.
+_TURN_S, _POLL_S = 2.0, 0.01
+# A QEMU is started within this of its promise, or never.
+_STARTED_WITHIN_NS = 120 * 10**9
+_BLOCK_BYTES = 512
+_HUGETLBFS = "hugetlbfs"
+_MOST_CHARS = 1 << 16
+
+
+class _Given(NamedTuple):
+    """A promise as it is written down. `since_ns`: who asked first; `is_given`: it was counted."""
+
+    promise: Promise
+    asker: ProcessId
+    since_ns: int
+    is_given: bool
+    holder_pid: int | None = None
+
+
+def room(directory: Path, available_bytes: int, place: Path = PLACE) -> Room:
+    """What can still be promised in `directory`. Blocking. Raises OSError."""
+    return _room(directory, available_bytes, [one for _, one in _counting(place)])
+
+
+def promise(
+    asked: Promise, available: Callable[[], int], *, overcommit: bool, place: Path = PLACE
+) -> Room:
+    """Promise it if there is room, else nothing of it stays: `is_given` says which. Blocking.
+
+    The directory of its record is there. With `overcommit` it is given whatever there is. Raises
+    OSError.
+    """
+    me = process.identify(os.getpid()) or ProcessId(os.getpid(), 0)
+    mine = _Given(asked, me, time.monotonic_ns(), is_given=False)
+    _write(asked.record, mine)
+    directory = asked.file.parent.parent if asked.file else None
+    until_s = time.monotonic() + _TURN_S
+    try:
+        while True:
+            others = [one for path, one in _counting(place) if path != asked.record]
+            first = [one for one in others if one.is_given or one.since_ns <= mine.since_ns]
+            have = available()
+            found = _room(directory, have, first)
+            fits = asked.size_bytes <= found.free_bytes or overcommit
+            every = _room(directory, have, others)
+            if fits and (len(first) == len(others) or asked.size_bytes <= every.free_bytes):
+                _write(asked.record, mine._replace(is_given=True))
+                return found._replace(is_given=True)
+            if not fits or time.monotonic() > until_s:
+                asked.record.unlink(missing_ok=True)
+                return found
+            time.sleep(_POLL_S)
+    except BaseException:
+        asked.record.unlink(missing_ok=True)
+        raise
+
+
+def _room(directory: Path | None, available_bytes: int, others: list[_Given]) -> Room:
+    """In a directory, or (None) in no file at all."""
+    owed = [(one.promise, _outstanding(one)) for one in others]
+    in_memory = sum(size for _, size in owed)
+    free = available_bytes - in_memory
+    if directory is not None:
+        while not directory.exists():
+            directory = directory.parent
+        found, device = os.statvfs(directory), directory.stat().st_dev
+        here = sum(
+            size
+            for one, size in owed
+            if one.file and not one.is_private and _device(one.file.parent) == device
+        )
+        on_it = found.f_bavail * found.f_frsize - here
+        free = on_it if _is_set_aside(directory) else min(on_it, free)
+    return Room(max(0, free), in_memory, is_given=False)
+
+
+def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
+    """Promises whose holder runs or is being started. Another user's are none."""
+    users = trusted_users()
+    holders = _command_lines(users)
+    for path in _written(place):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            one = _read(path, users)
+            if not (holder := one.promise.holder.encode()):
+                if process.is_alive(one.asker):
+                    yield path, one._replace(holder_pid=one.asker.pid)
+                continue
+            pid = next((pid for pid, line in holders.items() if holder in line), None)
+            is_new = time.monotonic_ns() - one.since_ns < _STARTED_WITHIN_NS
+            if pid is not None or (is_new and process.is_alive(one.asker)):
+                yield path, one._replace(holder_pid=pid)
+
+
+def _written(place: Path) -> Iterator[Path]:
+    """The promise files in `place`. A VM's directory may be removed meanwhile."""
+    for directory in place.glob("*/"):
+        with suppress(FileNotFoundError):
+            yield from list(directory.glob(f"{NAME}*"))
+
+
+def _outstanding(given: _Given) -> int:
+    """What of it has not been taken yet."""
+    one, taken = given.promise, 0
+    try:
+        if one.file and not one.is_private and one.file.exists():
+            taken = one.file.stat().st_blocks * _BLOCK_BYTES
+        elif given.holder_pid is not None:  # what it has written is its own
+            lines = Path(f"/proc/{given.holder_pid}/status").read_text().splitlines()
+            taken = sum(int(line.split()[1]) * 1024 for line in lines if "RssAnon:" in line)
+    except OSError:
+        return one.size_bytes
+    return max(0, one.size_bytes - taken)
+
+
+def _device(path: Path) -> int | None:
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
+
+
+def _is_set_aside(directory: Path) -> bool:
+    """Whether the file system has its memory already: huge pages."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]
+    return max(of, default=(0, ""))[1] == _HUGETLBFS
+
+
+def _command_lines(users: Collection[int]) -> dict[int, bytes]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            pid = int(path.parent.name)
+            # Of a VM's own user as well, whose arguments are within the first piece.
+            if b"-pidfile" in (line := process.said_of(pid, "cmdline", users)):
+                found[pid] = line
+    return found
+
+
+def _write(path: Path, given: _Given) -> None:
+    one = given.promise
+    words = {
+        "size_bytes": one.size_bytes, "file": str(one.file or ""), "is_private": one.is_private,
+        "holder": one.holder, "asker": [given.asker.pid, given.asker.start_ticks],
+        "since_ns": given.since_ns, "is_given": given.is_given,
+    }  # fmt: skip
+    part = path.with_name(f".{path.name}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(words, file)
+    part.rename(path)
+
+
+def _read(path: Path, users: Collection[int]) -> _Given:
+    """Raises OSError, also for what anyone else has put there: a pipe would be waited for."""
+    words = json.loads(_text(path, users))
+    file, holder = Path(words["file"]) if words["file"] else None, str(words["holder"])
+    one = Promise(path, int(words["size_bytes"]), file, bool(words["is_private"]), holder)
+    asker = ProcessId(*map(int, words["asker"]))
+    return _Given(one, asker, int(words["since_ns"]), bool(words["is_given"]))
+
+
+def _text(path: Path, users: Collection[int]) -> str:
+    inside = path.parent.lstat()
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd) as file:
+        found = os.fstat(fd)
+        is_ours = stat.S_ISDIR(inside.st_mode) and {inside.st_uid, found.st_uid} <= {*users}
+        if not is_ours or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(errno.EPERM, "another user's", str(path))
+        return file.read(_MOST_CHARS)

@@ -1,0 +1,1 @@
+"""Sockets of a host, and what is heard over them."""

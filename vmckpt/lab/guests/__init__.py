@@ -1,0 +1,1 @@
+"""The lab's test guests, and what they say."""

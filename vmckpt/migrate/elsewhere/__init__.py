@@ -1,0 +1,1 @@
+"""Migrations that another machine carries out, watched from here."""

@@ -1,0 +1,72 @@
+"""The operator's side of a migration between two hosts elsewhere: begun there, watched from here.
+
+The work is the source host's. This side may lose its connection, come back, or not: the migration
+ends either way, and what it told can be read from the beginning (`migrate/elsewhere/watch.py`).
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import VmckptError
+from vmckpt.events.record import RunRecord
+from vmckpt.events.types import Emit
+from vmckpt.hosts.host import Entry, Host, entry_fields
+from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.remote.tls import have_listen
+from vmckpt.jobs.files import JobFiles, new_run
+from vmckpt.jobs.handle import attach, begin
+from vmckpt.migrate.elsewhere.job import MIGRATE, Request
+from vmckpt.migrate.elsewhere.watch import JOB_ON, watch
+from vmckpt.migrate.outcome.recover import Recovery
+from vmckpt.migrate.recorded import request_of
+from vmckpt.migrate.report import Report
+from vmckpt.options.migration import Options
+from vmckpt.preflight.finding import require
+from vmckpt.preflight.migration.method import domain_checks
+from vmckpt.sequence.steps import both, finish
+from vmckpt.vm.inventory import Vm
+
+
+async def migrate_there(
+    vm: Vm,
+    target: Host,
+    options: Options,
+    emit: Emit,
+    forecast: Mapping[str, Any] | None = None,
+) -> Report | Recovery:
+    """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
+
+    Raises and returns what `watch` does; RefusedError for what only domains can have: XML, which
+    may hold passwords, goes to no host for nothing.
+    """
+    require(domain_checks(options), f"'{vm.name}' cannot migrate to {target.name}")
+    run, source = new_run(), vm.host
+    there = JobFiles.of(target.state_dir, MIGRATE.name, run).path
+    job = attach(MIGRATE, source, run)
+    try:
+        # Both processes take their time to start: the job waits for its order.
+        job, link = await both(begin(MIGRATE, source, run), have_listen(target, there))
+    except BaseException:
+        await finish(both(_remove(target, there), _remove(source, job.files.path)))
+        raise
+    try:
+        request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
+        RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
+        there_entry = Entry(**entry_fields(target))
+        await job.give(vm.name, Request(there_entry, options, link, forecast))
+    except BaseException as exc:
+        # Without its directory the listener ends; a job that began after all finds nobody there.
+        await finish(_remove(target, there))
+        # A cancellation may have come after the order: the job needs its files to say so.
+        if isinstance(exc, Exception):
+            await finish(_remove(source, job.files.path))
+        raise
+    return await watch(job, emit)
+
+
+async def _remove(host: Host, path: Path) -> None:
+    # What failed before says more; a process that is left ends by itself when nobody comes.
+    with suppress(VmckptError):
+        await host.remove(path)

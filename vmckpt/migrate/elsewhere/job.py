@@ -1,0 +1,125 @@
+"""A migration that runs on its source host by itself: a kind of job (vmckpt/jobs).
+
+Its order is secret while the link is up.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.events.types import Note
+from vmckpt.hosts.host import Entry, Host, entry_fields
+from vmckpt.hosts.remote.host import RemoteHost
+from vmckpt.hosts.remote.session import Session
+from vmckpt.hosts.remote.tls import Place, open_link
+from vmckpt.jobs.files import JobFiles
+from vmckpt.jobs.kind import Job, Kind, Worker
+from vmckpt.migrate.outcome.insist import insist
+from vmckpt.migrate.outcome.journal import STEPS
+from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
+from vmckpt.migrate.recorded import where_it_was
+from vmckpt.migrate.report import Report
+from vmckpt.migrate.run import migrate
+from vmckpt.options.migration import Options
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.inventory import read_vm, require_at_home
+
+Noted = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The destination, the link to it, and the options."""
+
+    target: Entry
+    options: Options
+    link: Place
+    forecast: Mapping[str, Any] | None = None
+
+    def open_target(self) -> RemoteHost:
+        """The target host; it connects over the link on first use."""
+        there = self.target
+        session = Session(there.name, there.state_dir, partial(open_link, there.name, self.link))
+        return RemoteHost(**entry_fields(there), session=session)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A report, or what the dead-man's switch did."""
+
+    report: Report | None = None
+    recovery: Recovery | None = None
+
+
+MigrationJob = Job[Request, Result]
+
+
+@asynccontextmanager
+async def _migrates(job: MigrationJob) -> AsyncIterator[Worker[Result]]:
+    target = job.request.open_target()
+    try:
+        yield Worker(partial(work, job, target), partial(finish, job, target))
+    finally:
+        await to_the_end(let_go(job, target))
+
+
+async def work(job: MigrationJob, target: Host) -> Result:
+    """Migrate the VM. Raises what `run.migrate` does, NotFoundError."""
+    vm = await require_at_home(job.host, job.vm)
+    asked = job.request
+    report = await migrate(
+        vm,
+        target,
+        asked.options,
+        job.emit,
+        run=job.run,
+        has_switch=True,
+        forecast=asked.forecast,
+    )
+    return Result(report=report)
+
+
+async def finish(job: MigrationJob, target: Host) -> Result | None:
+    """Finish or undo a dead process's migration; retry while a host is silent or a lock is held.
+
+    Raises what `recover` raises; OperationFailedError when nothing had been changed.
+    """
+    if job.outcome is not None:
+        return None
+    job.emit(Note(0.0, "job-died", "the process of the migration was killed: recovering"))
+
+    def note(text: str) -> None:
+        job.emit(Note(0.0, "recovery", text))
+
+    return Result(recovery=await insist(lambda: _ended(job, target, note)))
+
+
+async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
+    if found := await recover(job.vm, note, (job.host, target)):
+        return found
+    home, arrived = await read_vm(job.host, job.vm), await read_vm(target, job.vm)
+    if home is None and arrived is not None:
+        # All was done but for the report.
+        return Recovery(job.run, job.vm, target.name, STEPS[-1], FINISHED)
+    raise OperationFailedError(
+        "the migration was cut off before it had changed anything",
+        why=f"its process on {job.host.name} was killed",
+        remedy=f"{where_it_was(job.vm, job.request.options)}; migrate it again",
+    )
+
+
+async def let_go(job: MigrationJob, target: Host) -> None:
+    """Stop the target's listener by removing its directory, and close the connection."""
+    try:
+        with suppress(HostDownError):  # then the listener times out
+            await target.remove(JobFiles.of(target.state_dir, MIGRATE.name, job.run).path)
+    finally:
+        if isinstance(target, RemoteHost):
+            await target.close()
+
+
+MIGRATE = Kind("migrate", "migration", Request, Result, _migrates, kept_s=7 * 86_400.0)
+KINDS = (MIGRATE,)

@@ -1,0 +1,215 @@
+"""Watching a migration that runs on its source host by itself, from its beginning to its end."""
+
+import asyncio
+import json
+import math
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from vmckpt.errors import (
+    CancelledByUserError,
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
+from vmckpt.events.lines import from_record
+from vmckpt.events.record import FORMAT, RunRecord
+from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.foreign import NUMBER, MalformedError, Shape, parse, require
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
+from vmckpt.hosts.inventory.inventory import all_hosts, runs_dir
+from vmckpt.jobs.files import earlier_order
+from vmckpt.jobs.handle import Handle, attach
+from vmckpt.migrate.elsewhere.job import MIGRATE, Request, Result
+from vmckpt.migrate.outcome.recover import Recovery
+from vmckpt.migrate.report import Report
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.state.documents import damaged
+from vmckpt.state.durable import write_durably
+
+RECONNECT_S = 1.0
+# In a run record's request: the host whose job it is.
+JOB_ON = "job_on"
+
+
+class WatchedNoLongerError(CancelledByUserError):
+    """Asked to stop a second time: the migration goes on, or back, without this command."""
+
+
+async def find_job(run: str) -> Handle[Request, Result]:
+    """The migration that a run is, on whichever host. Raises NotFoundError, RefusedError.
+
+    HostDownError when one is silent that may have it.
+    """
+
+    async def has_it(host: Host) -> Handle[Request, Result] | None:
+        job = attach(MIGRATE, host, run)
+        if await host.exists(earlier_order(host.state_dir, run)):
+            raise RefusedError(
+                f"run {run} on {host.name} was begun by an earlier vmckpt",
+                why="this one does not read what it tells",
+                remedy="wait for its end: vmckpt vm list shows where the VM is",
+            )
+        return job if await host.exists(job.files.order) else None
+
+    answers = await ask_every(all_hosts(), has_it)
+    if found := next((job for job in answers.given if job), None):
+        return found
+    if answers.silent:
+        raise answers.silent[0]
+    raise NotFoundError(
+        f"no host has a job '{run}'",
+        why="it has ended, or never was one of a migration between two hosts elsewhere",
+        remedy=f"see how it ended: vmckpt runs show {run}",
+    )
+
+
+async def watch(job: Handle[Request, Result], emit: Emit) -> Report | Recovery:
+    """Show a migration's events from its beginning, over as many connections as it takes.
+
+    A Recovery when the job was killed and its dead-man's switch has finished the migration. Raises
+    what `run.migrate` raises. A cancellation cancels the job; a second one only stops watching.
+    """
+    emit, source = heard_or_not(emit), job.host
+    watching = asyncio.ensure_future(job.outcome(emit, patience_s=math.inf))
+    interrupting: asyncio.Task[None] | None = None
+    while not watching.done():
+        try:
+            await asyncio.wait({watching})
+        except asyncio.CancelledError:
+            if interrupting is not None:
+                watching.cancel()
+                await asyncio.wait({watching})
+                raise WatchedNoLongerError(
+                    "this command watches no longer",
+                    why=f"asked to stop again before {source.name} had ended the migration",
+                    remedy=f"see how it ends: vmckpt runs attach {job.files.run}",
+                ) from None
+            emit(Note(0.0, "cancel", f"asking {source.name} to cancel the migration"))
+            interrupting = asyncio.create_task(_interrupt(job))
+    if interrupting is not None:
+        interrupting.cancel()
+    return await to_the_end(_conclude(job, watching, emit))
+
+
+async def _interrupt(job: Handle[Request, Result]) -> None:
+    """Have the job cancel itself, as soon as its host can be reached."""
+    while True:
+        with suppress(HostDownError):
+            if process := await job.worker():
+                await job.host.interrupt(process)
+                return
+        await asyncio.sleep(RECONNECT_S)
+
+
+# Of a run's record: commands read all records, and one that is none would end them.
+_RECORD: Shape = {
+    "format": int,
+    "began_unix_s": NUMBER,
+    "request": {
+        **dict.fromkeys(("vm?", "source?", "target?"), str),
+        **dict.fromkeys(("disk_bytes??", "hole_pages??", "bandwidth_bytes_per_s??"), int),
+    },
+    "events": [{}],
+    "samples": [{}],
+    "result??": {
+        "outcome": str,
+        **dict.fromkeys(("total_time_s?", "transfer_time_s?"), NUMBER),
+        **dict.fromkeys(("transferred_bytes?", "rounds?", "device_bytes?"), int),
+        **dict.fromkeys(("device_out_s?", "device_back_s?"), NUMBER),
+        **dict.fromkeys(("downtime_ms??", "guest_downtime_ms??"), NUMBER),
+        "method?": str,
+        "warnings?": [str],
+    },
+}
+# Later ones have no date that can be shown.
+LATEST_UNIX_S = 1 << 37
+
+
+async def _conclude(
+    job: Handle[Request, Result], watched: asyncio.Future[Result], emit: Emit
+) -> Report | Recovery:
+    """The result as a value or an error; the run record is fetched.
+
+    That the record cannot be written is only said: how the migration ended comes first.
+    """
+    source, path = job.host, runs_dir() / f"{job.files.run}.json"
+    error = watched.exception()
+    if error is not None and not isinstance(error, VmckptError):
+        raise error
+    recovery = None if error else watched.result().recovery
+    try:
+        await _fetch(source, path)
+        if error:
+            _complete(path, {"outcome": error.kind, "what": error.what, "why": error.why})
+        elif recovery:
+            _complete(path, {"outcome": recovery.outcome})
+    except (OSError, StorageError) as exc:
+        emit(Note(0.0, "record", f"the run record was not written: {exc}"))
+    if error:
+        raise error
+    if recovery:
+        if recovery.host == source.name:
+            raise OperationFailedError(
+                f"the migration was {recovery.outcome}",
+                why=f"its process on {source.name} was killed at step '{recovery.step}'",
+                remedy="migrate it again",
+            )
+        return recovery
+    report = watched.result().report
+    if report is None:
+        raise OutcomeUnknownError(
+            f"how the migration ended on {source.name} cannot be read",
+            why="its result has neither a report nor an error",
+            remedy="`vmckpt vm list` shows where the VM is",
+        )
+    return replace(report, run_record=str(path))
+
+
+async def _fetch(source: Host, path: Path) -> None:
+    """Write the source's record of a run, unless it is silent or has none.
+
+    In one step: on a full disk there is none here, and not a part of one. Raises StorageError, also
+    when it is no record: what this machine has of the run stays then.
+    """
+    theirs = source.state_dir / "runs" / path.name
+    text = None
+    with suppress(HostDownError):
+        text = await source.read_text(theirs)
+    if not text:
+        return
+    try:
+        data = parse(text, most_bytes=MOST_TEXT_BYTES)
+        require(_RECORD, data)
+        for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
+            from_record(told)
+        if data["format"] != FORMAT:
+            raise MalformedError("written by another version of vmckpt")
+        if not 0 <= data["began_unix_s"] <= LATEST_UNIX_S:
+            raise MalformedError(f"it began at {data['began_unix_s']}")
+    except MalformedError as exc:
+        raise damaged(theirs, str(exc), "see what that host runs", source.name) from exc
+    data["forecast"] = None
+    with suppress(NotFoundError):  # what was asked for is known here, unless that was elsewhere
+        own = RunRecord.load(path)
+        names = ("vm", "source", "target", JOB_ON)
+        data["request"] |= {name: own.request[name] for name in names if name in own.request}
+        data["forecast"] = own.forecast
+    fields = {name: data.get(name) for name in RunRecord.__slots__}
+    record = {"format": data["format"], **fields, "run": path.stem, "operation": "migrate"}
+    write_durably(path, json.dumps(record))
+
+
+def _complete(path: Path, result: dict[str, str]) -> None:
+    """Say in a record that was cut off how the run ended."""
+    with suppress(NotFoundError):
+        record = RunRecord.load(path)
+        if record.result is None:
+            record.result = result
+            record.save(path.parent)

@@ -1,0 +1,157 @@
+"""What is under way, written on both hosts before it is done: enough to finish or undo it later."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
+from vmckpt.errors import StorageError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.steps.disk_files import CopiedDisk
+from vmckpt.state.documents import Schema, save_to
+from vmckpt.state.durable import part_of
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import vm_dir
+
+# In this order. When one of AFTER_COMMIT has begun, the target has run.
+BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
+BEFORE_COMMIT = (*BEFORE_DEVICES, *STEPS_OUT, "transfer", "switchover")
+AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
+STEPS = BEFORE_COMMIT + AFTER_COMMIT
+# Runs and QEMUs: they become the names of files.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """One migration of one VM.
+
+    What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
+    `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
+    VM is off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the
+    guest beforehand. `platform`: what both QEMUs run as. `source` and `target` are the operator's
+    names of these hosts; `source_id` and `target_id` say which they are
+    (hosts/inventory/identity.py; None: an older vmckpt wrote it).
+    """
+
+    run: str
+    vm: str
+    source: str
+    target: str
+    source_qemu: str
+    target_qemu: str
+    ram_dir: str
+    was_running: bool
+    step: str
+    disks: tuple[CopiedDisk, ...] = ()
+    offline: bool = False
+    stops: bool = False
+    platform: Platform | None = None
+    source_id: str | None = None
+    target_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.step not in STEPS:
+            raise ValueError(f"'{self.step}' is no step")
+        for name in (self.run, self.source_qemu, self.target_qemu):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"'{name}' is no name")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the guest stands still because vmckpt has stopped it for the way."""
+        return self.stops and self.step in ("transfer", "switchover")
+
+    @property
+    def past_commit(self) -> bool:
+        """Whether the target has run, whatever else is known of it."""
+        return self.step in AFTER_COMMIT
+
+    def is_same_run(self, other: Self) -> bool:
+        """Whether both are of one run, between the same two QEMUs."""
+        return self._run == other._run
+
+    @property
+    def _run(self) -> tuple[str, ...]:
+        qemus = self.source_qemu, self.target_qemu
+        return self.run, self.vm, self.source, self.target, *qemus
+
+    async def write(self, hosts: Iterable[Host]) -> None:
+        """Replace the journal on each host."""
+        for host in hosts:
+            await self.write_to(host, vm_dir(host.state_dir, self.vm).journal)
+
+    async def write_to(self, host: Host, path: Path) -> None:
+        """Keep it in a file, which is replaced."""
+        await host.make_dir(path.parent)
+        await save_to(host, path, _SCHEMA, self)
+
+    async def remove(self, hosts: Iterable[Host]) -> None:
+        """Forget the migration on each host, and what was being written of it when its command was
+        killed.
+        """
+        for host in hosts:
+            journal = vm_dir(host.state_dir, self.vm).journal
+            await host.remove(journal)
+            await host.remove(part_of(journal))
+
+    @staticmethod
+    async def read(host: Host, vm: str) -> "Journal | None":
+        """The journal on a host, None when there is none. Raises StorageError (damaged)."""
+        return await Journal.read_from(host, vm_dir(host.state_dir, vm).journal)
+
+    @staticmethod
+    async def read_from(host: Host, path: Path) -> "Journal | None":
+        """One that is kept in a file; raises as `read`."""
+        text = await host.read_text(path)
+        return None if text is None else Journal.parse(text, path, host.name)
+
+    @staticmethod
+    def parse(text: str, path: Path, host: str) -> "Journal":
+        """What stands in the file of that path on the host. Raises StorageError (damaged)."""
+        found = _SCHEMA.decode(text, path, host)
+        if path.parent.name != found.vm and not path.name.startswith(f"{found.vm}."):
+            raise _SCHEMA.damaged(path, f"it is of '{found.vm}'", host)
+        return found
+
+
+_SCHEMA = Schema(
+    Journal, "end the VM's QEMU on the host where it is not to run, and remove the file"
+)
+
+
+async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
+    """The journal of a migration of the VM: of two the one that got further.
+
+    Writing it on one host may have failed, or been cut off after the other. Hosts that do not
+    answer, or cannot read their disks, are left out: both ends of the migration have it. What both
+    tell goes before what one tells, and that before what a host tells of others. Raises
+    StorageError when one is damaged and none is whole.
+    """
+    damaged = list[StorageError]()
+
+    async def read(host: Host) -> tuple[Host, Journal | None]:
+        path = vm_dir(host.state_dir, vm).journal
+        text = await host.read_text(path)
+        try:
+            return host, None if text is None else Journal.parse(text, path, host.name)
+        except StorageError as exc:
+            damaged.append(exc)
+            raise
+
+    answers = await ask_every(hosts, read)
+    told = [(host, journal) for host, journal in answers.given if journal]
+    own = [one for host, one in told if host.name in (one.source, one.target)]
+    agreed = [one for one in own if sum(map(one.is_same_run, own)) > 1]
+    found = newest(agreed or own or (one for _, one in told))
+    if found is None and damaged:
+        raise damaged[0]
+    return found
+
+
+def newest(found: Iterable[Journal]) -> Journal | None:
+    """The one that got furthest."""
+    return max(found, key=lambda journal: STEPS.index(journal.step), default=None)

@@ -1,0 +1,188 @@
+"""What a migration leaves on an end that gives no answer, when the other has the guest.
+
+STATE/left/VM.RUN.json on the end that has it is that run's journal. On the source it says that the
+target never runs, whatever has arrived there; on the target, that the VM is at home there. Nobody
+takes what the other end holds for the VM: it is removed when its host answers again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.outcome.ends import End, Pair, discard
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.machines import is_source
+from vmckpt.migrate.steps.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.steps.handover import release
+from vmckpt.vm.inventory import Look, Vm, read_vm
+from vmckpt.vm.paths import left_file, left_vm, vm_dir
+from vmckpt.vm.start import end_qemu
+
+
+async def keep_at(journal: Journal, host: Host) -> None:
+    """This end has the guest for good: that is on its disk when this returns.
+
+    Raises StorageError, HostDownError.
+    """
+    await journal.write_to(host, _path(journal, host))
+
+
+async def is_kept_at(journal: Journal, host: Host) -> bool:
+    """Whether it was decided that this end has the guest, beside the other's silence."""
+    return await host.exists(_path(journal, host))
+
+
+async def leave(journal: Journal, host: Host) -> None:
+    """This end has the guest, and the VM may be worked on; what the other has is for later."""
+    await keep_at(journal, host)
+    await journal.remove((host,))
+
+
+async def forget(journal: Journal, source: Host, target: Host) -> None:
+    """The migration is done or undone, on both hosts."""
+    await journal.remove((source, target))
+    for host in (source, target):
+        await host.remove(_path(journal, host))
+
+
+async def undo_target(pair: Pair) -> None:
+    """The source has the guest: nothing of the migration stays on the target."""
+    await discard(pair.target, pair.ram_dir)
+    await pair.target.host.remove(
+        vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path
+    )
+
+
+async def undo_or_leave(
+    pair: Pair, journal: Journal, note: Callable[[str], None], *, may_leave: bool
+) -> bool:
+    """The source has the guest: whether the target is undone; left if its host is silent.
+
+    Raises HostDownError when it is and may not be left.
+    """
+    try:
+        await undo_target(pair)
+        await remove_files(pair.target.host, journal.run, journal.disks)
+    except HostDownError as exc:
+        if not may_leave:
+            raise
+        await leave(journal, pair.source.host)
+        note(f"what {pair.target.host.name} has of it is removed when it answers: {exc}")
+        return False
+    return True
+
+
+async def clear_target(journal: Journal, source: Host, target: Host) -> None:
+    """Remove what was left on the target, for the holder of both locks.
+
+    What else of a VM of that name is there stays. Raises OutcomeUnknownError when it is the VM, and
+    what the hosts raise.
+    """
+    directory = vm_dir(target.state_dir, journal.vm)
+    home = await read_vm(target, journal.vm)
+    if home is not None and home.qemu.files.qemu_id == journal.target_qemu:
+        raise _contradiction(journal, source, target)
+    await end_qemu(target, Path(journal.ram_dir), directory.qemu(journal.target_qemu))
+    await remove_files(target, journal.run, journal.disks)
+    found = await Journal.read(target, journal.vm)
+    if found is not None and found.run == journal.run:
+        await journal.remove((target,))
+    if set(await target.list_dir(directory.path)) <= {
+        directory.spec.name,
+        directory.identity.name,
+        directory.point.name,
+    }:
+        await target.remove(directory.path)
+    await source.remove(_path(journal, source))
+
+
+async def clear_source(
+    journal: Journal, source: Host, target: Host, note: Callable[[str], None]
+) -> None:
+    """Remove what was left on the source, its copied disks too, for the holder of both locks.
+
+    Raises OutcomeUnknownError when another QEMU is the VM there, and what the hosts raise.
+    """
+    home = await read_vm(source, journal.vm)
+    if home is not None and home.qemu.files.qemu_id != journal.source_qemu:
+        raise _contradiction(journal, target, source)
+    await hand_over_files(source, target, journal.run, journal.disks, note)
+    files = vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)
+    await release(End(source, files), Path(journal.ram_dir))
+    await target.remove(_path(journal, target))
+
+
+async def without_stale(looks: Iterable[Look], hosts: Iterable[Host]) -> list[Look]:
+    """The VMs that were looked at, each where it is: not where it no longer runs.
+
+    A VM is at home on two hosts while a migration hands it over, and when a host that died comes
+    back after another took the VM on. Which home is stale is on record: in the journal of the
+    migration, on any of `hosts`, or in the home itself (a failover). Changes nothing; a home of
+    which no record tells stays in the list.
+    """
+    looks = list(looks)
+    counts = Counter(look.vm.name for look in looks)
+    twice = [look.vm for look in looks if counts[look.vm.name] > 1]
+    if not twice:
+        return looks
+    names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
+    answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
+    stale = {home for found in answers.given for home in found}
+    stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
+    left = {home.vm for home in homes - stale}  # records that contradict one another hide none
+    return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
+
+
+class _Home(NamedTuple):
+    """By its QEMU: another operator's record may use other host names."""
+
+    vm: str
+    qemu_id: str
+
+
+def _home_of(vm: Vm) -> _Home:
+    return _Home(vm.name, vm.qemu.files.qemu_id)
+
+
+async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home]:
+    """Where these VMs are not, by the migrations that the host has on record."""
+    stale = set[_Home]()
+    directory = host.state_dir / "left"
+    for file in await host.list_dir(directory):
+        if left_vm(file) not in names:
+            continue
+        with suppress(StorageError):  # a damaged one tells nothing; the others do
+            if journal := await Journal.read_from(host, directory / file):
+                source, target = _ends_of(journal)
+                stale.add(target if await is_source(journal, host) else source)
+    for name in names:
+        if journal := await Journal.read(host, name):
+            source, target = _ends_of(journal)
+            if target in homes:  # the handover was past the commit
+                stale.add(source)
+    return stale
+
+
+def _ends_of(journal: Journal) -> tuple[_Home, _Home]:
+    return (
+        _Home(journal.vm, journal.source_qemu),
+        _Home(journal.vm, journal.target_qemu),
+    )
+
+
+def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknownError:
+    path = _path(journal, owner)
+    return OutcomeUnknownError(
+        f"'{journal.vm}' is at home on {other.name}, where it cannot be",
+        why=f"{path} on {owner.name} says that it stayed there when run {journal.run} ended",
+        remedy=f"see on both where it runs, end the other QEMU, and remove {path}",
+    )
+
+
+def _path(journal: Journal, host: Host) -> Path:
+    return host.state_dir / "left" / left_file(journal.vm, journal.run)

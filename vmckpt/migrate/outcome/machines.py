@@ -1,0 +1,82 @@
+"""Which hosts a journal means: operators may call one machine by two names, or two by one."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from vmckpt.errors import NotFoundError, OutcomeUnknownError, RefusedError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.identity import host_identity, read_host_identity
+from vmckpt.hosts.inventory.inventory import find_host
+from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.sequence.steps import both
+
+
+class ForgottenError(OutcomeUnknownError):
+    """An end of a migration that was cut off is not in the inventory any more."""
+
+
+async def ends(source: Host, target: Host) -> tuple[str, str]:
+    """Which machines the two ends of a migration that begins are.
+
+    Raises RefusedError where the two cannot be told apart, HostDownError, StorageError.
+    """
+    one, other = await both(host_identity(source), host_identity(target))
+    if one == other:
+        raise RefusedError(
+            f"{source.name} and {target.name} say that they are the same host",
+            why="one machine's state directory was copied to the other: a migration that was cut "
+            "off between them could not be recovered",
+            remedy=f"on the copy, while no migration from or to it is under way: "
+            f"rm {target.state_dir / 'host-id'}",
+        )
+    return one, other
+
+
+async def source_of(journal: Journal, hosts: Sequence[Host]) -> Host:
+    """The host that it came from. Raises ForgottenError, HostDownError."""
+    return await _meant(journal.source, journal.source_id, hosts, journal)
+
+
+async def target_of(journal: Journal, hosts: Sequence[Host]) -> Host:
+    """The host that it goes to. Raises as `source_of`."""
+    return await _meant(journal.target, journal.target_id, hosts, journal)
+
+
+async def is_source(journal: Journal, host: Host) -> bool:
+    """Whether the host, on which the journal stands, is the one that it came from."""
+    if journal.source_id in (None, journal.target_id):  # an older vmckpt's, or one is a clone
+        return host.name == journal.source
+    return await read_host_identity(host) == journal.source_id
+
+
+async def _meant(name: str, identity: str | None, hosts: Sequence[Host], journal: Journal) -> Host:
+    """The host that a journal means, of some hosts or the inventory, whatever it is called there.
+
+    Another machine of that name has nothing of the migration: the end that has the guest would
+    count as dead. Raises ForgottenError, HostDownError.
+    """
+    named = next((host for host in hosts if host.name == name), None)
+    if named is None:
+        with suppress(NotFoundError):
+            named = find_host(name)
+    if named is not None and identity in (None, await read_host_identity(named)):
+        return named
+    if identity is not None:
+
+        async def is_it(host: Host) -> Host | None:
+            return host if await read_host_identity(host) == identity else None
+
+        # One that does not answer may be it, and another say that it is.
+        found = await ask_every(hosts, is_it)
+        those = [host for host in found.given if host is not None]
+        if len(those) == 1 and not found.silent:
+            return those[0]
+    raise ForgottenError(
+        f"nobody knows whether '{journal.vm}' is on {journal.source} or on {journal.target}",
+        why=f"run {journal.run} between them was cut off, and no host of the inventory that "
+        f"answers is the '{name}' with which it was begun",
+        remedy=f"add it again (vmckpt host add {name}; any other name will do), or recover the VM "
+        "where the run was begun; if it is gone for good: see where the VM runs, and remove "
+        f"vms/{journal.vm}/migration.json from that host's state directory",
+    )

@@ -1,0 +1,358 @@
+"""Finishing or undoing a migration whose command died, or whose outcome was unknown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from vmckpt.devices.journey import Journey
+from vmckpt.errors import (
+    HostDownError,
+    OutcomeUnknownError,
+    VmckptError,
+    VmLostError,
+)
+from vmckpt.forecast.measure.link_users import forget_killed
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import all_hosts
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
+from vmckpt.migrate.outcome.ends import End, Pair, discard, kill
+from vmckpt.migrate.outcome.journal import BEFORE_DEVICES, Journal, find_journal, newest
+from vmckpt.migrate.outcome.left import (
+    clear_source,
+    clear_target,
+    forget,
+    is_kept_at,
+    keep_at,
+    leave,
+    undo_target,
+)
+from vmckpt.migrate.outcome.machines import ForgottenError, source_of, target_of
+from vmckpt.migrate.outcome.ownership import Move, Side, View, decide
+from vmckpt.migrate.outcome.settle import settle, settle_alone
+from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
+from vmckpt.migrate.steps.disks import drop_mirrors
+from vmckpt.migrate.steps.encryption import disarm_if_possible
+from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_target
+from vmckpt.migrate.steps.settings import leave_plain
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+# How a recovery ended.
+FINISHED, UNDONE = "finished: the VM is on the target", "undone: the VM is on the source"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was found of a cut-off migration, and where the VM is now."""
+
+    run: str
+    vm: str
+    host: str
+    step: str
+    outcome: str
+
+
+async def recover(
+    name: str, note: Callable[[str], None], hosts: Sequence[Host] | None = None
+) -> Recovery | None:
+    """End a cut-off migration of the VM between any of `hosts` (the inventory's) for good.
+
+    None when there is none. Afterwards the VM is in exactly one place; if that place can tell and
+    the other end is silent, what that has of it is left, and removed by a later call. Raises
+    BusyError while the migration is still being worked on, VmLostError, HostDownError,
+    OutcomeUnknownError (nothing was changed; says which end is silent).
+    """
+    hosts = hosts or all_hosts()
+    journal = await find_journal(name, hosts)
+    if journal is None:
+        await remove_dead_locks(name, hosts)
+        return None
+    try:
+        source, target = await source_of(journal, hosts), await target_of(journal, hosts)
+        locks = await wait_for_locks(journal.vm, journal.run, (source, target))
+    except (HostDownError, ForgottenError) as silence:
+        return await _recover_alone(journal, hosts, silence, note)
+    async with locks:
+        # Which got further is to be known: both have to answer now.
+        found = [await Journal.read(host, name) for host in (source, target)]
+        here, there = (one if one and one.is_same_run(journal) else None for one in found)
+        last = newest(one for one in (here, there) if one)
+        if last is None:
+            return None
+        stays = await is_kept_at(last, source)
+        arrived = await is_kept_at(last, target)
+        if (here or not stays) and (there or not arrived):
+            if here is None or there is None:
+                ends = (source, target) if here else (target, source)
+                outcome = UNDONE if here else FINISHED
+                if ended := await _one_sided(last, *ends, outcome, note):
+                    return ended
+            # Any file could be named by the target alone.
+            told = () if here is None else here.disks
+            last = replace(last, disks=tuple(disk for disk in last.disks if disk in told))
+            ended = await _recover(last, source, target, note, stays=stays)
+            await forget_killed((source, target))
+            return ended
+        silent = target if stays else source
+        try:
+            if stays:
+                await clear_target(last, source, target)
+            else:
+                await clear_source(last, source, target, note)
+        except VmckptError as exc:
+            note(f"{silent.name} keeps what run {last.run} left there: {exc}")
+            return None
+    note(f"what run {last.run} had left on {silent.name} is removed")
+    return await recover(name, note, hosts)
+
+
+async def _one_sided(
+    journal: Journal, host: Host, other: Host, outcome: str, note: Callable[[str], None]
+) -> Recovery | None:
+    """How a run ended that only `host` knows of, though `other` answers, if nothing may be done.
+
+    Each end has the journal before anything is begun there, in the directory that goes with it. So
+    where `other` has that directory, it had no part in this run, or none any more; else a host that
+    was broken into could have other hosts' VMs ended.
+    """
+    if await other.exists(vm_dir(other.state_dir, journal.vm).path):
+        await journal.remove((host,))
+        note(f"run {journal.run} is known to {host.name} alone: it was not begun, or is done")
+        return Recovery(journal.run, journal.vm, host.name, journal.step, outcome)
+    return None
+
+
+async def _recover_alone(
+    journal: Journal,
+    hosts: Sequence[Host],
+    silence: HostDownError | ForgottenError,
+    note: Callable[[str], None],
+) -> Recovery | None:
+    """The end that answers has the guest if it can tell so by itself. Raises `silence` if not."""
+    for end_of, go_on, outcome in (
+        (source_of, _stay_alone, UNDONE),
+        (target_of, _arrive_alone, FINISHED),
+    ):
+        try:
+            host = await end_of(journal, hosts)
+            locks = await wait_for_locks(journal.vm, journal.run, (host,))
+        except (HostDownError, ForgottenError):
+            continue
+        async with locks:
+            found = await Journal.read(host, journal.vm)
+            if found is None or found.run != journal.run:
+                return None
+            if not await go_on(found, host, note):
+                break
+            await leave(found, host)
+        note(f"{silence.what}: what it has of run {found.run} is removed when it answers")
+        return Recovery(found.run, found.vm, host.name, found.step, outcome)
+    raise silence
+
+
+async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None]) -> bool:
+    """Whether the source has the guest, which goes on there without anything of the migration."""
+    home = await read_vm(source, journal.vm)
+    if home is None or journal.past_commit:
+        return False
+    end = _source_end(journal, source)
+    keep = partial(keep_at, journal, source)
+    try:
+        move = await settle_alone(
+            end, keep, was_running=journal.was_running, stopped=journal.stopped
+        )
+        if move is not Move.SOURCE_OWNS:
+            return False
+        await _free_source(end, journal, note)
+        await _at_home_alone(end, home, journal, note)
+    finally:
+        await end.close()
+    return True
+
+
+async def _arrive_alone(journal: Journal, target: Host, note: Callable[[str], None]) -> bool:
+    """Whether the target has the guest, and needs its source no more; then it is at home there."""
+    end = _target_end(journal, target)
+    try:
+        home = await read_vm(target, journal.vm)
+        if home is None and (home := await _make_home_alone(journal, end)) is None:
+            return False
+        if home.qemu.files.qemu_id != journal.target_qemu:
+            return False
+        await disarm_if_possible(end, note)
+        await leave_plain(end, note)
+        await keep_files(target, journal.run, journal.disks)
+        await _at_home_alone(end, home, journal, note)
+    finally:
+        await end.close()
+    return True
+
+
+async def _at_home_alone(end: End, home: Vm, journal: Journal, note: Callable[[str], None]) -> None:
+    """The VM is there: with its devices, or off as it was."""
+    await _bring_devices_back(end, home, journal, note)
+    if journal.offline:
+        await discard(end, Path(journal.ram_dir))
+
+
+async def _make_home_alone(journal: Journal, target: End) -> Vm | None:
+    """The VM, at home at the target whose QEMU says that it runs; None if it does not say so."""
+    source = Side(alive=True, silent=True)
+    view = View(source, await target.look(), journal.was_running)
+    if journal.platform is None or decide(view) is not Move.TARGET_OWNS:
+        return None
+    if (qemu := await find_qemu(target, journal.platform)) is None:
+        return None
+    current = vm_dir(target.host.state_dir, journal.vm).current
+    await target.host.write_text(current, qemu.to_json())
+    return await read_vm(target.host, journal.vm)
+
+
+def _source_end(journal: Journal, source: Host) -> End:
+    return End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu))
+
+
+def _target_end(journal: Journal, target: Host) -> End:
+    ran = journal.was_running and journal.past_commit
+    files = vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)
+    return End(target, files, certainly_ran=ran)
+
+
+async def _free_source(source: End, journal: Journal, note: Callable[[str], None]) -> None:
+    """Its QEMU has the guest, and nothing of the migration any more."""
+    try:
+        await drop_mirrors(source, journal.run)
+    except VmckptError as exc:
+        # The guest goes on with its own disks, whatever a mirror of them still does.
+        note(str(exc))
+    await disarm_if_possible(source, note)
+    await leave_plain(source, note)
+
+
+async def _recover(
+    journal: Journal, source: Host, target: Host, note: Callable[[str], None], *, stays: bool
+) -> Recovery:
+    pair = Pair(
+        _source_end(journal, source),
+        _target_end(journal, target),
+        journal.was_running,
+        Path(journal.ram_dir),
+        journal.stopped,
+        stays,
+    )
+    note(f"run {journal.run} was cut off at step '{journal.step}': asking both ends")
+    home = await read_vm(source, journal.vm)
+    arrived = await read_vm(target, journal.vm)
+    try:
+        if arrived is not None:
+            # The handover was past the commit: what is left is the source's clean-up.
+            move = Move.TARGET_OWNS
+        else:
+            move = await settle(pair, note, partial(keep_at, journal, source))
+        match move:
+            case Move.TARGET_OWNS:
+                await _finish(pair, home, arrived, journal, note)
+                await disarm_if_possible(pair.target, note)
+                await leave_plain(pair.target, note)
+                await _bring_devices_back(pair.target, home or arrived, journal, note)
+                where, outcome = target, FINISHED
+            case Move.SOURCE_OWNS:
+                await _free_source(pair.source, journal, note)
+                await undo_target(pair)
+                await remove_files(target, journal.run, journal.disks)
+                await _bring_devices_back(pair.source, home, journal, note)
+                where, outcome = source, UNDONE
+            case Move.LOST:
+                await bury(pair, home, journal, note)
+                if not journal.offline:
+                    await forget(journal, source, target)
+                    raise await lost(pair)
+                where, outcome = source, UNDONE  # it was off, and no QEMU of it has run
+            case _:
+                raise await unknown(pair)
+        if journal.offline:
+            await discard(pair.source if where is source else pair.target, pair.ram_dir)
+    finally:
+        await pair.close()
+    await forget(journal, source, target)
+    return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
+
+
+async def _bring_devices_back(
+    end: End, vm: Vm | None, journal: Journal, note: Callable[[str], None]
+) -> None:
+    """The VM's devices are plugged in where it is, and what used them goes on."""
+    if vm is None or not journal.was_running or journal.step in BEFORE_DEVICES:
+        return
+    journey = Journey(vm.spec.passthrough, journal.run, lambda _, text: note(text))
+    if not journey.has_devices:
+        return
+    try:
+        await (journey.abort(end) if journal.past_commit else journey.recover(end, journal.step))
+    except VmckptError as exc:
+        remedy = f"{exc.remedy}; then: vmckpt device recover {vm.name}"
+        note(f"what used its device does not go on: {exc.what}: {exc.why} ({remedy})")
+
+
+async def _finish(
+    pair: Pair,
+    home: Vm | None,
+    arrived: Vm | None,
+    journal: Journal,
+    note: Callable[[str], None],
+) -> None:
+    if arrived is None and home is not None:
+        found = await find_qemu(pair.target, home.qemu.platform)
+        # One that has ended meanwhile makes it a stopped VM, there.
+        qemu = found or Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
+        await settle_on_target(pair.target, qemu, pair.source.host)
+    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
+    # Last: the source's journal, which names its disks, goes with it.
+    await release(pair.source, pair.ram_dir)
+
+
+async def bury(pair: Pair, home: Vm | None, journal: Journal, note: Callable[[str], None]) -> None:
+    """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
+    if not await pair.target.ever_ran() or home is None:
+        await kill(pair.source)
+        await undo_target(pair)
+        await remove_files(pair.target.host, journal.run, journal.disks)
+        return
+    await kill(pair.target)
+    ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
+    await settle_on_target(pair.target, ended, pair.source.host)
+    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
+    await release(pair.source, pair.ram_dir)
+
+
+async def lost(pair: Pair) -> VmLostError:
+    """The guest runs nowhere."""
+    name = pair.source.files.vm_name
+    last = pair.target if await pair.target.ever_ran() else pair.source
+    return VmLostError(
+        f"'{name}' runs nowhere: its memory is lost",
+        why=f"it ran last on {last.host.name}, whose QEMU has ended",
+        remedy=f"start it from its disks: vmckpt vm start {name}",
+    )
+
+
+async def unknown(pair: Pair) -> OutcomeUnknownError:
+    """An end does not answer, and only it knows."""
+    silent = [end for end in (pair.source, pair.target) if await _may_live(end)]
+    names = " and ".join(end.host.name for end in silent) or pair.source.host.name
+    return OutcomeUnknownError(
+        f"nobody knows yet where '{pair.source.files.vm_name}' runs",
+        why=f"{names} gives no answer, or waits for the other end",
+        remedy=f"nothing was started twice; when it answers again: vmckpt migrate --recover "
+        f"{pair.source.files.vm_name}",
+    )
+
+
+async def _may_live(end: End) -> bool:
+    try:
+        return await end.alive()
+    except HostDownError:
+        return True

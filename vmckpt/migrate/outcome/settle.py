@@ -1,0 +1,127 @@
+"""Acting on both ends of a migration until one place has the guest."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.migrate.outcome.ends import LOOK_TIMEOUT_S, End, Pair, kill
+from vmckpt.migrate.outcome.ownership import Move, Side, View, decide
+from vmckpt.migrate.steps.reconnect import reconnect
+from vmckpt.migrate.steps.steering import SILENCE_S
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError
+
+POLL_S = 0.01
+# A host that gives no answer may be back soon, and its guest may be waiting for it.
+SILENT_HOST_S = 300.0
+SILENT_POLL_S = 1.0
+RECONNECT_POLL_S = 1.0
+# A source beside a silent target has said by then what it is.
+ALONE_S, ALONE_POLL_S = 5.0, 0.1
+ENDINGS = frozenset({Move.SOURCE_OWNS, Move.TARGET_OWNS, Move.LOST, Move.UNKNOWN})
+
+# Keeps that the target never runs.
+Keep = Callable[[], Awaitable[None]]
+
+
+async def settle(
+    pair: Pair, note: Callable[[str], None], keep: Keep, timeout_s: float = 30.0
+) -> Move:
+    """Give the migration up, or let it end if it is too late, until one place has the guest.
+
+    Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU gave no answer for `timeout_s`, or a
+    host for 5 minutes; then nothing was done that could make the guest run twice). `note` is told
+    every move. `keep` is called before the source is let run beside a silent target.
+    """
+    clock = asyncio.get_running_loop().time
+    moved_s = clock()
+    last: Move | None = None
+    sent_bytes = 0
+    waited = False
+    while True:
+        view = await pair.view()
+        move = decide(view)
+        migration = view.source.migration
+        if migration and migration.transferred_bytes != sent_bytes:
+            # Post-copy under way takes as long as it takes.
+            sent_bytes, moved_s = migration.transferred_bytes, clock()
+        if move in ENDINGS - {Move.UNKNOWN}:
+            return move
+        silent = [
+            end.host.name
+            for end, side in ((pair.source, view.source), (pair.target, view.target))
+            if side.silent
+        ]
+        if clock() > moved_s + (SILENT_HOST_S if silent else timeout_s):
+            return Move.UNKNOWN
+        if silent and not waited:
+            waited = True
+            note(f"{' and '.join(silent)} gives no answer: asking for {SILENT_HOST_S:g} s")
+        if move is Move.WAIT and migration and migration.in_postcopy:
+            # A silent link is noticed by neither QEMU.
+            move = Move.RECONNECT if clock() > moved_s + SILENCE_S else move
+        if move is Move.RUN_SOURCE and view.target.silent and not pair.stays:
+            pair = pair._replace(stays=await _kept(keep))
+            move = move if pair.stays else Move.UNKNOWN
+        if move is not last and move not in (Move.WAIT, Move.UNKNOWN):
+            note(move.value)
+        await _act(move, pair, repeated=move is last)
+        last = move
+        await asyncio.sleep(SILENT_POLL_S if silent else POLL_S)
+
+
+async def settle_alone(source: End, keep: Keep, *, was_running: bool, stopped: bool) -> Move:
+    """As `settle`, within 5 s and beside a target that cannot be asked: SOURCE_OWNS or UNKNOWN."""
+    clock = asyncio.get_running_loop().time
+    given_up_s, kept = clock() + ALONE_S, False
+    silent = Side(alive=True, silent=True)
+    while True:
+        move = decide(View(await source.look(), silent, was_running, stopped))
+        if move is Move.SOURCE_OWNS:
+            return move
+        if clock() > given_up_s:
+            return Move.UNKNOWN
+        kept = kept or (move is Move.RUN_SOURCE and await _kept(keep))
+        if kept or move is Move.CANCEL:
+            with suppress(CommandRefusedError, OutcomeUnknownError, HostDownError):
+                await _act_on_source(move, source)  # the next look shows what became of it
+        await asyncio.sleep(ALONE_POLL_S)
+
+
+async def _kept(keep: Keep) -> bool:
+    """A source that dies next must not have the target go back to where it was stopped."""
+    try:
+        await keep()
+    except (StorageError, HostDownError):
+        return False
+    return True
+
+
+async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:
+    """One move; a refusal or a lost monitor shows in the next look."""
+    try:
+        match move:
+            case Move.CANCEL | Move.RUN_SOURCE:
+                await _act_on_source(move, pair.source)
+            case Move.RUN_TARGET:
+                await commands.cont(await pair.target.monitor())
+            case Move.KILL_TARGET:
+                await pair.target.close()
+                await kill(pair.target)
+            case Move.YANK if not repeated:
+                await pair.source.yank()
+            case Move.RECONNECT:
+                if not await reconnect(pair):
+                    await asyncio.sleep(RECONNECT_POLL_S)
+            case _:
+                pass
+    except (CommandRefusedError, OutcomeUnknownError, HostDownError):
+        await asyncio.sleep(POLL_S)
+
+
+async def _act_on_source(move: Move, source: End) -> None:
+    if move is Move.CANCEL:
+        await commands.migrate_cancel(await source.monitor(), LOOK_TIMEOUT_S)
+    elif move is Move.RUN_SOURCE:
+        await commands.cont(await source.monitor())

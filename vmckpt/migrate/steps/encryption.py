@@ -1,0 +1,168 @@
+"""Both QEMUs are told to encrypt what migrates between them, and no longer to.
+
+QEMU sends in clear whenever its parameter `tls-creds` is empty, also after a refused call that
+should have set it: so every answer is read, and the parameters are asked for again at the end.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+)
+from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
+from vmckpt.hosts.pki.identity import pki_dir
+from vmckpt.migrate.outcome.ends import End
+from vmckpt.preflight.migration.encryption import Encryption, Scheme
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.sequence.steps import both
+from vmckpt.vm.users.users import let_read, user_of
+
+PREFIX = "vmckpt-tls-"
+AUTHZ_PREFIX = "vmckpt-peer-"
+# Both kinds of credentials are 0600 files in this directory of each QEMU (PSK, or it has a user of
+# its own), or in the host's.
+PSK_DIR = "tls"
+PSK_USER = "vmckpt"
+_PARAMETERS = ("tls-creds", "tls-hostname", "tls-authz")
+
+
+class Credentials(NamedTuple):
+    """What both QEMUs call their credentials: for RAM, and for disk streams from source to target.
+
+    The source connects with `source` (its peer has to be `hostname`), the target listens with
+    `target` and lets in whom `authz` allows. The same values are NBD's `tls-creds`,
+    `tls-hostname` and `tls-authz`; None: not checked, since only both ends have the key.
+    """
+
+    source: str
+    target: str
+    hostname: str | None
+    authz: str | None
+
+
+async def arm(source: End, target: End, encryption: Encryption, run: str) -> Credentials:
+    """Both QEMUs encrypt what migrates next between them, in a way that is not Scheme.CLEAR.
+
+    Neither has credentials yet: see `disarm`, to be called after an error on whichever end goes on.
+    Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
+    StorageError, OutcomeUnknownError.
+    """
+    name = PREFIX + run
+    by_certificate = encryption.scheme is Scheme.CERTIFICATES
+    credentials = Credentials(
+        source=name,
+        target=name,
+        hostname=(encryption.name or target.host.migration_address) if by_certificate else None,
+        authz=AUTHZ_PREFIX + run if by_certificate else None,
+    )
+    try:
+        if by_certificate:
+            await _load_certificates(source, target, credentials, encryption.peer)
+        else:
+            await _load_key(source, target, name)
+        await _use(
+            await source.monitor(), {"tls-creds": name, "tls-hostname": credentials.hostname}
+        )
+        await _use(await target.monitor(), {"tls-creds": name, "tls-authz": credentials.authz})
+    except CommandRefusedError as exc:
+        raise OperationFailedError(
+            "the migration cannot be encrypted",
+            why=str(exc.why),
+            remedy=f"vmckpt pki issue {source.host.name} {target.host.name}"
+            if by_certificate
+            else "use --tls auto",
+        ) from exc
+    return credentials
+
+
+async def disarm(end: End) -> None:
+    """This QEMU has no credentials any more, of whichever migration.
+
+    Not to be called while one is under way. A QEMU that has ended has none. Raises what the
+    commands raise.
+    """
+    try:
+        monitor = await end.monitor()
+    except HostDownError:
+        if await end.alive():
+            raise
+        return
+    _, objects = await both(
+        _use(monitor, dict.fromkeys(_PARAMETERS)), commands.query_objects(monitor)
+    )
+    for name in objects:
+        if name.startswith((PREFIX, AUTHZ_PREFIX)):
+            await commands.object_del(monitor, name)
+    await end.host.remove(end.files.path / PSK_DIR)
+
+
+async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
+    """The same where nothing hangs on it: what stays is said, and swept away by the next `arm`."""
+    try:
+        await disarm(end)
+    except (CommandRefusedError, HostDownError, OutcomeUnknownError, OperationFailedError) as exc:
+        note(f"{end.label} keeps credentials that nothing uses any more: {exc}")
+
+
+async def _load_certificates(source: End, target: End, credentials: Credentials, peer: str) -> None:
+    monitor = await target.monitor()
+    # Any certificate of the authority would do otherwise, and no other host has business here.
+    await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})
+    for end, endpoint in ((target, "server"), (source, "client")):
+        directory = await _certificates_for(end, endpoint)
+        values = {"dir": str(directory), "endpoint": endpoint, "verify-peer": True}
+        name = credentials.target if end is target else credentials.source
+        await commands.object_add(await end.monitor(), "tls-creds-x509", name, values)
+
+
+async def _certificates_for(end: End, endpoint: str) -> Path:
+    """Where its QEMU can read its host's: what is root's there a QEMU's own user gets a copy of."""
+    host, files = end.host, end.files
+    if await user_of(host, files) is None:
+        return pki_dir(host)
+    directory = files.path / PSK_DIR
+    await host.make_dir(directory)
+    names = []
+    for name in ("ca-cert.pem", DH_PARAMS_FILE, f"{endpoint}-cert.pem", f"{endpoint}-key.pem"):
+        if (text := await host.read_text(pki_dir(host) / name)) is not None:
+            await host.write_text(directory / name, text)
+            names.append(name)
+    await let_read(host, files, directory, names)
+    return directory
+
+
+async def _load_key(source: End, target: End, name: str) -> None:
+    line = f"{PSK_USER}:{os.urandom(32).hex()}\n"
+    for end, role in (
+        (target, {"endpoint": "server"}),
+        (source, {"endpoint": "client", "username": PSK_USER}),
+    ):
+        directory = end.files.path / PSK_DIR
+        await end.host.make_dir(directory)
+        await end.host.write_text(directory / DH_PARAMS_FILE, DH_PARAMS)
+        # The server reads the file at every handshake: it stays until `disarm`.
+        await end.host.write_text(directory / "keys.psk", line)
+        await let_read(end.host, end.files, directory, (DH_PARAMS_FILE, "keys.psk"))
+        values = {"dir": str(directory), **role}
+        await commands.object_add(await end.monitor(), "tls-creds-psk", name, values)
+
+
+async def _use(monitor: Monitor, wanted: dict[str, str | None]) -> None:
+    values = {name: value or "" for name, value in wanted.items()}
+    found: dict[str, Any]
+    _, found = await both(
+        commands.migrate_set_parameters(monitor, values), commands.query_migrate_parameters(monitor)
+    )
+    different = [name for name, value in values.items() if found.get(name, "") != value]
+    if different:
+        raise OperationFailedError(
+            f"{monitor.label} has not taken over {', '.join(different)}",
+            why="it answered without an error, and keeps another value",
+            remedy="report this; the migration would not be encrypted as it should",
+        )

@@ -1,0 +1,80 @@
+"""A migration's target: its QEMU, which waits for the guest, the same machine as the source's."""
+
+from collections.abc import Collection
+
+from vmckpt.devices.aside import set_aside
+from vmckpt.errors import RefusedError
+from vmckpt.migrate import later
+from vmckpt.migrate.outcome.ends import Pair
+from vmckpt.migrate.steps.encryption import disarm
+from vmckpt.migrate.steps.settings import set_source, set_target
+from vmckpt.qemu.abilities import Agreement
+from vmckpt.qemu.compare import Machine, describe, differences
+from vmckpt.sequence.steps import both
+from vmckpt.vm.identity import hand_over
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu, plug_taps, start_qemu
+
+
+async def write_down(vm: Vm, pair: Pair) -> None:
+    """The target's host knows the VM, which it is, and its checkpoints. StorageError."""
+    theirs = vm_dir(pair.target.host.state_dir, vm.name)
+    await pair.target.host.write_text(theirs.spec, vm.spec.text)
+    await hand_over(vm.host, vm.directory, pair.target.host)
+
+
+async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
+    """Start it, set both, the source without an earlier move's credentials, and compare them.
+
+    `absent` are ids of devices that are unplugged for the way. Raises RefusedError: it would be
+    another machine; OperationFailedError: one keeps other settings.
+    """
+    qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
+    await set_aside(vm, pair.target)
+    await both(
+        plug_taps(pair.target.host, vm.spec, pair.target.files),
+        both(_compare(pair, ours), set_target(pair, agreement)),
+    )
+    return qemu
+
+
+async def _start(vm: Vm, pair: Pair) -> Qemu:
+    target = pair.target
+    qemu, monitor = await start_qemu(
+        target.host, vm.spec, vm.qemu.platform, target.files, incoming=True
+    )
+    target.adopt(monitor)
+    return qemu
+
+
+async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) -> Machine:
+    """What can be done while the target's QEMU starts, which takes longer."""
+    ours, _ = await both(
+        _source_machine(pair, absent), both(pair.source.rescue(), _set_source(pair, agreement))
+    )
+    later.load_to_send()
+    return ours
+
+
+async def _set_source(pair: Pair, agreement: Agreement) -> None:
+    await disarm(pair.source)
+    await set_source(pair, agreement)
+
+
+async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
+    found = await describe(await pair.source.monitor())
+    # Those that are unplugged for the way come back later.
+    stay = {name: kind for name, kind in found.devices.items() if name not in absent}
+    return found._replace(devices=stay)
+
+
+async def _compare(pair: Pair, ours: Machine) -> None:
+    monitor = await pair.target.monitor()
+    _, theirs = await both(pair.target.rescue(), describe(monitor))
+    if found := differences(ours, theirs):
+        raise RefusedError(
+            f"the QEMU on {pair.target.host.name} would be another machine to the guest",
+            why="; ".join(found),
+            remedy="run the VM with a CPU model and machine type that are the same on both",
+        )

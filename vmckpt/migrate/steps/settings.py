@@ -1,0 +1,85 @@
+"""What both QEMUs are told before memory moves, and what of it the one that has the VM keeps."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
+from vmckpt.migrate.outcome.ends import End, Pair
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import (
+    SENDING_SPEED,
+    SWITCHOVER_SPEED,
+    USUAL_SPEED,
+    ZERO_COPY,
+    Agreement,
+)
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.plain import switch_off_capabilities
+from vmckpt.sequence.steps import all_of, both
+
+
+async def set_source(pair: Pair, agreement: Agreement) -> None:
+    """Capabilities and parameters are set, and were read back.
+
+    Raises OperationFailedError when it keeps another value.
+    """
+    await _set(pair.source, agreement.capabilities, agreement.source_parameters)
+
+
+async def set_target(pair: Pair, agreement: Agreement) -> None:
+    """The same on the other end."""
+    await _set(pair.target, agreement.capabilities, agreement.target_parameters)
+
+
+async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[str, Any]) -> None:
+    monitor = await end.monitor()
+    settings: list[Coroutine[Any, Any, Any]] = [
+        commands.migrate_set_capabilities(monitor, capabilities),
+        commands.migrate_set_parameters(monitor, parameters),
+    ]
+    if capabilities.get(ZERO_COPY):
+        # Refused while what an earlier migration left compresses; otherwise it has to go first.
+        settings.reverse()
+    # Other channel counts hang both QEMUs for ever, and without a return path a target that
+    # fails leaves the source "completed": neither would ever say so. All is sent at once; QEMU
+    # does one after the other.
+    *_, has, is_set_to = await all_of(
+        (
+            *settings,
+            commands.query_migrate_capabilities(monitor),
+            commands.query_migrate_parameters(monitor),
+        )
+    )
+    found: dict[str, Any] = {**has, **is_set_to}
+    wanted = {**capabilities, **parameters}
+    if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
+        raise OperationFailedError(
+            f"{end.label} has not taken over {', '.join(wrong)}",
+            why="it answered without an error, and keeps another value",
+            remedy="report this; the migration would not do what it should",
+        )
+
+
+async def leave_plain(end: End, note: Callable[[str], None]) -> None:
+    """The QEMU that has the VM now: whoever migrates or saves it next finds nothing set.
+
+    What stays set is said: vmckpt itself looks at it before it does anything.
+    """
+    try:
+        monitor = await end.monitor()
+        await both(switch_off_capabilities(monitor), _give_speeds_back(monitor))
+    except (
+        CommandRefusedError,
+        HostDownError,
+        OperationFailedError,
+        OutcomeUnknownError,
+    ) as exc:
+        note(f"{end.label} keeps what it was set to for the migration: {exc}")
+
+
+async def _give_speeds_back(monitor: Monitor) -> None:
+    plain = {SENDING_SPEED: USUAL_SPEED, SWITCHOVER_SPEED: 0}
+    known = await commands.query_migrate_parameters(monitor)
+    await commands.migrate_set_parameters(
+        monitor, {name: value for name, value in plain.items() if name in known}
+    )

@@ -1,0 +1,202 @@
+"""Holding QEMU back from stopping the guest while the target is still busy with what was sent.
+
+QEMU stops the guest when what is left fits `downtime-limit` at the speed of its last 0.1 s. A page
+of zeroes is nine bytes in the sockets and a page fault on the target, so at the end of the first
+pass the target may have a second of work before it, through which the guest would stand still.
+QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
+
+That does not hold QEMU when it finds nothing dirty at all. Over several channels, whose threads do
+the sending, its rounds take less than a millisecond, and a guest that writes little has often
+written nothing within one. So there the source is kept from sending, too, while the target has much
+to catch up with: it sleeps, and asks for dirty pages ten times a second.
+"""
+
+import asyncio
+import time
+from collections import deque
+from typing import NamedTuple
+
+from vmckpt.errors import HostDownError
+from vmckpt.forecast.model.switchover import Look, behind_s, switchover_bytes_per_s
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.options.migration import Options
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SENDING_SPEED, SWITCHOVER_SPEED, Agreement
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.replies import MigrationStatus
+from vmckpt.sequence.steps import both
+
+# How often the target is looked at while only it is waited for.
+WAIT_S = 0.01
+# A host that takes longer to answer is asked in the background.
+ANSWER_S = 0.2
+KEPT_EVERY_S = 0.05
+KEPT_LOOKS = 100
+# In the second pass all of memory has gone once.
+WHOLE_SENT_PASS = 2
+# A speed that differs by less is not worth a command.
+SAME_WITHIN = 0.2
+# Who is let go on sending sleeps until its 0.1 s are over: it is kept still for a target that is
+# further behind than that, and let go before there is nothing left to do.
+FAR_BEHIND_S, NEARLY_THERE_S = 0.1, 0.05
+# A page in 0.1 s, whatever less is asked for; 0 would be no limit.
+STILL_BYTES_PER_S = 1000
+
+
+class Socketed(NamedTuple):
+    """A QEMU whose sockets can be looked at: its process, and the host that it is on."""
+
+    host: Host
+    process: ProcessId
+
+
+def switchover(
+    monitor: Monitor, ends: tuple[Socketed, Socketed], port: int, asked: Options, set_to: Agreement
+) -> "Switchover | None":
+    """What holds a source back that was set so; None for one that goes by its own measure.
+
+    `ends` are the source, whose `monitor` it is, and the target.
+    """
+    if not set_to.source_parameters.get(SWITCHOVER_SPEED):
+        return None
+    return Switchover(
+        monitor,
+        source=ends[0],
+        target=ends[1],
+        port=port,
+        max_downtime_s=asked.max_downtime_ms / 1e3,
+        limit_bytes_per_s=set_to.source_parameters[SENDING_SPEED],
+        quick_rounds=asked.wished_channels is not None,
+    )
+
+
+class Switchover:
+    """Lets the source of a pre-copy stop its guest once the target keeps up with it.
+
+    `port` is the one that the migration comes in on, `limit_bytes_per_s` what memory is held to
+    (0: nothing). `quick_rounds`: it goes over several channels.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        *,
+        source: Socketed,
+        target: Socketed,
+        port: int,
+        max_downtime_s: float,
+        limit_bytes_per_s: int = 0,
+        quick_rounds: bool = False,
+    ) -> None:
+        self._monitor, self._max_downtime_s = monitor, max_downtime_s
+        self._limit_bytes_per_s, self._quick_rounds = limit_bytes_per_s, quick_rounds
+        self._source, self._target, self._port = source, target, port
+        self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
+        self._first_pass_bytes: int | None = None
+        self._given_bytes_per_s = float(HELD_BYTES_PER_S)
+        self._over = self._still = False
+        self._asking: asyncio.Task[int] | None = None
+
+    async def consider(self, status: MigrationStatus) -> None:
+        """Look at the sockets, and give QEMU a speed when the target is ready for the switch."""
+        if self._over or status.status != "active":
+            return
+        if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
+            self._first_pass_bytes = status.transferred_bytes
+            if self._quick_rounds and behind_s(self._looks) > FAR_BEHIND_S:
+                self._still = True
+                await self._send_at(STILL_BYTES_PER_S)
+        if self._looks and time.monotonic() < self._looks[-1].at_s + WAIT_S:
+            return
+        queued = await self._queued()
+        if queued is None:
+            return
+        now = Look(time.monotonic(), status.transferred_bytes, queued)
+        looks = (*self._looks, now)
+        if not self._looks or now.at_s >= self._looks[-1].at_s + KEPT_EVERY_S:
+            self._looks.append(now)
+        if self._first_pass_bytes is None:
+            return
+        if self._still and behind_s(looks) < NEARLY_THERE_S:
+            await self._go_on()
+        speed = switchover_bytes_per_s(
+            looks, self._first_pass_bytes, self._max_downtime_s, self._limit_bytes_per_s
+        )
+        if speed and abs(speed / self._given_bytes_per_s - 1) > SAME_WITHIN:
+            await self._give(speed)
+
+    @property
+    def all_sent_once(self) -> bool:
+        """Whether the rounds that come now are short: of what was dirtied since the last one."""
+        return self._first_pass_bytes is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether all has gone once, and only the target's reading it is waited for."""
+        return self.all_sent_once and self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether the source is still held back."""
+        return not self._over and self._given_bytes_per_s == HELD_BYTES_PER_S
+
+    @property
+    def fitting_bytes(self) -> float:
+        """What may be left when the guest is stopped."""
+        return 0.0 if self.held else self._given_bytes_per_s * self._max_downtime_s
+
+    def allow(self, max_downtime_s: float) -> None:
+        """The guest may stand still for so long from here on."""
+        self._max_downtime_s = max_downtime_s
+
+    async def hold_to(self, limit_bytes_per_s: int) -> None:
+        """Memory is sent no faster than this from here on; 0: there is no limit."""
+        self._limit_bytes_per_s = limit_bytes_per_s
+        if not self._still:
+            await self._send_at(limit_bytes_per_s)
+
+    async def now(self) -> None:
+        """Let QEMU stop the guest by its own measure, from here on."""
+        self._over = True
+        await self._give(0)
+        if self._still:
+            await self._go_on()
+
+    async def _go_on(self) -> None:
+        self._still = False
+        await self._send_at(self._limit_bytes_per_s)
+
+    async def _send_at(self, bytes_per_s: int) -> None:
+        await commands.migrate_set_parameters(self._monitor, {SENDING_SPEED: bytes_per_s})
+
+    async def _give(self, bytes_per_s: float) -> None:
+        self._given_bytes_per_s = bytes_per_s
+        await commands.migrate_set_parameters(self._monitor, {SWITCHOVER_SPEED: int(bytes_per_s)})
+
+    async def close(self) -> None:
+        """Nobody looks any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _queued(self) -> int | None:
+        """What waits in the sockets; None while a host takes long over its answer, or gives none.
+
+        The transfer has other things to see to meanwhile.
+        """
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._queued_bytes())
+        done, _ = await asyncio.wait({self._asking}, timeout=ANSWER_S)
+        if not done:
+            return None
+        asked, self._asking = self._asking, None
+        # A host's absence is told where its answer is needed.
+        return None if isinstance(asked.exception(), HostDownError) else asked.result()
+
+    async def _queued_bytes(self) -> int:
+        sent, read = await both(
+            self._source.host.socket_queues(self._source.process, self._port),
+            self._target.host.socket_queues(self._target.process, self._port),
+        )
+        return sent.unsent_bytes + read.unread_bytes

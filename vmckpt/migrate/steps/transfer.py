@@ -1,0 +1,311 @@
+"""Sending RAM: start, watch, switch method when asked to, and say how it ended."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.events.types import Progress
+from vmckpt.forecast.model.convergence import eta_s
+from vmckpt.forecast.model.pilot import Decision, Look
+from vmckpt.migrate import later
+from vmckpt.migrate.steps.disks import DiskMirrors
+from vmckpt.migrate.steps.steering import (
+    FIRST_POSTCOPY_ROUND,
+    Figures,
+    Order,
+    Steering,
+    given_up,
+    pilot,
+)
+from vmckpt.migrate.steps.switchover import WAIT_S, Switchover
+from vmckpt.options.migration import Options
+from vmckpt.options.policy import Act
+from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import SENDING_SPEED, throttle
+from vmckpt.qemu.block import migrate_continue
+from vmckpt.qemu.monitor import Events, Monitor
+from vmckpt.qemu.replies import MigrationStatus
+
+SAMPLE_S = 0.1
+LOCAL_STATES = frozenset({"none", "setup", "wait-unplug"})
+
+
+# What QEMU tells, and what it is in, when it stops a guest whose disk fails.
+IO_ERROR, IO_ERROR_STATE = "BLOCK_IO_ERROR", "io-error"
+
+
+class Ending(Enum):
+    """How a transfer ended on the source."""
+
+    COMPLETED = "all state is on the target"
+    POSTCOPY = "the source serves pages, the rest of the state is on the target"
+
+
+class Transfer:
+    """One transfer of RAM, watched on the source's monitor.
+
+    `emit` gets a Progress every 0.1 s; `note` decisions in words. `switchover` says when the guest
+    may stop; None leaves that to QEMU.
+    """
+
+    def __init__(
+        self,
+        source: Monitor,
+        options: Options,
+        clock: Callable[[], float],
+        emit: Callable[[Progress], None],
+        note: Callable[[str, str], None],
+        *,
+        disks: DiskMirrors,
+        switchover: Switchover | None,
+    ) -> None:
+        self._source, self._options, self._disks = source, options, disks
+        self._switchover = switchover
+        self._clock, self._emit, self._note = clock, emit, note
+        self._began_s = time.monotonic()
+        self._steering, self._pilot = Steering(options), pilot(options)
+        # As the record has it: a replay of the policy sees what it saw.
+        self._sampled_s = 0.0
+        self._postcopy_began = False
+        self._handed_over = False
+        self._unwelcome = (IO_ERROR,) if options.abort_on_error else ()
+        self.last = MigrationStatus("none")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of pre-copy that have begun."""
+        return self._steering.rounds
+
+    async def run(self, uri: str) -> Ending:
+        """Send to `uri` until the source is done or in post-copy.
+
+        Raises OperationFailedError (QEMU gave up, the link is silent), TimedOutError; the source's
+        migration may still be under way then: settle it. CancelledError likewise.
+        """
+        try:
+            with self._source.events("MIGRATION", "MIGRATION_PASS", *self._unwelcome) as events:
+                self._tell_what_is_left_out()
+                await self._require_sound_disks()
+                await commands.migrate(self._source, uri)
+                later.load_to_arrive()
+                return await self._watch(events, until_postcopy=True)
+        finally:
+            if self._switchover:
+                await self._switchover.close()
+
+    async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
+        """Send no faster than this from here on, memory and disks together."""
+        wish = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).wish(
+            copies_disks=self._disks.any
+        )
+        limit = wish.max_bandwidth_bytes_per_s
+        if self._switchover:
+            await self._switchover.hold_to(limit)
+        else:
+            await commands.migrate_set_parameters(self._source, {SENDING_SPEED: limit})
+        await self._disks.hold_to(bandwidth_bytes_per_s)
+
+    async def drain(self) -> None:
+        """After the switch to post-copy: until every page is on the target."""
+        with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
+            self._steering.listen_anew(time.monotonic())
+            await self._watch(events, until_postcopy=False)
+
+    async def _watch(self, events: Events, *, until_postcopy: bool) -> Ending:
+        while True:
+            status = await self._sample()
+            if self._postcopy_began and until_postcopy:
+                return Ending.POSTCOPY
+            if status.status == "completed":
+                return Ending.COMPLETED
+            if status.ended:
+                raise OperationFailedError(
+                    "the migration failed",
+                    why=status.error or f"QEMU ended it as '{status.status}'",
+                    remedy="the source goes on; see the target's words",
+                )
+            if status.status == "postcopy-paused":
+                raise OperationFailedError(
+                    "post-copy was interrupted",
+                    why="the link between the hosts broke while the guest ran on the target",
+                    remedy="mend the link; the guest waits for its pages",
+                )
+            if status.status == "pre-switchover" and not self._handed_over:
+                # The guest is stopped, and nothing of it writes any more. QEMU may say so again
+                # for a moment after it was told to go on.
+                self._handed_over = True
+                await self._disks.hand_over()
+                await migrate_continue(self._source)
+            if not status.in_postcopy:
+                await self._steer(status)
+            self._steering.check_silence(
+                status.transferred_bytes,
+                time.monotonic(),
+                expected=status.status in LOCAL_STATES,
+            )
+            if await self._news_of_the_end(events) and not self._postcopy_began:
+                return Ending.COMPLETED  # the guest stands still: it is accounted for later
+
+    def _tell_what_is_left_out(self) -> None:
+        policy, steers = self._options.policy, self._options.steers
+        if policy is None:
+            return
+        kept = [rule.act for rule in steers.rules] if steers else []
+        for rule in policy.rules:
+            if rule.act not in kept:
+                self._note("policy", f"'{rule.act}' is left out: it would break what was asked for")
+
+    async def _require_sound_disks(self) -> None:
+        """Raises OperationFailedError when the guest stands still for its disk's sake."""
+        if self._unwelcome:
+            status = (await commands.query_status(self._source)).status
+            if status == IO_ERROR_STATE:
+                raise _disk_error("before its memory moved")
+
+    async def account(self) -> None:
+        """The figures of a transfer that is over."""
+        await self._sample()
+
+    async def _news_of_the_end(self, events: Events) -> bool:
+        """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
+        wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
+        rounds_are_short = self._switchover is not None and self._switchover.all_sent_once
+        until_s = time.monotonic() + wait_s
+        stands_still = False
+        while event := await events.next(
+            wait_s if stands_still else max(0.0, until_s - time.monotonic())
+        ):
+            came = (event, *events.drain())
+            news: list[Any] = [one.get("data", {}) for one in came]
+            if any(_stops_the_guest(one) for one in came):
+                raise _disk_error("while its memory moved")
+            # A short post-copy is over before a query sees it.
+            self._postcopy_began |= {"status": "postcopy-active"} in news
+            if {"status": "completed"} in news:
+                return True
+            if states := [one for one in news if "status" in one]:
+                stands_still = states[-1] == {"status": "device"}
+            # While devices are sent, and what was dirtied last, there is no time for questions, nor
+            # for one at each of the short rounds before that: QEMU answers between other work.
+            if not stands_still and (states or not rounds_are_short):
+                return False
+        return False
+
+    async def _sample(self) -> MigrationStatus:
+        status = await commands.query_migrate(self._source)
+        self.last, self._sampled_s = status, self._clock()
+        self._postcopy_began |= status.in_postcopy
+        self._steering.see(_figures(status), held=self._is_held)
+        meaningful = status.round >= FIRST_POSTCOPY_ROUND
+        dirty = status.dirty_rate_bytes_per_s if meaningful else 0.0
+        self._emit(
+            Progress(
+                at_s=self._sampled_s,
+                status=status.status,
+                round=status.round,
+                total_bytes=status.total_bytes,
+                remaining_bytes=status.remaining_bytes,
+                transferred_bytes=status.transferred_bytes,
+                throughput_bytes_per_s=status.throughput_bytes_per_s,
+                dirty_rate_bytes_per_s=dirty,
+                expected_downtime_ms=status.expected_downtime_ms if meaningful else None,
+                throttle_percent=status.throttle_percent,
+                postcopy_requests=status.postcopy_requests,
+                eta_s=eta_s(status.remaining_bytes, status.throughput_bytes_per_s, dirty),
+                normal_pages=status.normal_pages,
+                zero_pages=status.zero_pages,
+            )
+        )
+        return status
+
+    async def _steer(self, status: MigrationStatus) -> None:
+        if status.status == "active":
+            await self._disks.check()
+        if self._switchover:
+            await self._switchover.consider(status)
+        if self._pilot and status.status == "active":
+            look = Look(
+                self._sampled_s,
+                status.round,
+                status.remaining_bytes,
+                held=self._is_held,
+                throttle_percent=None if self._options.observe_only else status.throttle_percent,
+            )
+            await self._obey(self._pilot.see(look))
+        fitting_bytes = self._switchover.fitting_bytes if self._switchover else 0.0
+        elapsed_s = time.monotonic() - self._began_s
+        order = self._steering.steer(_figures(status), elapsed_s, fitting_bytes=fitting_bytes)
+        if order is None:
+            return
+        what, why = order
+        self._note(what.value, why)
+        match what:
+            case Order.START_POSTCOPY:
+                await commands.migrate_start_postcopy(self._source)
+            case Order.STOP_GUEST:
+                await self._stop_at_next_look()
+
+    @property
+    def _is_held(self) -> bool:
+        return self._switchover is not None and self._switchover.held
+
+    async def _stop_at_next_look(self) -> None:
+        await commands.migrate_set_parameters(
+            self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
+        )
+        if self._switchover:
+            await self._switchover.now()
+
+    async def _obey(self, decision: Decision | None) -> None:
+        """Do what the policy says, or only tell of it."""
+        if decision is None:
+            return
+        if self._options.observe_only:
+            self._note("policy", f"it would be {decision.words} now: {decision.why}")
+            return
+        self._note("policy", f"{decision.words}: {decision.why}")
+        match decision.act:
+            case Act.RAISE_DOWNTIME:
+                limit = {"downtime-limit": decision.downtime_ms}
+                await commands.migrate_set_parameters(self._source, limit)
+                if self._switchover:
+                    self._switchover.allow(decision.downtime_ms / 1e3)
+            case Act.THROTTLE:
+                await commands.migrate_set_parameters(
+                    self._source, throttle(decision.throttle_percent)
+                )
+            case Act.POSTCOPY:
+                self._pilot = None
+                await commands.migrate_start_postcopy(self._source)
+            case Act.PAUSE:
+                self._pilot = None
+                await self._stop_at_next_look()
+            case Act.ABORT:
+                raise given_up(decision)
+
+
+def _stops_the_guest(event: Mapping[str, Any]) -> bool:
+    return event.get("event") == IO_ERROR and event.get("data", {}).get("action") == "stop"
+
+
+def _disk_error(when: str) -> OperationFailedError:
+    return OperationFailedError(
+        "a disk of the guest's failed",
+        why=f"QEMU stopped the guest for it {when}, and --abort-on-error was asked for",
+        remedy="see why on the source (free space), and have the guest go on, by QMP's `cont` at "
+        "the qmp_socket of `vmckpt vm show --json`: until then it cannot move",
+    )
+
+
+def _figures(status: MigrationStatus) -> Figures:
+    return Figures(
+        status.round,
+        status.remaining_bytes,
+        status.transferred_bytes,
+        status.throughput_bytes_per_s,
+        status.dirty_rate_bytes_per_s,
+    )

@@ -1,0 +1,259 @@
+"""The operator's side of a beginning: both services, until the standby could go on with the VM."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import all_hosts
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.hosts.remote.tls import have_listen
+from vmckpt.options.replication import Options
+from vmckpt.preflight.finding import WARN, require
+from vmckpt.preflight.replication.checks import check
+from vmckpt.qemu.block import query_disk_images
+from vmckpt.qemu.compare import Machine, describe, differences
+from vmckpt.qemu.monitor import session
+from vmckpt.replicate.arbiter import require_place
+from vmckpt.replicate.control import DISMISS, ask
+from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.operator.folding import fold_there
+from vmckpt.replicate.operator.leftover_copies import Fate, settle_copies
+from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
+from vmckpt.replicate.operator.sides import (
+    DEAD,
+    POLL_S,
+    last_word,
+    sides,
+    until_gone,
+    until_recovered,
+)
+from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
+from vmckpt.replicate.primary.claim import is_of_this_home, require_right, took_over
+from vmckpt.replicate.request import ENDED, REQUEST, Files, Request, as_itself, has_left
+from vmckpt.sequence.steps import finish
+from vmckpt.state.documents import save_to
+from vmckpt.units import format_size
+from vmckpt.vm.identity import hand_over, identity_of
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
+
+PROTECTED = "protected"
+# A guest that writes this part of what the link takes has no room for a busier moment.
+NEAR = 0.8
+ROOM_BYTES = 16 << 10
+
+
+async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
+    """Have the VM protected by `standby`; returns the primary's status once it is.
+
+    Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
+    on where it was, unprotected), HostDownError, BusyError (another command begins one).
+    """
+    one_machine = vm.host.is_this_machine and standby.is_this_machine
+    require_place(options)
+    options.require_sense(one_machine=one_machine)
+    # Two would write to the same files, and what fails would end what the other has begun.
+    lock = Files.of(vm.host, vm.name).beginning
+    async with vm.host.lock(lock, owner("replicate start", run)):
+        return await _begun(vm, standby, options, run, one_machine=one_machine)
+
+
+async def _begun(
+    vm: Vm, standby: Host, options: Options, run: str, *, one_machine: bool
+) -> dict[str, Any]:
+    if await took_over(vm):
+        await require_right(vm)  # a twin has no term to begin with
+    await remove_replaced(vm, standby)
+    if await vm.host.exists(vm.directory.aside_request):
+        await _require_new(vm, standby)
+        await fold_there(vm.name, all_hosts())
+    checks = await check(vm, standby, options)
+    require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
+    await _require_new(vm, standby)
+    request = Request(
+        run=run,
+        vm=vm.name,
+        spec=vm.spec.text,
+        platform=vm.qemu.platform,
+        primary=as_itself(vm.host),
+        standby=as_itself(standby),
+        options=options,
+        one_machine=one_machine,
+        qemu_id=vm.qemu.files.qemu_id,
+        disks=await _copied_disks(vm),
+        identity=await identity_of(vm.host, vm.directory),
+    )
+    ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
+    try:
+        await _write(standby, theirs, request)
+        place = await have_listen(standby, theirs.path, ("replica", "standby"))
+        await _require_same(vm, standby)
+        # And its last checkpoint: none is taken while it is protected.
+        await hand_over(vm.host, vm.directory, standby)
+        await _write(vm.host, ours, replace(request, place=place))
+        command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
+        service = await vm.host.spawn(command, ours.log)
+        status = await _until_protected(vm, ours, service)
+    except BaseException:
+        await finish(_undo(vm.host, ours, standby, theirs))
+        raise
+    warnings = [found.reason for found in checks if found.verdict == WARN]
+    return status | {"warnings": [*warnings, *_unheard(status), *_slowed(status)]}
+
+
+async def _copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
+    """The disks that are copied to a standby: all that can be written. Raises HostDownError."""
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        images = await query_disk_images(monitor)
+    return tuple(
+        CopiedDisk(number, images[node].virtual_size_bytes)
+        for number, (disk, node) in enumerate(zip(vm.spec.disks, vm.nodes, strict=True))
+        if not disk.read_only
+    )
+
+
+async def _require_new(vm: Vm, standby: Host) -> None:
+    """Another replication of it that has not ended is not pushed aside.
+
+    Of one whose services were killed the arbiter has a standby that may take over; but not of the
+    primary from which this VM was taken over, however that one ended; and a primary that has ended
+    has told the arbiter that its standby, if it was killed, may not, or has left the guest to it.
+    """
+    old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
+    found = await sides(vm.name, (vm.host, standby))
+    is_of_home = await is_of_this_home(vm)
+    has_ended = {
+        side.status.get("run")
+        for side in found
+        if side.status["role"] == "primary" and side.status["state"] in ENDED
+        if not has_left(side.status)
+    }
+    for side in found:
+        told = side.status
+        is_dead = told["state"] == DEAD
+        was_replaced = is_dead and told["role"] == "primary" and side.host.name == old
+        was_lost = is_dead and told["role"] == "standby" and told["run"] in has_ended
+        is_left = side.host.name == vm.host.name and has_left(told) and is_of_home
+        is_over = told["state"] in ENDED and not is_left
+        if side.answers or not (was_replaced or was_lost or is_over):
+            why = "answers" if side.answers else f"is {side.status['state']}, not ended"
+            raise OperationFailedError(
+                f"'{vm.name}' is being replicated",
+                why=f"the {side.status['role']}'s service on {side.host.name} {why}",
+                remedy=f"vmckpt replicate stop {vm.name}",
+            )
+        if was_lost:
+            await end_waiting(side.host, vm.name)
+            await settle_copies(side.host, Files.of(side.host, vm.name), Fate.KEEP)
+        await side.host.remove(Files.of(side.host, vm.name).path)
+
+
+async def _write(host: Host, files: Files, request: Request) -> None:
+    await host.make_dir(files.path)
+    await host.write_text(files.room, "-" * ROOM_BYTES)
+    await save_to(host, files.request, REQUEST, request)
+
+
+async def _require_same(vm: Vm, standby: Host) -> None:
+    """Both QEMUs are the same machine to the guest. Raises OperationFailedError."""
+    directory = vm_dir(standby.state_dir, vm.name)
+    names = [
+        name for name in await standby.list_dir(directory.path) if name.startswith(QEMU_PREFIX)
+    ]
+    waiting = directory.qemu(names[-1].removeprefix(QEMU_PREFIX))
+    here, there = await _machine(vm.host, vm.qemu.files), await _machine(standby, waiting)
+    if found := differences(here, there):
+        raise OperationFailedError(
+            f"the QEMU on {standby.name} is another machine",
+            why="; ".join(found),
+            remedy="use the same QEMU on both hosts, or a machine type and CPU that both have",
+        )
+
+
+async def _machine(host: Host, files: QemuDir) -> Machine:
+    async with session(await host.connect(files.onlooker), files.vm_name) as monitor:
+        return await describe(monitor)
+
+
+async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str, Any]:
+    while True:
+        with suppress(HostDownError):  # it has no ear yet, or has ended
+            status = await ask(vm.host, files, "status")
+            if status["state"] == PROTECTED and _second_path(status) != WAITING:
+                return status
+        if not await vm.host.is_alive(service):
+            ended = await last_word(vm.host, files)
+            why, remedy = last_error(await vm.host.read_text(files.log) or "")
+            raise OperationFailedError(
+                f"'{vm.name}' could not be protected",
+                why=ended.get("why") or "-" if ended else why or "its service ended",
+                remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
+            )
+        await asyncio.sleep(POLL_S)
+
+
+def _second_path(status: dict[str, Any]) -> str:
+    """How it is; a service of another version may not say."""
+    return str((status.get("paths") or {}).get(SECOND, NONE))
+
+
+def _unheard(status: dict[str, Any]) -> list[str]:
+    """What is to be said of a second path that was to be there."""
+    if _second_path(status) in (HEARD, NONE):
+        return []
+    here, *_, there = (status.get("path_addresses") or {}).get(SECOND) or ("?", "?")
+    return [
+        f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
+        "another over the connection alone"
+    ]
+
+
+def _slowed(status: dict[str, Any]) -> list[str]:
+    """What is to be said of a guest that writes faster than the link takes, or nearly so."""
+    writes = status.get("written_bytes_per_s") or 0
+    takes = status.get("link_bytes_per_s") or 0
+    slowed, stops = status.get("slowed_percent") or 0, "by stops of a tenth of a second at most"
+    if not (slowed or (takes and writes > NEAR * takes)):
+        return []
+    said = "the guest writes faster than the link takes"
+    if takes and writes > NEAR * takes:
+        said = f"the guest writes {format_size(writes)}/s, and the link takes "
+        said += f"{format_size(takes)}/s of it"
+    now = f", now for {slowed} % of its time" if slowed else ""
+    return [
+        f"{said}: it is slowed to that {stops}{now}, and what it sends waits longer; see "
+        "`vmckpt replicate status`"
+    ]
+
+
+def last_error(log: str) -> tuple[str, str]:
+    """Why a service ended, by its log, and what to do; of another end its last words."""
+    lines = [line.strip() for line in log.strip().splitlines()][-3:]
+    labels = ("error: ", "why: ", "do: ")
+    if [line[: len(label)] for line, label in zip(lines, labels, strict=False)] != [*labels]:
+        return "; ".join(lines), ""
+    what, why, do = (line[len(label) :].strip() for line, label in zip(lines, labels, strict=True))
+    return f"{what}: {why}", do
+
+
+async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> None:
+    """End both services, the primary's in good order: the guest runs, its output is let go."""
+    name = ours.path.name
+    with suppress(VmckptError):  # what failed before says more
+        # Again and again: it may not have come so far yet that it hears.
+        await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
+        await until_recovered(primary, name)  # of one that was killed, see `recovery.py`
+        await primary.remove(ours.path)
+    with suppress(VmckptError):
+        # Its primary may never have come to it.
+        await until_gone(standby, name, lambda: ask(standby, theirs, DISMISS))
+        if await read_vm(standby, name) is not None:
+            return  # it took over from a primary that has died: its files say whom to ask
+        await end_waiting(standby, name)
+        await settle_copies(standby, theirs, Fate.UNDO)
+        await standby.remove(theirs.path)
+        await fold_there(name, (primary, standby))

@@ -1,0 +1,107 @@
+"""Back to the old host after a failover: protected by it and, once in sync, handed over to it."""
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.options.replication import Options
+from vmckpt.replicate.operator.begin import PROTECTED, start
+from vmckpt.replicate.operator.operate import failover
+from vmckpt.replicate.operator.sides import sides
+from vmckpt.replicate.request import REQUEST, Files
+from vmckpt.state.documents import load_from
+from vmckpt.vm.inventory import Vm
+
+
+async def failback(
+    vm: Vm, target: Host, options: Options, run: str, hosts: Iterable[Host]
+) -> dict[str, Any]:
+    """Have `target` protect the VM and then go on with it; the status of `target`'s side then.
+
+    One that protects it already only goes on with it. With `guest_downtime_ms`, by the guest's
+    heartbeats: None where nobody hears them. Raises as `start` and `failover` do: whenever it does,
+    the VM runs where it was, or on `target`, or a standby may go on with it, as the error says.
+    """
+    if not options.arbiter:  # see `last_options`
+        raise RefusedError(
+            f"{vm.host.name} alone knows the last replication's arbiter and fencing agent",
+            why=f"they are used on {target.name} too, which was not told the same",
+            remedy="name them again: --lease, and --lease-credentials and --fence if there were "
+            "any",
+        )
+    known, notes = tuple(hosts), list[str]()
+    if not await _is_protected_by(target, vm.name, known):
+        notes += (await start(vm, target, options, run))["warnings"]
+    began_s = time.monotonic()
+    status = await failover(vm.name, known)
+    ended_s = time.monotonic()
+    silence, guest = None, vm.spec.heartbeat_id
+    if guest is not None:
+        silence = await heard(target, guest, began_s, ended_s, lambda _, why: notes.append(why))
+    downtime_ms = round(silence.longest_gap_ms, 1) if silence else None
+    notes += status["warnings"]
+    return status | {"guest_downtime_ms": downtime_ms, "warnings": notes}
+
+
+async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bool:
+    """Raises RefusedError when another replication of it is under way."""
+    told = [side.status for side in await sides(name, hosts) if side.answers]
+    if not told:
+        return False
+    primaries = [status for status in told if status["role"] == "primary"]
+    if any(s["standby"] == target.name and s["state"] == PROTECTED for s in primaries):
+        return True
+    raise RefusedError(
+        f"'{name}' is being replicated",
+        why=f"{told[0]['role']} {told[0]['state']}: from {told[0]['primary']} to "
+        f"{told[0]['standby']}",
+        remedy=f"see `vmckpt replicate status {name}`, or end that: vmckpt replicate stop {name}",
+    )
+
+
+def came_from(vm: Vm) -> str:
+    """The host that it was taken over from. Raises NotFoundError."""
+    if vm.qemu.replaces is None:
+        raise NotFoundError(
+            f"'{vm.name}' was not taken over from another host",
+            why=f"on {vm.host.name} it was started, or came there by a migration",
+            remedy=f"name the host: vmckpt replicate failback {vm.name} HOST",
+        )
+    return vm.qemu.replaces.host
+
+
+async def last_options(vm: Vm, target: Host) -> Options | None:
+    """What was wished of the replication that brought it here, or was ended here; None: unknown.
+
+    The arbiter, what that knows us by, and the fencing agent are used on `target`, too: without
+    them, unless that was told the same, or is the same machine. Raises UsageError.
+    """
+    try:
+        told = await _options_at(vm.host, vm.name)
+    except StorageError as exc:
+        raise UsageError(
+            f"what was wished of the last replication of '{vm.name}' cannot be read",
+            why=f"{exc.what}: {exc.why}",
+            remedy=f"vmckpt replicate stop {vm.name}, and say anew what you wish",
+        ) from exc
+    if told is None or (vm.host.is_this_machine and target.is_this_machine):
+        return told
+    with suppress(StorageError):  # then it was told nothing that counts
+        known = await _options_at(target, vm.name)
+        if known is not None and _used_there(known) == _used_there(told):
+            return told
+    return replace(told, arbiter="", credentials="", fence=())
+
+
+async def _options_at(host: Host, name: str) -> Options | None:
+    request = await load_from(host, Files.of(host, name).request, REQUEST)
+    return None if request is None else request.options
+
+
+def _used_there(options: Options) -> tuple[object, ...]:
+    return options.arbiter, options.credentials, options.fence

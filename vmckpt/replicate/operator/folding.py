@@ -1,0 +1,117 @@
+"""The operator's side of what stands aside: it reaches the shared disks when nobody else can write.
+
+`disks/aside.py` says what it is, and does it, on the VM's own host.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.replicate.disks.aside import FOLD_S, request_of
+from vmckpt.replicate.operator.sides import services
+from vmckpt.replicate.request import Request
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import parse_spec
+
+# What a killed service left behind in its host's memory is written within this, or nobody knows.
+SYNC_S = 60.0
+
+
+class Aside(NamedTuple):
+    """A host on which something stands aside, and of which replication."""
+
+    host: Host
+    request: Request
+
+
+async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False) -> bool:
+    """Have what the VM wrote aside written to its shared disks; False: nothing stands aside.
+
+    Raises RefusedError (the standby's service runs, or what it wrote is not on the storage),
+    HostDownError (the standby's host gives no answer: it may still write), OperationFailedError
+    (the VM's term is another's, the storage fails, or nobody knows for whom it stands aside): what
+    stands aside stays.
+    """
+    known = {host.name: host for host in hosts}
+    answers = await ask_every(known.values(), lambda host: _aside(host, name))
+    found = [one for one in answers.given if one is not None]
+    unclear = [exc for exc in answers.silent if isinstance(exc, OperationFailedError)]
+    if unclear and not found:
+        raise unclear[0]
+    for one in found:
+        if not standby_is_dead:
+            await _require_ended(one.request, known)
+        directory = vm_dir(one.host.state_dir, name).aside
+        command = [*await one.host.own_command(), "replica", "fold", str(directory)]
+        done = await one.host.run(command, FOLD_S)
+        if done.returncode:
+            raise OperationFailedError(
+                f"what '{name}' wrote is not on its shared disks yet",
+                why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
+                remedy=f"mend that, and the same again: it stays in {directory} until then",
+            )
+    return bool(found)
+
+
+async def stand_aside(name: str, hosts: Iterable[Host]) -> list[Aside]:
+    """Where something of the VM stands aside, of the hosts that answer."""
+    answers = await ask_every(hosts, lambda host: _aside(host, name))
+    return [one for one in answers.given if one is not None]
+
+
+async def _aside(host: Host, name: str) -> Aside | None:
+    path = vm_dir(host.state_dir, name).aside_request
+    text = await host.read_text(path)
+    return None if text is None else Aside(host, request_of(text, path))
+
+
+async def _require_ended(request: Request, known: dict[str, Host]) -> None:
+    """Nothing of the standby's writes to the shared disks any more, nor does its host for it."""
+    name, standby = request.vm, request.standby.name
+    remedy = (
+        f"when it answers again: vmckpt replicate stop {name}; if it is certain that it is off: "
+        "--standby-is-dead. Until then the VM goes on with what it wrote standing aside"
+    )
+    if standby not in known:
+        raise NotFoundError(
+            f"there is no host '{standby}'",
+            why=f"it was the standby of '{name}', and may still write to the disks that it shares",
+            remedy=remedy,
+        )
+    try:
+        left = await services(known[standby], name)
+        unwritten = "" if left else await _unwritten(known[standby], request)
+    except HostDownError as exc:
+        raise HostDownError(
+            f"{standby} may still write to the disks of '{name}'",
+            why=f"it was its standby, and gives no answer: {exc.why}",
+            remedy=remedy,
+        ) from exc
+    if left:
+        raise RefusedError(
+            f"{standby} may still write to the disks of '{name}'",
+            why=f"its service runs there: pid {left[0].pid}",
+            remedy=f"end the replication: vmckpt replicate stop {name}",
+        )
+    if unwritten:
+        raise RefusedError(
+            f"{standby} may still write to the disks of '{name}'",
+            why=f"what its service wrote may be in the host's memory: {unwritten}",
+            remedy=f"see to its storage; {remedy}",
+        )
+
+
+async def _unwritten(standby: Host, request: Request) -> str:
+    """Have it write what its kernel still has of the shared disks; why it could not.
+
+    A network's file system may do that long after the process was killed.
+    """
+    home = vm_dir(standby.state_dir, request.vm)
+    spec = parse_spec(request.spec, str(home.spec), home.path)
+    paths = [spec.disks[disk.number].on(standby.state_dir) for disk in request.disks]
+    done = await standby.run(["sync", "-d", *map(str, paths)], SYNC_S)
+    if not done.returncode:
+        return ""
+    return "; ".join(done.stderr.strip().splitlines()) or f"sync: exit {done.returncode}"

@@ -1,0 +1,110 @@
+"""Keeps a VM protected: whatever ended its protection, it begins again as soon as it can."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from vmckpt.errors import NotFoundError, UsageError, VmckptError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.options.replication import Options
+from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.keeping import Move, View, Window, decide
+from vmckpt.replicate.operator.leftover_copies import Fate
+from vmckpt.replicate.operator.operate import settle
+from vmckpt.replicate.operator.sides import sides
+from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.request import ENDED
+from vmckpt.vm.inventory import Vm, homes
+
+LOOK_S = 5.0
+# After a failure; twice as long after each further one.
+AGAIN_S, LONGEST_S = 10.0, 300.0
+
+OptionsOf = Callable[[Vm, Host], Options]
+Tell = Callable[[str, str], None]
+
+
+async def keep(
+    name: str,
+    hosts: Sequence[Host],
+    options_of: OptionsOf,
+    *,
+    new_run: Callable[[], str],
+    tell: Tell,
+    window: Window | None = None,
+) -> None:
+    """Look after the VM for ever; `tell` hears what is done, and what stands in the way, once.
+
+    What is under way when this is cancelled is undone; a protection that stands goes on. Raises
+    UsageError: what is wished cannot be.
+    """
+    if len(hosts) < 2:
+        raise UsageError(
+            "a VM is not protected by the host that it runs on",
+            why=f"only {hosts[0].name} is named" if hosts else "no host is named",
+            remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
+        )
+    again_s, told = AGAIN_S, ""
+    while True:
+        rest_s = LOOK_S
+        try:
+            move, vm, said, is_cut_off = await _look(name, hosts, window)
+            if move is Move.PROTECT and vm is not None:
+                if is_cut_off:
+                    await stop(name, hosts, Fate.KEEP)
+                standby = next(host for host in hosts if host.name == said)
+                await start(vm, standby, options_of(vm, standby), new_run())
+                tell("protected", f"{name} on {vm.host.name} is protected by {said}")
+            elif move is Move.STOP:
+                await stop(name, hosts)
+                tell("stopped", f"{name} is not protected any more: its window is over")
+            again_s = AGAIN_S
+            stands, word = (said, "waiting") if move is Move.WAIT else ("", "")
+        except VmckptError as exc:
+            if exc.kind == "usage":
+                raise
+            stands, word = f"{exc.what}: {exc.why}; {exc.remedy}", "failed"
+            rest_s, again_s = again_s, min(LONGEST_S, 2 * again_s)
+        if stands and stands != told:
+            tell(word, f"{name}: {stands}")
+        told = stands
+        await asyncio.sleep(rest_s)
+
+
+class _Seen(NamedTuple):
+    """What is due, where the VM runs, `decide`'s word, and whether services died without theirs."""
+
+    move: Move
+    vm: Vm | None
+    said: str
+    is_cut_off: bool
+
+
+async def _look(name: str, hosts: Sequence[Host], window: Window | None) -> _Seen:
+    up = await ask_every(hosts, _name_if_up)
+    reached = [host for host in hosts if host.name in up.given]
+    found = await homes(name, reached)
+    if len(found) > 1 and await settle(name, reached):
+        found = await homes(name, reached)
+    alive = [vm for vm in found if await vm.is_alive()]
+    if len(reached) == len(hosts) and not found:
+        raise NotFoundError(
+            f"there is no VM '{name}'",
+            why=f"{', '.join(host.name for host in hosts)} have none of that name",
+            remedy="see `vmckpt vm list`",
+        )
+    vm = alive[0] if len(alive) == 1 else None
+    told = await sides(name, reached)
+    roles = [str(side.status["role"]) for side in told if side.answers]
+    is_cut_off = any(not side.answers and side.status["state"] not in ENDED for side in told)
+    is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
+    view = View(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
+    move, said = decide(view, [host.name for host in hosts])
+    return _Seen(move, vm, said, is_cut_off)
+
+
+async def _name_if_up(host: Host) -> str:
+    await host.require_up()
+    return host.name

@@ -1,0 +1,50 @@
+"""Copies of disks that are of no use any more, on whichever host."""
+
+from enum import StrEnum
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.host import Host
+from vmckpt.replicate.disks.copies import discard, keep
+from vmckpt.replicate.request import Files, read_request
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import parse_spec
+
+
+class Fate(StrEnum):
+    """What becomes of the copies of which a request tells; a disk that was the VM's own stays."""
+
+    DISCARD = "discard"
+    # Of this run only: others' were there before.
+    UNDO = "undo"
+    # A next standby goes on from them.
+    KEEP = "keep"
+
+
+async def settle_copies(host: Host, files: Files, fate: Fate) -> None:
+    """Have `host` do so with its copies. Raises HostDownError, OperationFailedError."""
+    if not await host.exists(files.request):
+        return
+    done = await host.run([*await host.own_command(), "replica", fate.value, str(files.path)])
+    if done.returncode:
+        raise OperationFailedError(
+            f"{host.name} could not see to its copies of the disks",
+            why=done.stderr.strip() or f"exit status {done.returncode}",
+            remedy="mend that, and the same again",
+        )
+
+
+def settle_here(directory: Path, fate: Fate) -> None:
+    """The same, on that host itself."""
+    request = read_request(directory)
+    home = vm_dir(request.standby.state_dir, request.vm)
+    if home.current.exists():
+        return  # the VM is at home here, and these are its disks
+    if request.shares_disks:
+        return  # there are no copies: these are the disks
+    spec = parse_spec(request.spec, str(home.spec), home.path)
+    paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
+    if fate is Fate.KEEP:
+        keep(paths, request.vm)
+    else:
+        discard(paths, request.vm, request.run if fate is Fate.UNDO else None)

@@ -1,0 +1,89 @@
+"""What a replication leaves on a host that has no use for it, and how it goes."""
+
+from vmckpt.deadlines import retry
+from vmckpt.errors import BusyError, OperationFailedError, StorageError
+from vmckpt.hosts.host import Host
+from vmckpt.replicate.primary.claim import was_protected_by
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.start import remove_qemu_files, sweep
+from vmckpt.vm.superseded import note_superseded
+
+POLL_S, BUSY_S = 0.1, 30.0
+
+
+async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
+    """The guest goes on elsewhere, in a higher term: end and remove what `host` has of it.
+
+    Only what ran in the QEMU that was taken over from: the VM may have come back since. Its images
+    stay, noted as leftovers: a next protection goes on from them, a migration replaces them. Raises
+    HostDownError, StorageError, OperationFailedError (its QEMU does not end).
+    """
+    stale = await read_vm(host, name)
+    if stale is None or stale.qemu.files.qemu_id != qemu_id:
+        return
+    await end_stale(stale)
+    is_noted = await _noted(host, stale)
+    await remove_qemu_files(host, stale.spec.ram_dir, stale.qemu.files)
+    await host.remove(stale.directory.path)
+    if not is_noted:
+        await _noted(host, stale)
+
+
+async def _noted(host: Host, stale: Vm) -> bool:
+    """Whether its images are noted. A full disk, for which it was taken over, keeps no home."""
+    try:
+        await note_superseded(host, stale)
+    except StorageError:
+        return False
+    return True
+
+
+async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: str) -> bool:
+    """The same by the word of the standby's host; False: by its own host's records this home was
+    not protected by that standby, and it stays. Raises as above.
+    """
+    stale = await read_vm(host, name)
+    if stale is None or stale.qemu.files.qemu_id != qemu_id:
+        return True
+    if not await was_protected_by(stale, standby):
+        return False
+    await remove_stale_home(host, name, qemu_id)
+    return True
+
+
+async def end_stale(vm: Vm) -> None:
+    """End the QEMU of a guest that goes on elsewhere. Raises OperationFailedError."""
+    if not await vm.host.stop_for_good(vm.qemu.process):
+        raise OperationFailedError(
+            f"QEMU {vm.qemu.process.pid} on {vm.host.name} does not end",
+            why=f"'{vm.name}' goes on elsewhere, but the process here outlives SIGKILL",
+            remedy="it is stuck in the kernel: look at its storage",
+        )
+
+
+async def remove_replaced(vm: Vm, host: Host) -> None:
+    """Remove what `host` still has of a VM that was taken over from it. Raises as above."""
+    if vm.qemu.replaces is not None and vm.qemu.replaces.host == host.name:
+        await remove_taken_over(host, vm.name, vm.qemu.replaces.qemu_id, vm.host.name)
+
+
+async def end_waiting(host: Host, name: str) -> None:
+    """End the QEMU that a standby's service left waiting when it was killed.
+
+    One that is a VM's home by now is left alone. Raises BusyError, HostDownError, StorageError.
+    """
+    directory = vm_dir(host.state_dir, name)
+
+    async def end() -> None:
+        async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
+            text = await host.read_text(directory.spec)
+            if text is None or await host.exists(directory.current):
+                return  # there is none, or the VM is at home there
+            spec = parse_spec(text, str(directory.spec), directory.path)
+            await sweep(host, spec, directory, None)
+            await host.remove(directory.path)
+
+    await retry(end, BusyError, every_s=POLL_S, within_s=BUSY_S)

@@ -1,0 +1,279 @@
+"""The operator's side of a replication: have the standby take over, remove what that replaced."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    TimedOutError,
+)
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.lease.rule import Right
+from vmckpt.replicate.control import TAKE_ALONE, ask
+from vmckpt.replicate.operator.leftovers import remove_stale_home, remove_taken_over
+from vmckpt.replicate.operator.sides import (
+    BEGIN_S,
+    Side,
+    last_word,
+    not_replicated,
+    services,
+    side_of,
+    sides,
+    while_there_is,
+)
+from vmckpt.replicate.primary.claim import (
+    ask_about,
+    is_as_taken_over,
+    is_of_this_home,
+    require_right,
+    took_over,
+)
+from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left, is_settled
+from vmckpt.vm.identity import read_identity
+from vmckpt.vm.inventory import Vm, look, read_vm
+from vmckpt.vm.start import Replaced
+
+
+async def failover(
+    name: str, hosts: Iterable[Host], *, primary_is_dead: bool = False
+) -> dict[str, Any]:
+    """Have the standby go on with the guest; its status then, with `warnings`.
+
+    A primary that answers hands the guest over, and nothing is lost. `primary_is_dead`: the
+    operator says that nothing of it runs, and that the arbiter is gone for good. Raises
+    NotFoundError, OperationFailedError when the standby did not take over (the error says why),
+    TimedOutError when it still waits until it may, OutcomeUnknownError when it has the guest, which
+    does not run.
+    """
+    hosts = tuple(hosts)
+    found = await sides(name, hosts)
+    standby = await _standby_of(name, found)
+    status = standby.status
+    if status["state"] != PROMOTED and not await _died_in_it(name, standby):
+        status = await _taken_over(name, standby, found, hosts, is_dead=primary_is_dead)
+    warnings = await _left(name, status, hosts)
+    if status.get("took_over_ms") is None and not await _runs_by_now(standby.host, name):
+        raise OutcomeUnknownError(
+            f"{standby.host.name} has '{name}', which does not run there",
+            why="; ".join([str(status.get("why") or "-"), *warnings]),
+            remedy=f"vmckpt vm start {name}",
+        )
+    return status | {"warnings": warnings}
+
+
+async def _died_in_it(name: str, standby: Side) -> bool:
+    """Whether the guest is at home with a standby whose service died in the takeover."""
+    home = None if standby.answers else await read_vm(standby.host, name)
+    return home is not None and await is_as_taken_over(home)
+
+
+async def _runs_by_now(standby: Host, name: str) -> bool:
+    """Whether the guest, which the standby could not let run, was started there since."""
+    home = await read_vm(standby, name)
+    return home is not None and (await look(home)).state == "running"
+
+
+async def _standby_of(name: str, found: Iterable[Side]) -> Side:
+    """Who is to take over, or has: of a primary that answers its own, not an earlier one's.
+
+    Raises NotFoundError, OperationFailedError.
+    """
+    of_now = [
+        side
+        for side in found
+        if side.status["role"] == "standby"
+        if side.status["state"] != PROMOTED or await _is_at_home(name, side)
+    ]
+    primaries = [side.status for side in found if side.answers and side.status["role"] == "primary"]
+    if primaries:
+        runs = {told.get("run") for told in primaries}
+        of_now = [side for side in of_now if side.status.get("run") in runs]
+        if not of_now:
+            raise OperationFailedError(
+                f"nobody was asked to take '{name}' over",
+                why=f"{primaries[0].get('standby')}, which protects it, says nothing of it",
+                remedy=f"see to that host, and `vmckpt replicate status {name}`",
+            )
+    if not of_now:
+        raise not_replicated(name)
+    # One that has the guest at home has it from nobody who came later.
+    return min(of_now, key=lambda side: (side.status["state"] != PROMOTED, not side.answers))
+
+
+async def _is_at_home(name: str, promoted: Side) -> bool:
+    """Whether the guest is still where that standby took it over; else it has moved on since."""
+    home = await read_vm(promoted.host, name)
+    return home is not None and home.qemu.files.qemu_id == promoted.status.get("qemu_id")
+
+
+async def _taken_over(
+    name: str, standby: Side, found: Iterable[Side], hosts: Iterable[Host], *, is_dead: bool
+) -> dict[str, Any]:
+    """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
+    for side in found:
+        told = side.status
+        if (
+            side.answers
+            and told["role"] == "primary"
+            and told.get("run") == standby.status.get("run")
+        ):
+            with suppress(HostDownError):  # it died over it: the standby sees to that
+                await ask(side.host, Files.of(side.host, name), "failover")
+    files = Files.of(standby.host, name)
+    if is_dead:
+        await _take_alone(name, standby, hosts)
+    else:
+        with suppress(HostDownError):  # it may have taken over already, and ended
+            await ask(standby.host, files, "failover")
+    await _await_decision(standby.host, name)
+    status = (await last_word(standby.host, files)) or standby.status
+    if status["state"] != PROMOTED:
+        raise OperationFailedError(
+            f"{standby.host.name} did not take '{name}' over",
+            why=str(status.get("why") or "") or "its service has ended without a word",
+            remedy="see `vmckpt replicate status` and `vmckpt vm list`",
+        )
+    return status
+
+
+async def _take_alone(name: str, standby: Side, hosts: Iterable[Host]) -> None:
+    """Have it take over without the arbiter, should that give no answer. Raises RefusedError: its
+    primary is not dead, or has gone on alone.
+    """
+    files, primary = Files.of(standby.host, name), standby.status.get("primary")
+    for host in hosts:
+        with suppress(HostDownError):
+            home, said = await read_vm(host, name), await side_of(host, name)
+            is_newer = said is not None and host.name == primary and is_settled(said.status)
+            if host.name == standby.host.name or not (
+                is_newer or (home is not None and await home.is_alive())
+            ):
+                continue
+            raise RefusedError(
+                f"the primary of '{name}' is not dead",
+                why=f"what {host.name} has of it is newer"
+                if is_newer
+                else f"its QEMU is alive on {host.name}",
+                remedy=f"have it go on there: vmckpt replicate stop {name}",
+            )
+    with suppress(HostDownError):  # it may have taken over already, and ended
+        await ask(standby.host, files, TAKE_ALONE)
+
+
+async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> list[str]:
+    """Remove what the old primary has; what is to be said of one that does not answer."""
+    try:
+        await settle(name, hosts)
+    except HostDownError as exc:
+        old = status.get("primary")
+        return [
+            f"{old} gives no answer ({exc.why}): what it still has of '{name}' is removed by the "
+            "next command that finds it there, and never run"
+        ]
+    return []
+
+
+async def settle(name: str, hosts: Iterable[Host]) -> bool:
+    """End and remove what the old primary still has of a VM that its standby has taken over.
+
+    False when no standby has. Raises HostDownError when the old primary does not answer.
+    """
+    all_hosts = tuple(hosts)
+    if await _settled_by_homes(name, all_hosts):
+        return True
+    is_settled = await _settled_by_sides(name, all_hosts)
+    return await _settled_by_claims(name, all_hosts) or is_settled
+
+
+async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
+    """The same by what the standby's service said."""
+    for side in await sides(name, hosts):
+        told = side.status
+        if told["role"] != "standby" or told["state"] != PROMOTED:
+            continue
+        if not await _is_at_home(name, side):
+            continue
+        old = [host for host in hosts if host.name == told["primary"] != side.host.name]
+        gone = [
+            await remove_taken_over(host, name, told["primary_qemu_id"], side.host.name)
+            for host in old
+        ]
+        if all(gone):
+            return True
+    return False
+
+
+async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
+    """The same by what a VM's home says that it replaced, services or not."""
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    for vm in homes:
+        for other in homes:
+            stale = Replaced(other.host.name, other.qemu.files.qemu_id)
+            if vm.qemu.replaces == stale and await remove_taken_over(
+                other.host, name, stale.qemu_id, vm.host.name
+            ):
+                return True
+    return False
+
+
+async def _settled_by_claims(name: str, hosts: Iterable[Host]) -> bool:
+    """The same by the arbiter: of two homes of one VM that one is stale whose term another has.
+
+    Whatever became of the other since: it may have been started anew, moved, or restored. Homes
+    that all lost their term are left, since one of them may be the newest. Raises HostDownError
+    when the arbiter does not answer, UsageError when an identity is damaged.
+    """
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    if len(homes) < 2:
+        return False
+    stale = [vm for vm in homes if await _has_lost_its_term(vm)]
+    kept = [await read_identity(vm.host, vm.directory) for vm in homes if vm not in stale]
+    stale = [vm for vm in stale if await read_identity(vm.host, vm.directory) in kept]
+    for vm in stale:
+        await remove_stale_home(vm.host, name, vm.qemu.files.qemu_id)
+    return bool(stale)
+
+
+async def _has_lost_its_term(vm: Vm) -> bool:
+    answer = await ask_about(vm)
+    return answer is not None and answer.right is Right.ELSEWHERE
+
+
+async def require_decided(vm: Vm) -> None:
+    """Return when no standby has, or may still take, a VM that is off here.
+
+    The arbiter is asked wherever one may. Raises RefusedError, HostDownError (it does not answer).
+    """
+    side = await side_of(vm.host, vm.name)
+    is_asked = await vm.host.exists(vm.directory.claim) or await took_over(vm)
+    is_over = side is None or side.status["role"] != "primary" or side.status["state"] in ENDED
+    if is_asked and is_over:
+        await require_right(vm)
+        return
+    if side is None or (is_over and not (has_left(side.status) and await is_of_this_home(vm))):
+        return
+    raise RefusedError(
+        f"a standby may be about to go on with '{vm.name}'",
+        why=f"its replication from {vm.host.name} was cut off, and its end is not known there",
+        remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: "
+        f"vmckpt replicate stop {vm.name} (with --standby-is-dead if its host is off)",
+    )
+
+
+async def _await_decision(standby: Host, name: str) -> None:
+    """Wait until the standby's service has ended. Raises TimedOutError: it is left to go on."""
+    late = TimedOutError(
+        f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
+        why="it may not before it is certain that the primary cannot act any more",
+        remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`. If that is "
+        f"gone for good: vmckpt replicate stop {name}; if the primary's host is off for certain: "
+        f"vmckpt replicate failover {name} --primary-is-dead",
+    )
+    await while_there_is(lambda: services(standby, name), late)

@@ -1,0 +1,165 @@
+"""What the services of a replication say, on whichever hosts they are, and whether they live."""
+
+import asyncio
+import operator
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from vmckpt.codec import convert
+from vmckpt.deadlines import poll
+from vmckpt.errors import HostDownError, NotFoundError, TimedOutError, VmckptError
+from vmckpt.foreign import MalformedError, parse, require
+from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.replicate.control import STATUS, STATUS_TIMEOUT_S, ask
+from vmckpt.replicate.request import DIRECTORY, REQUEST, Files
+
+POLL_S, BEGIN_S = 0.05, 60.0
+# The state of a service that was killed.
+DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of a request, by whichever vmckpt, what is read of one whose service has died."""
+
+    vm: str | None = None
+    run: str | None = None
+    primary: _Named = _Named()
+    standby: _Named = _Named()
+
+
+class Side(NamedTuple):
+    """What one host's service says of a VM; `answers`: it lives. Else it is its last word."""
+
+    host: Host
+    status: dict[str, Any]
+    answers: bool
+
+
+async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
+    """What every host's service says of the VM's replication, or said last; the primary's first.
+
+    Hosts that give no answer are passed over. Raises HostDownError when only they may know.
+    """
+    answers = await ask_every(hosts, lambda host: side_of(host, name))
+    found = [side for side in answers.given if side is not None]
+    if not found and answers.silent:
+        raise answers.silent[0]
+    return sorted(found, key=lambda side: str(side.status["role"]))
+
+
+async def all_sides(hosts: Iterable[Host]) -> Answers[list[Side]]:
+    """What every host's services say of all replications, or said last; by host."""
+
+    async def ask_host(host: Host) -> list[Side]:
+        names = await host.list_dir(host.state_dir / DIRECTORY)
+        found = [await side_of(host, name) for name in names]
+        return [side for side in found if side is not None]
+
+    return await ask_every(hosts, ask_host)
+
+
+async def side_of(host: Host, name: str) -> Side | None:
+    """What one host's service says of the VM's replication, or said last; None: it has none."""
+    files = Files.of(host, name)
+    if not await host.exists(files.request):
+        return None
+    try:
+        told = await ask(host, files, "status", STATUS_TIMEOUT_S, shape=STATUS)
+        return Side(host, told, answers=True)
+    except HostDownError as exc:
+        said = await last_word(host, files) or await _without_a_word(host, files, exc)
+        return Side(host, said, answers=False)
+
+
+async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> dict[str, Any]:
+    """The status of a service that was killed, or stands still."""
+    text = await host.read_text(files.request) or "{}"
+    try:
+        asked = convert(_Asked, parse(text))
+    except MalformedError as exc:
+        raise REQUEST.damaged(files.request, str(exc), host.name) from exc
+    role = "primary" if asked.primary.name == host.name else "standby"
+    about = {
+        "vm": asked.vm,
+        "run": asked.run,
+        "primary": asked.primary.name,
+        "standby": asked.standby.name,
+    }
+    if await services(host, files.path.name):
+        return {"role": role, **about, "state": "silent", "why": silence.why}
+    why = "its service has died without a word"
+    return {"role": role, **about, "state": DEAD, "why": why}
+
+
+async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
+    """What a service wrote down at its end; None: it has not ended, or was killed.
+
+    A last word that a power cut emptied is none.
+    """
+    try:
+        said: dict[str, Any] = parse(await host.read_text(files.status) or "")
+        require(STATUS, said)
+    except MalformedError:
+        return None
+    return said
+
+
+async def services(host: Host, name: str) -> list[ProcessId]:
+    """The processes that replicate the VM there."""
+    path = Files.of(host, name).path
+    marks = (f"replica\0{role}\0{path}\0" for role in ("standby", "primary"))
+    return [process for mark in marks for process in await host.find_processes(mark)]
+
+
+async def until_gone(
+    host: Host, name: str, again: Callable[[], Awaitable[object]] | None = None
+) -> None:
+    """Wait until the service there has ended, and do `again` meanwhile; in the end it is killed."""
+    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
+    while left := await services(host, name):
+        if again is not None:
+            with suppress(VmckptError):  # it has no ear yet, or none any more
+                await again()
+        if asyncio.get_running_loop().time() > given_up_s:
+            for process in left:
+                await host.kill(process)
+        await asyncio.sleep(POLL_S)
+
+
+async def until_recovered(host: Host, name: str) -> None:
+    """Wait until the dead-man's switch of a primary's service has done what was to be done.
+
+    It reads what stands in the service's directory. Raises TimedOutError: it goes on.
+    """
+    mark = f"replica\0recover\0{Files.of(host, name).path}\0"
+    late = TimedOutError(
+        f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
+        why="the arbiter gives no answer, or another works on the VM",
+        remedy=f"see to the arbiter: {host.name} goes on trying",
+    )
+    await while_there_is(lambda: host.find_processes(mark), late)
+
+
+async def while_there_is(something: Callable[[], Awaitable[object]], late: TimedOutError) -> None:
+    """Wait for its end. Raises `late` after BEGIN_S: what is waited for goes on."""
+    if await poll(something, operator.not_, every_s=POLL_S, within_s=BEGIN_S):
+        raise late
+
+
+def not_replicated(name: str) -> NotFoundError:
+    """No host has anything of a replication of the VM."""
+    return NotFoundError(
+        f"'{name}' is not replicated",
+        why="no host has a service for it",
+        remedy=f"vmckpt replicate start {name} STANDBY",
+    )

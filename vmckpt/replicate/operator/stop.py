@@ -1,0 +1,412 @@
+"""The operator's side of a replication: end it, whatever is left of its services.
+
+Afterwards the VM runs where it was, no replica may take over, and it may be protected anew.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
+from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.lease.rule import Right
+from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S, ask
+from vmckpt.replicate.operator.folding import fold_there, stand_aside
+from vmckpt.replicate.operator.leftover_copies import Fate, settle_copies
+from vmckpt.replicate.operator.leftovers import end_waiting
+from vmckpt.replicate.operator.operate import settle
+from vmckpt.replicate.operator.sides import (
+    BEGIN_S,
+    DEAD,
+    Side,
+    last_word,
+    not_replicated,
+    services,
+    side_of,
+    sides,
+    until_gone,
+    while_there_is,
+)
+from vmckpt.replicate.primary.claim import Answer, ask_about, refused
+from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
+from vmckpt.vm.inventory import Vm, read_vm
+
+# An arbiter that fails may be back soon.
+ARBITER_S = 10.0
+# In which a standby's host gives its term up, if the arbiter answers.
+ABANDON_S = 2 * ARBITER_S
+
+
+async def stop(
+    name: str,
+    hosts: Iterable[Host],
+    copies: Fate = Fate.DISCARD,
+    *,
+    standby_is_dead: bool = False,
+) -> dict[str, Any]:
+    """End the VM's replication: it runs on where it is, unprotected.
+
+    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that hosts
+    which give no answer do nothing more; what another has counts. An arbiter that gives no answer
+    is not needed once nothing is left of the standby.
+
+    `copies`: what becomes of those of a standby that was killed. What services that have ended left
+    to read goes too. When both were killed the arbiter is told that no standby may take over any
+    more. Raises NotFoundError, RefusedError when a standby whose primary is silent may have the
+    only copy of the guest, TimedOutError, OperationFailedError.
+    """
+    hosts = tuple(hosts)
+    found = await _sides_if_any(name, hosts)
+    if not found:
+        if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
+            return {"vm": name, "why": "what it wrote is on its shared disks"}
+        raise not_replicated(name)
+    answering = {str(side.status["role"]): side.host for side in found if side.answers}
+    if "standby" in answering and not (
+        "primary" in answering or await _is_alive_at_primary(name, found)
+    ):
+        raise RefusedError(
+            f"the primary of '{name}' gives no answer",
+            why=f"{answering['standby'].name} may have the only copy of the guest by now",
+            remedy=f"vmckpt replicate failover {name}",
+        )
+    last, has_arbiter = found[0].status, True
+    for side in found:
+        if side.answers and side.status["role"] == "primary":
+            last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
+    for side in found:
+        await until_gone(side.host, name)
+    if not (standby_is_dead or any(side.status["role"] == "standby" for side in found)):
+        await _require_no_other_home(name, found, hosts)
+    if has_arbiter:
+        last = (
+            await _settle_term(name, found, hosts, copies, standby_is_dead=standby_is_dead) or last
+        )
+    else:
+        await _settle_standbys(name, found, copies)
+    with suppress(HostDownError):  # what an old primary still has is stale
+        await settle(name, hosts)
+    await _require_one_home(name, hosts)
+    await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
+    if await stand_aside(name, hosts):
+        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
+    for side in found:
+        await side.host.remove(Files.of(side.host, name).path)
+    return last
+
+
+async def _is_alive_at_primary(name: str, found: Iterable[Side]) -> bool:
+    """Whether the primary's host has all of the guest, whose service was killed.
+
+    Its standby may take over all the same, until it is ended.
+    """
+    for side in found:
+        if side.status["role"] == "primary" and side.status["state"] == DEAD:
+            vm = await read_vm(side.host, name)
+            if vm is not None and await vm.is_alive():
+                return True
+    return False
+
+
+async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> None:
+    """No standby has the guest, or may take it over, whose host gives no answer.
+
+    The arbiter is asked then. Raises RefusedError, HostDownError.
+    """
+    known = {host.name: host for host in hosts}
+    for side in found:
+        if side.status["role"] != "primary" or not has_left(side.status):
+            continue
+        vm, standby = await read_vm(side.host, name), known.get(str(side.status.get("standby")))
+        if vm is None or (standby is not None and await _answers(standby)):
+            continue
+        answer = await ask_about(vm)
+        if answer is None:
+            raise RefusedError(
+                f"'{name}' was left to its standby, which may run it",
+                why=f"the standby's host ({side.status.get('standby')}) gives no answer",
+                remedy=f"once it is off for certain: vmckpt replicate stop {name} "
+                "--standby-is-dead",
+            )
+        if answer.right is not Right.OURS:
+            raise _not_freed(vm, answer)
+
+
+async def _require_one_home(name: str, hosts: Iterable[Host]) -> None:
+    """Raises RefusedError while two hosts have the VM: what the services left tells them apart."""
+    homes = await _homes_but(name, "", hosts)
+    if len(homes.given) > 1:
+        raise RefusedError(
+            f"{' and '.join(homes.given)} have '{name}'",
+            why="which of them is older is not certain: the arbiter does not say so",
+            remedy=f"if it gave no answer, when it does: vmckpt replicate stop {name}; else make "
+            f"sure which is older, and remove its directory, vms/{name}, on its host",
+        )
+
+
+async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str]:
+    """Which of the hosts but that one have the VM at home; `silent`: why some do not say."""
+    answers = await ask_every(hosts, lambda one: read_vm(one, name))
+    given = [vm.host.name for vm in answers.given if vm is not None and vm.host.name != host]
+    return Answers(given, answers.silent, answers.unheard)
+
+
+async def _require_may_run(
+    name: str, found: Iterable[Side], hosts: Iterable[Host], *, standby_is_dead: bool
+) -> None:
+    """Raises RefusedError when the only home of the VM may not run: another still holds the term.
+
+    The services' files stay then: a `stop` that is told that the other host is dead needs them. Of
+    a home that took over only a host that gives no answer may hold it.
+    """
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    if len(homes) != 1:
+        return
+    vm, roles = homes[0], {side.host.name: side.status["role"] for side in found}
+    role = roles.get(vm.host.name)
+    may_be_elsewhere = role == "standby" and answers.silent and not standby_is_dead
+    answer = await ask_about(vm) if role == "primary" or may_be_elsewhere else None
+    if answer is None:
+        return
+    if answer.right is not Right.OURS:
+        raise _not_freed(vm, answer)
+    await vm.host.remove(vm.directory.claim)  # the services' files go, by which it may be settled
+
+
+def _not_freed(vm: Vm, answer: Answer) -> RefusedError:
+    why = refused(vm, answer)
+    return RefusedError(
+        why.what,
+        why=why.why,
+        remedy=f"see `vmckpt vm list`; when {answer.standby} answers: the same again. If it is off "
+        f"for good: vmckpt replicate stop {vm.name} --standby-is-dead",
+    )
+
+
+async def _answers(host: Host) -> bool:
+    try:
+        await host.exists(host.state_dir)
+    except HostDownError:
+        return False
+    return True
+
+
+async def _primary_ended(
+    name: str, primary: Side, hosts: Iterable[Host], standby_is_dead: bool
+) -> tuple[dict[str, Any], bool]:
+    """End the primary's service; what it says at its end, and whether the arbiter knows of it.
+
+    One that waits for an arbiter that gives no answer goes on without it, once nothing of the
+    standby is left, so that that cannot have the guest. Raises RefusedError when that is not
+    certain, HostDownError when the primary waits for something else.
+    """
+    files = Files.of(primary.host, name)
+    is_waiting = bool(primary.status.get("arbiter_fails"))
+    try:
+        return await ask(primary.host, files, "stop", ARBITER_S if is_waiting else TIMEOUT_S), True
+    except HostDownError:
+        now = await side_of(primary.host, name)
+        if now is None or not (now.answers and now.status.get("arbiter_fails")):
+            if is_waiting:  # no longer
+                return await ask(primary.host, files, "stop", TIMEOUT_S), True
+            raise
+    await _end_standby(name, now.status, hosts, is_dead=standby_is_dead)
+    await _require_nowhere_else(name, now, hosts, is_dead=standby_is_dead)
+    return await ask(primary.host, files, GO_ALONE), False
+
+
+async def _end_standby(
+    name: str, told: Mapping[str, Any], hosts: Iterable[Host], *, is_dead: bool
+) -> None:
+    """End all of the standby. Raises RefusedError when it may have the guest; `is_dead`: not so for
+    a host that gives no answer.
+    """
+    silent = f"the arbiter gives no answer ({told['arbiter_fails']}), nor does {told['standby']}"
+    host = next((host for host in hosts if host.name == told["standby"]), None)
+    try:
+        if host is None:
+            raise HostDownError(told["standby"], why="not in the inventory", remedy="add it")
+        for process in await services(host, name):
+            await host.kill(process)
+        await end_waiting(host, name)
+    except HostDownError as exc:
+        if not is_dead:
+            raise _not_certain(name, f"{silent} ({exc.why})") from exc
+
+
+async def _require_nowhere_else(
+    name: str, primary: Side, hosts: Iterable[Host], *, is_dead: bool
+) -> None:
+    """No other host has the guest, which its standby may have passed on, nor a standby that may yet
+    take it over; the arbiter is not asked.
+
+    Raises RefusedError; of what no host says any more not when it `is_dead`.
+    """
+    others = [host for host in hosts if host.name != primary.host.name]
+    # Before the homes: one that takes it over has it at home before it ends.
+    following = await ask_every(others, lambda one: services(one, name))
+    homes = await _homes_but(name, primary.host.name, hosts)
+    if homes.given:
+        raise RefusedError(
+            f"'{name}' is on {' and '.join(homes.given)}",
+            why="it went on there before the arbiter gave no answer any more: what "
+            f"{primary.host.name} has is older",
+            remedy=f"vmckpt replicate failover {name}",
+        )
+    if any(following.given):
+        raise RefusedError(
+            f"a standby of '{name}' is at work",
+            why="its host gave no answer before, and does now",
+            remedy=f"the same again: vmckpt replicate stop {name}",
+        )
+    if is_dead:
+        return
+    standby = primary.status.get("standby")
+    if standby not in {host.name for host in hosts}:
+        raise _not_certain(name, f"its standby's host, {standby}, is none of those that are known")
+    if unheard := following.silent or homes.silent:
+        why = "; ".join(f"{silent.what}: {silent.why}" for silent in unheard)
+        raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
+    said = [await last_word(host, Files.of(host, name)) for host in hosts]
+    if any(
+        one["state"] == PROMOTED and one.get("run") == primary.status.get("run")
+        for one in said
+        if one is not None
+    ):
+        raise _not_certain(name, "its standby took it over, and does not have it any more")
+
+
+def _not_certain(name: str, why: str) -> RefusedError:
+    return RefusedError(
+        f"where '{name}' may run is not certain",
+        why=why,
+        remedy="once it is certain that no host that is off, or unknown, runs it: vmckpt "
+        f"replicate stop {name} --standby-is-dead",
+    )
+
+
+async def _settle_standbys(name: str, found: Iterable[Side], copies: Fate) -> None:
+    for side in found:
+        if side.status["role"] == "standby":
+            await settle_copies(side.host, Files.of(side.host, name), copies)
+
+
+async def _settle_term(
+    name: str, found: Iterable[Side], hosts: Iterable[Host], copies: Fate, *, standby_is_dead: bool
+) -> dict[str, Any] | None:
+    """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
+
+    It is when its service was killed, or left the guest to a standby that does not have it. What
+    counts is how the services have ended, not what they said before.
+    """
+    words = [(side, await last_word(side.host, Files.of(side.host, name))) for side in found]
+    primaries = [(side, said) for side, said in words if side.status["role"] == "primary"]
+    runs = {side.status.get("run") for side, _ in primaries}
+    is_left = any(_is_left(said) for _, said in primaries)
+    taken, failed, last = set[Any](), "", dict[str, Any]()
+    for side, said in words:  # the first: they may have the term
+        if side.status["role"] != "standby":
+            continue
+        await end_waiting(side.host, name)
+        is_home = await read_vm(side.host, name) is not None
+        is_taken = said is not None and said["state"] == PROMOTED
+        if _is_killed(said) or (is_left and not (is_home or is_taken)):
+            failed = await _abandoned(side.host, name) or failed
+            if failed and is_home:
+                why = f"it is paused on {side.host.name}, go on with it by: vmckpt vm start {name}"
+                last = {**side.status, "why": why}
+        await settle_copies(side.host, Files.of(side.host, name), copies)
+        if is_taken and not standby_is_dead:
+            taken.add(side.status.get("run"))
+    homes = await _homes_but(name, "", hosts)
+    for side, said in primaries:
+        is_elsewhere = any(home != side.host.name for home in homes.given)
+        if not _is_left(said) or is_elsewhere or side.status.get("run") in taken:
+            continue
+        is_gone = True
+        try:
+            await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)
+        except RefusedError:
+            if failed:
+                raise
+            is_gone = False  # the arbiter says whose the guest is, or it is refused
+        last = await _released(side.host, name, standby_is_dead=is_gone)
+    if failed and not (runs or homes.given):
+        raise OperationFailedError(
+            f"the term of '{name}' was not given up",
+            why=failed,
+            remedy="mend that, and the same again: until then nobody can go on with the VM",
+        )
+    return last or None
+
+
+def _is_killed(said: Mapping[str, Any] | None) -> bool:
+    """Whether the service whose last word this is was killed before it could finish."""
+    return said is None or said["state"] not in ENDED
+
+
+def _is_left(said: Mapping[str, Any] | None) -> bool:
+    """Whether a primary's service was killed, or left the guest to its standby."""
+    return said is None or _is_killed(said) or has_left(said)
+
+
+async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
+    """As `sides`; none too where only a host that gives no answer may know of one, and something
+    stands aside: `fold_there` asks more of that host, unless it is said to be dead.
+    """
+    try:
+        return await sides(name, hosts)
+    except HostDownError:
+        if await stand_aside(name, hosts):
+            return []
+        raise
+
+
+async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> dict[str, Any]:
+    """Have the host of a primary that was killed take its term back; what it says then.
+
+    From a standby that took it only when the operator says that it is dead.
+    """
+    files = Files.of(host, name)
+    log = files.path / "release.log"
+    command = [*await host.own_command(), "replica", "release", str(files.path)]
+    process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
+    without = (
+        "If the arbiter is gone for good, and the standby's host is off: "
+        f"vmckpt replicate stop {name} --standby-is-dead"
+    )
+    late = TimedOutError(
+        f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
+        why="the arbiter gives no answer, or another works on the VM",
+        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again. {without}",
+    )
+    await while_there_is(lambda: host.is_alive(process), late)
+    said = await last_word(host, files)
+    if said is None or said["state"] not in ENDED:
+        words = (await host.read_text(log) or "").strip().splitlines()
+        raise OperationFailedError(
+            f"the term of '{name}' was not taken back",
+            why="; ".join(words[-3:]) or "its process ended without a word",
+            remedy=f"repair that, and try again: until then a standby may take over. {without}",
+        )
+    return said
+
+
+async def _abandoned(host: Host, name: str) -> str:
+    """Have the host of a standby that was killed give up a term that it took for nothing; why it
+    did not: the arbiter does not answer.
+
+    Nothing can use that term any more then, and a guest that is at home there stays paused.
+    """
+    directory = Files.of(host, name).path
+    command = [*await host.own_command(), "replica", "abandon", str(directory)]
+    try:
+        done = await host.run(command, ABANDON_S)
+    except HostDownError as exc:
+        await host.require_up()
+        return f"the arbiter gives no answer: {exc.why}"
+    if not done.returncode:
+        return ""
+    return "; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}"

@@ -1,0 +1,216 @@
+"""A primary's claim on its guest, kept in the VM's own directory: a fencing token.
+
+The primary's service writes it before a replica may take over, and removes it once the arbiter has
+recorded that none may. While it is there the guest is never started from this host's disks unless
+the arbiter says that nobody else has it, whatever became of services, their files and other hosts.
+It goes with the VM's directory: a VM that arrives here anew has none. Of a VM that a standby took
+over the same is asked, by its service's files, while they are there.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.foreign import parse
+from vmckpt.lease.rule import Right, right_of
+from vmckpt.options.replication import Options
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.request import REQUEST, Files, Request, is_settled, read_request
+from vmckpt.state.documents import Schema, load_from
+from vmckpt.state.durable import write_durably
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.start import Replaced
+
+ASK_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who ran the guest here (`holder`, a service's name with the arbiter), and whom to ask."""
+
+    vm: str
+    holder: str
+    standby: str
+    arbiter: str
+    credentials: str = ""
+
+    def write(self, path: Path) -> None:
+        """Keep it on this host. Raises StorageError."""
+        write_durably(path, _SCHEMA.encode(self))
+
+    @staticmethod
+    def read(path: Path) -> "Claim":
+        """The inverse. Raises StorageError when it is damaged or of another version."""
+        try:
+            return _SCHEMA.decode(path.read_bytes(), path)
+        except OSError as exc:
+            raise _SCHEMA.damaged(path, str(exc)) from exc
+
+    @staticmethod
+    async def of(vm: Vm) -> "Claim | None":
+        """The one in the VM's directory, wherever its host is. Raises as `read`, HostDownError."""
+        return await load_from(vm.host, vm.directory.claim, _SCHEMA)
+
+
+_SCHEMA = Schema(Claim, "make sure that no other host runs the VM, then remove this file")
+
+
+class Answer(NamedTuple):
+    """What the arbiter says of a claim: the right, and who holds the term now."""
+
+    right: Right
+    holder: str
+    standby: str
+
+
+def _of_standby(request: Request) -> Claim:
+    """What a standby that took over has the guest by: an operator may have let the term be taken
+    from it, while its host was off.
+    """
+    holder, options = f"{request.standby.name}/{request.run}", request.options
+    return Claim(request.vm, holder, request.primary.name, options.arbiter, options.credentials)
+
+
+async def examine(path: Path) -> Answer:
+    """Ask the arbiter about the claim at `path`, or the standby whose directory that is, on its own
+    host. Raises as the arbiter does.
+    """
+    claim = _of_standby(read_request(path)) if path.is_dir() else Claim.read(path)
+    found = await open_arbiter(Options(claim.arbiter, credentials=claim.credentials)).read(claim.vm)
+    record = found.record if found else None
+    holder = record.holder if record else ""
+    return Answer(right_of(record, claim.holder), holder, claim.standby)
+
+
+async def ask_about(vm: Vm) -> Answer | None:
+    """The arbiter's answer about the VM's claim, or about what it was taken over by there.
+
+    None: there is neither. It is not asked again what it had recorded when the primary's service
+    ended, whose claim could not be removed. Raises HostDownError when it gives no answer: then
+    nothing may be started.
+    """
+    path = vm.directory.claim
+    if not await vm.host.exists(path):
+        if not await took_over(vm):
+            return None
+        path = Files.of(vm.host, vm.name).path
+    elif answer := await _was_settled(vm):
+        return answer
+    command = [*await vm.host.own_command(), "replica", "examine", str(path)]
+    done = await vm.host.run(command, ASK_TIMEOUT_S)
+    try:
+        if done.returncode:
+            raise ValueError("; ".join(done.stderr.strip().splitlines()[-3:]) or "no answer")
+        words = parse(done.stdout)
+        return Answer(Right[words["right"]], str(words["holder"]), str(words["standby"]))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise HostDownError(
+            f"cannot tell whether another host runs '{vm.name}'",
+            why=f"{vm.host.name} was a host of its replication; the arbiter gives no answer: {exc}",
+            remedy="bring the arbiter back; if it is gone for good: vmckpt replicate stop "
+            f"{vm.name} (with --standby-is-dead if the other host is off, too)",
+        ) from exc
+
+
+async def _was_settled(vm: Vm) -> Answer | None:
+    """The answer to a claim whose service has ended, with nothing left to a standby."""
+    with suppress(StorageError):
+        claim = await Claim.of(vm)
+        said = await last_word(vm.host, Files.of(vm.host, vm.name)) or {}
+        is_its = claim is not None and claim.holder == f"{vm.host.name}/{said.get('run')}"
+        if claim is not None and is_its and said.get("role") == "primary" and is_settled(said):
+            return Answer(Right.OURS, claim.holder, claim.standby)
+    return None
+
+
+async def is_of_this_home(vm: Vm) -> bool:
+    """Whether the replication that its host knows of was of this home, not of an earlier one."""
+    if await vm.host.exists(vm.directory.claim):
+        return True
+    try:
+        request = await _request_there(vm)
+    except StorageError:
+        return True  # of another version: rather refused once too often
+    return request is not None and request.qemu_id == vm.qemu.files.qemu_id
+
+
+async def was_protected_by(vm: Vm, standby: str) -> bool:
+    """Whether this home was protected by that standby, by its own host's records.
+
+    If not, what that host says of it does not count: it could have any VM ended. Raises
+    StorageError, HostDownError.
+    """
+    claim = await Claim.of(vm)
+    if claim is not None:
+        return claim.standby == standby
+    with suppress(StorageError):  # of another version, which made a claim
+        request = await _request_there(vm)
+        return (
+            request is not None
+            and (request.primary.name, request.standby.name) == (vm.host.name, standby)
+            and request.qemu_id == vm.qemu.files.qemu_id
+        )
+    return False
+
+
+async def took_over(vm: Vm) -> bool:
+    """Whether its host is at home to it as a standby that took over."""
+    with suppress(StorageError):
+        request = await _request_there(vm)
+        return request is not None and request.standby.name == vm.host.name
+    return False
+
+
+async def is_as_taken_over(vm: Vm) -> bool:
+    """Whether that is so, and its QEMU is still the one that took over."""
+    with suppress(StorageError):
+        request = await _request_there(vm)
+        return (
+            request is not None
+            and request.standby.name == vm.host.name
+            and vm.qemu.replaces == Replaced(request.primary.name, request.qemu_id)
+        )
+    return False
+
+
+async def _request_there(vm: Vm) -> Request | None:
+    """Of the replication that its host knows of. Raises StorageError: of another version, too."""
+    return await load_from(vm.host, Files.of(vm.host, vm.name).request, REQUEST)
+
+
+async def require_right(vm: Vm) -> None:
+    """Return when the guest may run on its host, and forget the claim if there was one.
+
+    Raises RefusedError (another host has it, or may take it), HostDownError (nobody answers).
+    """
+    answer = await ask_about(vm)
+    if answer is None:
+        return
+    if answer.right is Right.OURS:
+        await vm.host.remove(vm.directory.claim)
+        return
+    raise refused(vm, answer)
+
+
+def refused(vm: Vm, answer: Answer) -> RefusedError:
+    """The error for a guest that may not run on this host."""
+    stop = f"vmckpt replicate stop {vm.name}"
+    if answer.right is Right.PENDING:
+        return RefusedError(
+            f"{answer.standby} may take '{vm.name}' over at any moment",
+            why=f"its protection from {vm.host.name} ended without the arbiter being told",
+            remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: {stop}"
+            " (with --standby-is-dead if its host is off)",
+        )
+    why = f"the arbiter granted the term to {answer.holder}"
+    if answer.right is Right.FORGOTTEN:
+        why = "the arbiter has no record of it: its directory may not be mounted"
+    return RefusedError(
+        f"'{vm.name}' may run on {answer.standby}",
+        why=f"{why}; what {vm.host.name} has is from before",
+        remedy=f"see `vmckpt vm list`; if no other host has it: {stop}. If that host is off for "
+        f"good, and the older state here is wanted: {stop} --standby-is-dead, then start it",
+    )

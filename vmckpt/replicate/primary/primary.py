@@ -1,0 +1,299 @@
+"""The primary's service: what surrounds the protection of a VM, from its lock to its end."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from vmckpt.deadlines import poll
+from vmckpt.epoch.capture import capturing
+from vmckpt.epoch.guarding import guard_command
+from vmckpt.epoch.output import HeldOutput
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
+from vmckpt.hosts.processes.deadman import armed, attended
+from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
+from vmckpt.hosts.processes.process import identify
+from vmckpt.hosts.processes.scheduling import give_way
+from vmckpt.hosts.remote.tls import Place, open_link
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Span
+from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.memory.allocator import keep_freed_memory
+from vmckpt.memory.ram_file import open_fd
+from vmckpt.memory.soft_dirty import is_sound
+from vmckpt.preflight.replication.memory import primary_bytes
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.channel import Channel
+from vmckpt.replicate.control import answering
+from vmckpt.replicate.disks.aside import put_aside
+from vmckpt.replicate.disks.copies import mark_as_disks
+from vmckpt.replicate.disks.mirrors import Source, mirrored
+from vmckpt.replicate.fencing.agent import this_machine
+from vmckpt.replicate.narration import narrated
+from vmckpt.replicate.paths import SecondPath, second_path
+from vmckpt.replicate.primary.claim import Claim, require_right
+from vmckpt.replicate.primary.epochs import Grip
+from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.protection import Protection
+from vmckpt.replicate.promised import promised
+from vmckpt.replicate.request import Files, Request, read_request, stop_command
+from vmckpt.replicate.wire.beats import Sender
+from vmckpt.replicate.wire.frames import Kind
+from vmckpt.replicate.wire.messages import (
+    Disk,
+    Hello,
+    Process,
+    Welcome,
+    decode_failure,
+    decode_welcome,
+)
+from vmckpt.vm.inventory import Vm, require_at_home
+from vmckpt.vm.lifecycle import owner, read_again
+from vmckpt.vm.paths import lock_path
+from vmckpt.vm.users.users import let_write_here
+
+# The standby has memory for all of the guest before it says welcome.
+HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
+# A guard that leaves a line unanswered for so long is as good as dead.
+GUARD_ANSWER_S = 5.0
+
+
+async def serve_primary(directory: Path, own_command: list[str]) -> None:
+    """Protect the VM until that ends; then it runs unprotected, or on the standby, or is off.
+
+    Raises what keeps it from beginning: nothing was changed then.
+    """
+    keep_freed_memory()
+    files = Files(directory)
+    request = await _await_request(directory)
+    host = request.primary
+    async with AsyncExitStack() as stack:
+        action = f"replicate to {request.standby.name}"
+        lock = lock_path(host.state_dir, request.vm)
+        await stack.enter_async_context(
+            host.lock(lock, owner(action, request.run, stop_command(request.vm)))
+        )
+        vm = await _vm_of(request)
+        await stack.enter_async_context(_with_memory(vm, has_disks=bool(request.disks)))
+        pidfd = stack.enter_context(_pidfd(vm))
+        tell_guard = stack.enter_context(_guarded(vm, files))
+        await require_right(vm)
+        lease, dead = await _entitled(request, vm)
+        keeper = Keeper(lease, tell_guard)
+        await keeper.take(dead)
+        await host.remove(vm.directory.gone_replica)
+        _claim(request, lease).write(vm.directory.claim)
+        unprotected = stack.enter_context(ExitStack())
+        unprotected.callback(vm.directory.claim.unlink, missing_ok=True)
+        recovery = [*own_command, "replica", "recover", str(directory)]
+        stack.enter_context(armed(recovery, files.recovery_log))
+        channel = await _connect(request, keeper.term)
+        stack.callback(channel.abort)
+        second = await stack.enter_async_context(
+            second_path(request, Sender.PRIMARY, _place(request).token)
+        )
+        welcome = await _greet(channel, request, vm, second)
+        monitor = await stack.enter_async_context(
+            session(await host.connect(vm.qemu.files.operator), request.vm)
+        )
+        nics = [f"net{number}" for number in range(len(vm.spec.nics))]
+        output = HeldOutput(monitor, nics if request.options.holds_output else [])
+        ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
+        capture = await stack.enter_async_context(
+            capturing(
+                vm.qemu.process.pid, ram_file, monitor, output, ram_bytes=vm.spec.memory_bytes
+            )
+        )
+        sources = await _sources(monitor, request, vm)
+        let_in = partial(let_write_here, vm.qemu.files)
+        mirrored_to = mirrored(monitor, sources, vm.qemu.files.mirrors, tell_guard, let_in)
+        mirrors = await stack.enter_async_context(mirrored_to)
+        protection = Protection(
+            request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
+            keeper=keeper, channel=channel, replica=welcome.replica, second=second,
+        )  # fmt: skip
+        await stack.enter_async_context(narrated(protection.status, host))
+        await stack.enter_async_context(answering(files.control, protection.answer))
+        give_way()  # all that is started beside has been
+        unprotected.pop_all()  # from here on its end says what becomes of the claim
+        # What a host that shuts down sends to all processes, QEMU's among them.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
+        await protection.run()
+
+
+async def _vm_of(request: Request) -> Vm:
+    """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
+    vm = await read_again(await require_at_home(request.primary, request.vm))
+    _require_same_qemu(request, vm)
+    return vm
+
+
+def _claim(request: Request, lease: Lease) -> Claim:
+    """Whom to ask before this home is started, should the protection not end in good order."""
+    options = request.options
+    return Claim(
+        request.vm, lease.claimant.name, request.standby.name, options.arbiter, options.credentials
+    )
+
+
+def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None]:
+    """What this service may come to have, for the block. Entering it raises RefusedError."""
+    files, how = vm.qemu.files, page_tracking()
+    if how is PageTracking.SOFT_DIRTY and not is_sound(files.ram(vm.spec.ram_dir)):
+        how = PageTracking.COMPARISON
+    need_bytes = primary_bytes(vm.spec.memory_bytes, how, has_disks=has_disks)
+    return promised(vm.host, files, vm.spec, "primary", need_bytes)
+
+
+def _require_same_qemu(request: Request, vm: Vm) -> None:
+    """The standby will say that it replaced this QEMU. Raises RefusedError."""
+    if vm.qemu.files.qemu_id != request.qemu_id:
+        raise RefusedError(
+            f"'{vm.name}' has another QEMU now",
+            why="it was started anew while its protection began",
+            remedy="begin anew: vmckpt replicate start",
+        )
+
+
+async def _sources(monitor: Monitor, request: Request, vm: Vm) -> list[Source]:
+    """What the guest's writes to each disk are mirrored from."""
+    disks = request.disks
+    sources = [Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
+    if request.shares_disks:
+        return await put_aside(monitor, request, vm, sources)
+    mark_as_disks([vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks], vm.name)
+    return sources
+
+
+@contextmanager
+def _pidfd(vm: Vm) -> Iterator[int]:
+    """Its QEMU, for the block, whatever its pid is of by then. Raises RefusedError."""
+    try:
+        pidfd = os.pidfd_open(vm.qemu.process.pid)
+    except ProcessLookupError as exc:
+        raise RefusedError(
+            f"'{vm.name}' does not run",
+            why="its QEMU has just ended",
+            remedy=f"start it: vmckpt vm start {vm.name}",
+        ) from exc
+    with open_fd(pidfd):
+        yield pidfd
+
+
+async def _await_request(directory: Path) -> Request:
+    """The request, once it has come: the process is started before that."""
+    files = Files(directory)
+    await poll(
+        lambda: files.request.exists() or not directory.exists(),
+        every_s=POLL_S,
+        within_s=REQUEST_S,
+    )
+    return read_request(directory)
+
+
+async def _entitled(request: Request, vm: Vm) -> tuple[Lease, Holding | None]:
+    """A lease of the VM that is at home here, and whose term it follows.
+
+    Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
+    process is dead: unless a replica of that one may take over, and is not known to be gone.
+    Raises RefusedError.
+    """
+    store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
+    found = await store.read(request.vm)
+    span = Span(request.options.lease_s)
+    if found is None:
+        return Lease(store, request.vm, Claimant(name), span), None
+    record = found.record
+    gone = await vm.host.read_text(vm.directory.gone_replica)
+    if record.in_sync is not None and record.in_sync != gone:
+        raise RefusedError(
+            f"'{request.vm}' is protected already",
+            why=f"{record.in_sync} may take over from {record.holder}, as the arbiter has it",
+            remedy=f"vmckpt replicate stop {request.vm}",
+        )
+    claimant = Claimant(name, succeeds=record.holder)
+    return Lease(store, request.vm, claimant, span), Holding(record.term, record.holder)
+
+
+@contextmanager
+def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
+    """A guard beside the VM for the block; it is told by what this gives.
+
+    That raises OSError with the last words of one that has died, if it had any.
+    """
+    with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
+
+        def told(line: str) -> None:
+            try:
+                tell(line)
+            except TimeoutError:
+                raise
+            except OSError as exc:
+                words = files.guard_log.read_text().strip().splitlines()
+                raise OSError(exc.errno, words[-1] if words else "it was killed") from exc
+
+        yield told
+
+
+async def _connect(request: Request, term: int) -> Channel:
+    wire = await open_link(request.standby.name, _place(request))
+    return Channel(wire.reader, wire.writer, term)
+
+
+def _place(request: Request) -> Place:
+    if request.place is None:
+        raise OperationFailedError(
+            "the primary was not told where its standby is",
+            why="its request has no place",
+            remedy="begin anew: vmckpt replicate start",
+        )
+    return request.place
+
+
+async def _greet(channel: Channel, request: Request, vm: Vm, second: SecondPath) -> Welcome:
+    """Say who we are, from then on over both paths.
+
+    Raises HostDownError, OperationFailedError, WireError.
+    """
+    itself = identify(os.getpid())
+    emitters = tuple(
+        Process(which.pid, which.start_ticks) for which in (itself, vm.qemu.process) if which
+    )
+    hello = Hello(
+        vm=vm.name,
+        holder=f"{request.primary.name}/{request.run}",
+        host=request.primary.name,
+        machine=this_machine(),
+        ram_bytes=vm.spec.memory_bytes,
+        disks=tuple(Disk(f"disk{disk.number}", disk.size_bytes) for disk in request.disks),
+        emitters=emitters,
+        heartbeat_port=second.port,
+    )
+    try:
+        async with asyncio.timeout(HELLO_S):
+            await channel.send(channel.outbound.frame(Kind.HELLO, 0, hello.encode()))
+            head, payload = await channel.receive()
+            while head.kind is Kind.HEARTBEAT:
+                head, payload = await channel.receive()
+    except TimeoutError as exc:
+        raise HostDownError(
+            f"{request.standby.name} does not welcome its primary",
+            why=f"it said nothing within {HELLO_S:g} s",
+            remedy=f"see {Files.of(request.standby, vm.name).log} there",
+        ) from exc
+    if head.kind is Kind.FAILURE:
+        said = decode_failure(payload)
+        raise OperationFailedError(said.what, why=said.why, remedy=said.remedy)
+    if head.kind is not Kind.WELCOME:
+        raise OperationFailedError(
+            f"{request.standby.name} does not welcome its primary",
+            why=f"it said {head}",
+            remedy="install the same vmckpt on both sides",
+        )
+    welcome = decode_welcome(payload)
+    second.begin(welcome.heartbeat_port)
+    return welcome

@@ -1,0 +1,465 @@
+"""The primary's loop: copy the guest, then epoch after epoch, each safe before its output leaves.
+
+How it ends, and who has the guest then: `Ending`.
+"""
+
+import asyncio
+import math
+import select
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from enum import StrEnum
+from typing import Any
+
+from vmckpt.deadlines import poll
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
+from vmckpt.hosts.processes.process import is_exiting
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
+from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
+from vmckpt.replicate.control import GO_ALONE, write_last_word
+from vmckpt.replicate.paths import SecondPath, paths_status
+from vmckpt.replicate.primary.epochs import Epochs, Grip
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, Keeper
+from vmckpt.replicate.primary.stream import StandbyLostError, Stream
+from vmckpt.replicate.request import Files, Request
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.inventory import read_vm
+
+POLL_S = 0.02
+# How often it is looked whether the guest must stop, and within what QEMU has to answer then.
+STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
+# Within this all threads of a QEMU that dies have left user code.
+DYING_S = 2.0
+# A standby that has the term says within this whether it can go on with the guest.
+TAKING_S = 20.0
+
+
+class Ending(StrEnum):
+    """Why the protection ended, and where the guest is."""
+
+    STOPPED = "stopped: it was asked for; the guest runs here, unprotected"
+    ALONE = "alone: the standby is lost; the guest runs here, unprotected"
+    GUEST_OFF = "off: the guest has powered off"
+    YOURS = "handed over: the standby goes on with the guest"
+    REPLACED = "replaced: the standby has taken over; this QEMU was ended"
+    LOST = "lost: its QEMU died before the standby had the guest"
+
+
+# The arbiter has recorded that no replica may take over.
+SETTLED_HERE = (Ending.STOPPED, Ending.ALONE, Ending.GUEST_OFF, Ending.LOST)
+
+
+class Protection:
+    """One VM's protection, from the first copy to its end."""
+
+    def __init__(
+        self,
+        request: Request,
+        files: Files,
+        grip: Grip,
+        *,
+        keeper: Keeper,
+        channel: Channel,
+        replica: str,
+        second: SecondPath,
+    ) -> None:
+        self._request, self._files, self._second = request, files, second
+        self._wake = asyncio.Event()
+        self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
+        self._keeper, self._replica = keeper, replica
+        ram_bytes = self._vm.spec.memory_bytes
+        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
+        self._epochs = Epochs(grip, self._stream, keeper, request.options)
+        self._why = ""
+        self._asked: Ending | None = None
+        self._is_ending = self._is_handing_over = False
+        self._ending: Ending | None = None
+
+    async def run(self) -> None:
+        """Protect it until that ends."""
+        async with self._in_background() as background:
+            try:
+                with self._woken_by_its_end():
+                    ending = await self._protect(background)
+            except StandbyLostError as exc:
+                self._why = "" if self._asked else self._how_lost(exc)
+                # Whoever asks for its end now would leave a guest behind whose output is held.
+                ending = await to_the_end(self._go_on_alone())
+            except BaseException as exc:
+                # Asked to end, or a bug of ours: no guest stays behind whose output is held.
+                self._why = f"the service ended: {str(exc) or type(exc).__name__}"
+                ending = await to_the_end(self._go_on_alone())
+                await to_the_end(self._conclude(await to_the_end(self._settled(ending))))
+                raise
+            # Who has taken the term may still say over the connection that it has the guest.
+            ending = await to_the_end(self._settled(ending))
+        await to_the_end(self._conclude(ending))
+
+    def _how_lost(self, exc: StandbyLostError) -> str:
+        is_silent = bool(self._stream.why) or self._keeper.is_silent()
+        if self._stream.is_told or not is_silent:
+            return str(exc)
+        return f"{exc}; {self._second.told(self._stream.heard_s)}"
+
+    async def _settled(self, ending: Ending) -> Ending:
+        """Of one that was replaced: it goes on here after all, or nothing of it runs any more."""
+        if ending is not Ending.REPLACED:
+            return ending
+        if await self._has_term_back():
+            return await self._go_on_here()
+        await self._end_qemu()
+        return ending
+
+    async def _conclude(self, ending: Ending) -> None:
+        if ending in SETTLED_HERE:
+            with suppress(StorageError):  # then whoever starts the VM asks the arbiter, once
+                await self._vm.host.remove(self._vm.directory.claim)
+        self._ending = ending
+        self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
+        try:
+            await write_last_word(self._vm.host, self._files, self.status())
+        except StorageError:
+            # On one machine a standby that has the guest removes what is here.
+            if await self._vm.host.exists(self._files.path):
+                raise
+
+    async def _end_qemu(self) -> None:
+        """Nothing of it runs when this returns, however long that takes: others rely on it."""
+        pid = self._vm.qemu.process.pid
+        while self._qemu_lives():
+            self._signal(signal.SIGKILL)
+            try:
+                if await self._vm.host.stop_for_good(self._vm.qemu.process):
+                    return
+                self._why = f"QEMU {pid} outlives SIGKILL: waiting for its end"
+            except OutcomeUnknownError as exc:
+                self._why = f"waiting for the end of QEMU {pid}: {exc.why}"
+            await asyncio.sleep(RETRY_S)
+
+    def _qemu_lives(self) -> bool:
+        """Whether anything of QEMU runs, or may.
+
+        One that was killed has ended for its descriptor once its memory is free: long after that.
+        Without a free descriptor for more, that alone counts: it was opened at the start.
+        """
+        ended = select.poll()
+        ended.register(self._grip.pidfd, select.POLLIN)
+        return not (ended.poll(0) or is_exiting(self._vm.qemu.process.pid))
+
+    @asynccontextmanager
+    async def _in_background(self) -> AsyncIterator[list["asyncio.Task[None]"]]:
+        """Receiving, heartbeats and the lease, for the block."""
+        work = (
+            self._stream.receive(),
+            self._stream.beat(),
+            self._keeper.keep(),
+            self._stop_without_right(),
+        )
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stop_without_right(self) -> None:
+        """See to it that the guest does not run once its lease has ended; runs until cancelled.
+
+        The guard does so too. Either may be frozen or dead; a guest whose QEMU answers neither is
+        killed then: a replica that may take over has all that left it. What a guard that is dead
+        has held is let go as soon as it may run.
+        """
+        while True:
+            await asyncio.sleep(STOP_POLL_S)
+            if not self._keeper.must_stop():
+                if not self._keeper.has_guard:
+                    self._signal(signal.SIGCONT)
+                continue
+            try:
+                status = await commands.query_status(self._monitor, STOP_ANSWER_S)
+                if status.running and self._keeper.must_stop():
+                    await commands.stop(self._monitor)
+            except (MonitorLostError, OutcomeUnknownError, CommandRefusedError):
+                if self._keeper.has_guard or not self._keeper.must_stop():
+                    continue  # it holds a QEMU that does not answer
+                self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # it ends just now
+            signal.pidfd_send_signal(self._grip.pidfd, number)
+
+    @contextmanager
+    def _woken_by_its_end(self) -> Iterator[None]:
+        """For the block: when QEMU ends nobody sleeps on."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._grip.pidfd, self._wake.set)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self._grip.pidfd)
+
+    async def _protect(self, background: list["asyncio.Task[None]"]) -> Ending:
+        with self._monitor.events("SHUTDOWN") as shutdowns:
+            try:
+                await self._epochs.copy(self._require_wanted)
+                await self._grip.output.hold()
+                while self._asked is None:
+                    if self._keeper.replaced.is_set():
+                        return Ending.REPLACED
+                    _require_at_work(background)
+                    if await self._epochs.one(self._replica):
+                        await self._epochs.rest(self._wake)
+                if self._asked is Ending.YOURS:
+                    return await self._hand_over(background)
+                return await self._stop()
+            except (VmckptError, OSError) as exc:
+                if not await self._is_qemus_end(exc):
+                    if isinstance(exc, OSError):
+                        raise
+                    raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
+                told: list[Any] = [event["data"] for event in shutdowns.drain()]
+                return await self._qemu_gone(is_off=any(data["guest"] for data in told))
+
+    async def _is_qemus_end(self, exc: Exception) -> bool:
+        """Whether its QEMU has died, whatever was noticed of that first.
+
+        A killed one loses its memory, which cannot be scanned then, before its sockets are closed.
+        """
+        if isinstance(exc, MonitorLostError | OutcomeUnknownError):
+            return True
+        if isinstance(exc, HostDownError):  # the standby is
+            return False
+        return await self._is_dying()
+
+    async def _is_dying(self) -> bool:
+        """Whether its QEMU has ended, or does within a moment; what it said last is here then."""
+        await asyncio.sleep(POLL_S)
+        return not await poll(
+            self._qemu_lives, lambda lives: not lives, every_s=POLL_S, within_s=DYING_S
+        )
+
+    def _require_wanted(self) -> None:
+        if self._asked is not None:
+            raise StandbyLostError("asked to end before all was copied")
+
+    async def _hand_over(self, background: list["asyncio.Task[None]"]) -> Ending:
+        """The guest goes on from its last moment here, with the standby.
+
+        One that QEMU has stopped (its disk is full) goes on from its last epoch.
+        """
+        while not await self._epochs.one(self._replica, resume_guest=False):
+            if self._keeper.replaced.is_set():
+                return Ending.REPLACED
+            if self._asked is not Ending.YOURS:  # the arbiter is gone: it is to go on here
+                return await self._stop()
+            if self._stands_still():
+                break
+            _require_at_work(background)
+        receiving, self._is_handing_over = background[0], True
+        await self._keeper.hand_over()
+        await self._stream.end(YOURS, "asked for")
+        given_up_s = time.monotonic() + TAKING_S
+        while not receiving.done() and time.monotonic() < given_up_s:
+            await asyncio.wait({receiving}, timeout=PATIENCE_S)
+            # Of a QEMU that has ended (its host goes down) the standby has the only copy.
+            if receiving.done() or not self._qemu_lives():
+                continue
+            if await self._keeper.take_back(self._request.is_standbys):
+                return await self._go_on_here()
+        return await self._handed_over()
+
+    async def _handed_over(self) -> Ending:
+        """The standby has the guest; or has not, and it goes on here from where it stands."""
+        if not self._stream.is_taken and await self._has_term_back():
+            return await self._go_on_here()
+        await self._end_qemu()
+        self._why = "asked for"
+        return Ending.YOURS
+
+    async def _has_term_back(self) -> bool:
+        """Whether who has taken the term gives it up in time, unable to go on with the guest.
+
+        Until then that stands still here, as the guard has it. The time begins when another is
+        first seen to have the term: an arbiter may not have answered for long before. It is over
+        as soon as the standby is known to have the guest.
+        """
+        until_s = math.inf
+        while time.monotonic() < until_s and self._qemu_lives():
+            if self._stream.is_taken or await self._is_at_home_there():
+                return False
+            if await self._keeper.take_back(self._request.is_standbys):
+                return True
+            until_s = min(until_s, time.monotonic() + GIVEN_UP_S)
+            await asyncio.sleep(RETRY_S)
+        return False
+
+    async def _is_at_home_there(self) -> bool:
+        """Whether the standby certainly has the guest; of another machine only it can say so."""
+        asked = self._request
+        return asked.one_machine and await read_vm(asked.standby, asked.vm) is not None
+
+    async def _go_on_here(self) -> Ending:
+        self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
+        await self._stream.end(ALONE, self._why)
+        self._stream.abort()
+        await self._let_go()
+        return Ending.ALONE
+
+    async def _qemu_gone(self, *, is_off: bool) -> Ending:
+        if is_off:
+            if not await self._keeper.solo():
+                return Ending.REPLACED
+            await self._stream.end(GUEST_OFF, "the guest has powered off")
+            return Ending.GUEST_OFF
+        if self._may_answer_again():
+            raise StandbyLostError("the primary's QEMU does not answer")
+        if not self._epochs.is_safe:
+            await self._keeper.solo()
+            await self._stream.end(STOPPED, "the primary's QEMU died during the first copy")
+            return Ending.LOST
+        return await self._dead_here("its QEMU died, or did not answer", Ending.YOURS)
+
+    def _may_answer_again(self) -> bool:
+        """Whether QEMU is silent, not about to end, and the only one that has the guest."""
+        if not (self._epochs.is_safe and self._qemu_lives()):
+            return self._qemu_lives()
+        return self._monitor.is_open and not self._epochs.has_standby()
+
+    async def _dead_here(self, why: str, ending: Ending) -> Ending:
+        """End QEMU for certain, and let the standby have the term at once."""
+        await self._end_qemu()
+        with suppress(VmckptError):  # then the standby finds the lease ended by itself
+            await self._keeper.give_up()
+        await self._stream.end(YOURS, why)
+        self._why = why
+        return ending
+
+    async def _stop(self) -> Ending:
+        if ending := await self._not_solo():
+            return ending
+        await self._stream.end(STOPPED, "asked for")
+        await self._let_go()
+        return Ending.STOPPED
+
+    async def _go_on_alone(self) -> Ending:
+        """The standby is lost: say so to the arbiter, then let the guest's output go.
+
+        A guest that is dead here is the standby's, should that be alive all the same.
+        """
+        self._is_ending = True
+        if self._is_handing_over:
+            return await self._handed_over()
+        if ending := await self._not_solo():
+            return ending
+        await self._stream.end(ALONE, self._why)
+        self._stream.abort()
+        await self._let_go()
+        return Ending.ALONE
+
+    async def _not_solo(self) -> Ending | None:
+        """None once no replica may take over any more, which the arbiter may not say for long; else
+        how the protection ends: the guest is dead here, or another has its term.
+        """
+        solo = asyncio.ensure_future(self._keeper.solo())
+        while not solo.done():
+            if self._epochs.is_safe and not self._qemu_lives():
+                solo.cancel()
+                await asyncio.wait({solo})
+                return await self._dead_here("its QEMU died", Ending.YOURS)
+            await asyncio.wait({solo}, timeout=RETRY_S)
+        return None if solo.result() else Ending.REPLACED
+
+    async def _let_go(self) -> None:
+        """The guest runs, with nothing of its output held, when this returns, or QEMU has ended."""
+        # No replica may take over, so that the guest runs on whether or not the lease is renewed.
+        self._keeper.free()
+        self._grip.mirrors.intake.let_go()
+        while self._qemu_lives():
+            with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
+                await self._grip.output.let_go()
+                await self._grip.capture.resume()
+                return
+            await asyncio.sleep(RETRY_S)
+
+    def hand_over(self) -> None:
+        """Have the standby take the guest over: this host goes down (SIGTERM)."""
+        if self._asked is None:
+            self._asked = Ending.YOURS
+            self._wake.set()
+
+    async def answer(self, word: str) -> dict[str, Any]:
+        """What it is asked over its control socket: status, stop, failover, GO_ALONE."""
+        if word in ("stop", "failover", GO_ALONE):
+            self._asked = Ending.YOURS if word == "failover" else Ending.STOPPED
+            if word == GO_ALONE:
+                with suppress(StorageError):  # the guest goes on, if without a next protection
+                    await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
+                self._keeper.go_alone()
+            self._wake.set()
+            await poll(lambda: self._ending is not None, every_s=POLL_S)
+        return self.status()
+
+    def status(self) -> dict[str, Any]:
+        """How it is, for people and programs."""
+        options = self._request.options
+        return {
+            "role": "primary",
+            "vm": self._vm.name,
+            "run": self._request.run,
+            "primary": self._request.primary.name,
+            "standby": self._request.standby.name,
+            "state": self._stage(),
+            "ending": self._ending.name.lower() if self._ending else None,
+            "why": self._why or self._stands_still() or self._waits(),
+            "arbiter_fails": self._keeper.arbiter_fails,
+            "arbiter": options.arbiter,
+            "lease_s": options.lease_s,
+            "term": self._keeper.term,
+            "may_run": self._ending is not None or self._keeper.may_run(),
+            "output_commit": options.holds_output,
+            "epoch_ms": round(self._epochs.pace.run_s * 1e3, 1),
+            "epoch_is_auto": options.epoch_s is None,
+            "max_pause_ms": options.max_pause_s * 1e3,
+            "tracker": self._grip.capture.tracker,
+            **paths_status(
+                self._second,
+                (self._request.primary.migration_address, self._request.standby.migration_address),
+                self._stream.heard_s,
+                is_lost=self._stream.is_lost,
+            ),
+            "sent_bytes": self._stream.sent_bytes,
+            **self._grip.mirrors.status(),
+            **self._epochs.rates(),
+            **self._epochs.figures.to_json(),
+        }
+
+    def _stands_still(self) -> str:
+        state = self._epochs.stands_still
+        return f"QEMU has stopped the guest: '{state}'" if state else ""
+
+    def _waits(self) -> str:
+        fails = self._keeper.arbiter_fails
+        return f"the arbiter gives no answer: {fails}" if fails else ""
+
+    def _stage(self) -> str:
+        if self._ending is not None:
+            return "ended"
+        if self._is_ending:
+            return "alone"
+        return "protected" if self._epochs.is_safe else "copying"
+
+
+def _require_at_work(background: list["asyncio.Task[None]"]) -> None:
+    """Raises StandbyLostError when one of the tasks beside the protection has ended."""
+    for task in background:
+        if task.done():
+            raise StandbyLostError(_reason(task))
+
+
+def _reason(task: "asyncio.Task[None]") -> str:
+    error = None if task.cancelled() else task.exception()
+    return str(error) if error else "the standby is lost"

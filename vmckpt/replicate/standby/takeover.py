@@ -1,0 +1,211 @@
+"""The standby's claim on its guest: whether it may go on with it, what it lacks to, and fencing.
+
+What is next is `lease/standby.py`'s decision, over what the arbiter says and what was heard. Before
+the primary is fenced the standby has its term: one that has gone on alone has told the arbiter so,
+and is left alone; one that wants to finds that it may not.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+from vmckpt.deadlines import poll
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.lease.clock import boottime_s
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.rule import Holding, is_entitled
+from vmckpt.lease.standby import Fencing, Move, View, decide
+from vmckpt.replicate.channel import PATIENCE_S
+from vmckpt.replicate.control import TIMEOUT_S
+from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
+from vmckpt.replicate.request import Request
+from vmckpt.replicate.standby.following import LOST, Following
+from vmckpt.replicate.standby.replica import Replica
+from vmckpt.replicate.wire.messages import Hello
+
+# Twice as long as the primary waits before it goes on alone: by now it has, if it can.
+SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
+COPY_SILENCE_S = 60.0
+TICK_S = 0.02
+# After these the primary can go on no more: not before a QEMU that can.
+_TAKING = (Move.CLAIM, Move.FENCE, Move.TAKE)
+
+
+class TakeOver:
+    """One standby's way to the term of its primary; `asked` is set by who wants it to take over.
+
+    `lack` says why the QEMU that waits could not go on with the guest; empty when it can.
+    `why`: what last stood in its way; `arbiter_fails`: why that gives no answer.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        lease: Lease,
+        replica: Replica,
+        primary: Following,
+        asked: asyncio.Event,
+        *,
+        lack: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._request, self._lease, self._lack = request, lease, lack
+        self._replica, self._primary = replica, primary
+        self._fencing = Fencing.READY
+        self._dead: Holding | None = None
+        self._asked = asked
+        self._alone_until_s = -math.inf
+        self.why = self.arbiter_fails = ""
+
+    def is_due(self, receiving: "asyncio.Future[str]") -> bool:
+        """Whether to see to it: the primary is gone, silent or takes no epochs, or it is asked for.
+
+        One that is heard and takes none may be cut off from the arbiter: its lease ends, and its
+        guest stands still.
+        """
+        # Before there is anything to take over it only has to be found out at some time.
+        patience_s = SILENCE_S if self._replica.complete else COPY_SILENCE_S
+        is_silent = boottime_s() - self._primary.heard_s > patience_s
+        is_idle = self._replica.complete and (
+            boottime_s() - self._primary.epoch_s > self._lease.span.claimant_s
+        )
+        return receiving.done() or is_silent or is_idle or self._asked.is_set()
+
+    async def settled(self, receiving: "asyncio.Future[str]") -> Move:
+        """What it comes to: PROMOTE (the term is held, the primary can act no more), FOLLOW (it is
+        heard again), STALE or STAND_DOWN (this standby is of no use any more).
+        """
+        while True:
+            move = await self._next(receiving)
+            if move in (Move.STALE, Move.STAND_DOWN):
+                self.why = f"{self._how_lost(receiving)}; {move.value}"
+                return move
+            if move is Move.PROMOTE or (move is Move.FOLLOW and not receiving.done()):
+                return move
+            if move is Move.FOLLOW:
+                self.why = f"{self._how_lost(receiving)}: its lease is waited for"
+            try:
+                if move in _TAKING and (lack := await self._lack()):
+                    self.why = f"{self._how_lost(receiving)}; the QEMU that waited here {lack}"
+                    return Move.STAND_DOWN
+                await self._do(move)
+            except VmckptError as exc:
+                self.why = f"{exc.what}: {exc.why}"
+                await asyncio.sleep(TICK_S)
+
+    def go_alone(self) -> None:
+        """The operator has made sure that the primary is dead: no term is needed, for as long as
+        the command waits. What it is worth later nobody has made sure of.
+        """
+        self._alone_until_s = boottime_s() + TIMEOUT_S
+
+    def _how_lost(self, receiving: "asyncio.Future[str]") -> str:
+        primary = self._primary
+        if receiving.done() and receiving.result() != LOST:
+            return primary.why  # it said so
+        return f"{primary.why or 'the primary is silent'}; {primary.second.told(primary.heard_s)}"
+
+    async def _next(self, receiving: "asyncio.Future[str]") -> Move:
+        if self._lease.held_until_s < boottime_s() + MARGIN_S:
+            try:
+                await self._lease.look()
+            except VmckptError as exc:
+                self.arbiter_fails = f"{exc.what}: {exc.why}"
+                self.why = f"no answer from the arbiter: {exc.why}"
+                return await self._without_arbiter(receiving)
+            self.arbiter_fails = ""
+        is_heard = not receiving.done() or await self._service_lives()
+        # The guest goes on from whole epochs alone.
+        await poll(lambda: not self._replica.is_applying, every_s=TICK_S)
+        return decide(
+            self._view(is_heard=is_heard),
+            now_s=boottime_s(),
+            margin_s=MARGIN_S,
+            silence_s=SILENCE_S,
+        )
+
+    async def _without_arbiter(self, receiving: "asyncio.Future[str]") -> Move:
+        """PROMOTE if the operator says that the primary is dead, and nothing says otherwise."""
+        while self._replica.is_applying:  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
+        seen, me, since_s = self._lease.seen, self._lease.claimant, boottime_s() - SILENCE_S
+        is_heard = max(self._primary.heard_by_path_s()) > since_s and (
+            not receiving.done() or await self._service_lives()
+        )
+        is_stale = seen is not None and not (
+            is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
+        )
+        is_told = boottime_s() < self._alone_until_s
+        if not is_told or is_heard or is_stale or not self._replica.complete:
+            return Move.WAIT
+        return Move.WAIT if await self._lack() else Move.PROMOTE
+
+    async def _do(self, move: Move) -> None:
+        if move is Move.CLAIM:
+            await self._lease.claim()
+        elif move is Move.FENCE:
+            self._fencing = Fencing.NONE
+            await self._fence()
+        elif move is Move.TAKE:
+            await self._lease.take(self._dead)
+        elif move is Move.RENEW:
+            await self._lease.renew()
+        else:
+            await asyncio.sleep(TICK_S)
+
+    def _view(self, *, is_heard: bool) -> View:
+        held, hello = self._lease.held, self._primary.hello
+        can_fence = hello is not None and (self._request.options.fence or _is_here(hello))
+        is_heard = is_heard and not self._asked.is_set()
+        return View(
+            me=self._lease.claimant,
+            complete=self._replica.complete,
+            follows_term=self._primary.term,
+            heard_s=self._primary.heard_by_path_s() if is_heard else (),
+            seen=self._lease.seen,
+            fencing=self._fencing if can_fence else Fencing.NONE,
+            dead=self._dead,
+            term=held.term if held else 0,
+            held_until_s=self._lease.held_until_s,
+            replaced=self._lease.replaced,
+        )
+
+    async def _service_lives(self) -> bool:
+        """Whether the service that closed the connection may be alive: then it goes solo itself.
+
+        True also when this host cannot tell: a lease is waited out, nothing is taken for dead.
+        """
+        hello = self._primary.hello
+        if hello is None or not _is_here(hello):
+            return True
+        service = hello.emitters[0]
+        which = ProcessId(service.pid, service.start_ticks)
+        try:
+            return await self._request.primary.is_alive(which)
+        except OutcomeUnknownError:
+            return True
+
+    async def _fence(self) -> None:
+        """Kill all that can act for the primary, with proof. Raises OperationFailedError."""
+        replaced, hello = self._lease.replaced, self._primary.hello
+        if hello is None or replaced is None:
+            return
+        holding = Holding(replaced.now.record.term, replaced.now.record.holder)
+        if not _is_here(hello):
+            target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
+            self._dead = (await Agent(self._request.options.fence).fence(target)).holding
+            return
+        for emitter in hello.emitters:
+            which = ProcessId(emitter.pid, emitter.start_ticks)
+            if not await self._request.primary.stop_for_good(which):
+                raise OperationFailedError(
+                    f"process {which.pid} of the primary does not end",
+                    why="it outlives SIGKILL",
+                    remedy="it is stuck in the kernel: its lease is waited out",
+                )
+        self._dead = holding
+
+
+def _is_here(hello: Hello) -> bool:
+    """Whether this kernel can kill the primary's processes, and knows whether they are dead."""
+    return hello.machine == this_machine()

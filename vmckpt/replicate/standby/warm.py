@@ -1,0 +1,173 @@
+"""The QEMU that waits on the standby, its memory the replica's; and how it takes the guest over."""
+
+import asyncio
+import fcntl
+import os
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from vmckpt.deadlines import poll, retry
+from vmckpt.epoch.load import SETTINGS, feed, has_loaded
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.ram_file import open_fd
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish
+from vmckpt.state.durable import sync_directory
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import VmDir, vm_dir
+from vmckpt.vm.spec.spec import Spec
+from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, start_qemu
+
+# The state of an ordinary machine's devices fits.
+PIPE_BYTES = 1 << 20
+# How often it is looked at, and when it is given up.
+LOOK_S, SILENT_S = 0.5, 5.0
+# For how long it is tried again to let the guest run.
+RUN_S, RUN_POLL_S = 5.0, 0.01
+_FD_NAME = "vmckpt-state"
+
+
+class Warm:
+    """A QEMU that waits for the guest. Its NICs are plugged in: it sends nothing before it runs."""
+
+    def __init__(
+        self, host: LocalHost, spec: Spec, qemu: Qemu, monitor: Monitor, writer: int
+    ) -> None:
+        self._host, self._spec, self.qemu, self._monitor = host, spec, qemu, monitor
+        self._writer, self._pipe_bytes = writer, fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+
+    @classmethod
+    async def start(
+        cls, host: LocalHost, spec: Spec, platform: Platform, replaces: Replaced
+    ) -> "Warm":
+        """Raises as `start_qemu` and `plug_taps` do; then nothing of it is left."""
+        directory = vm_dir(host.state_dir, spec.name)
+        files = directory.qemu(new_qemu_id())
+        qemu, monitor = await start_qemu(host, spec, platform, files, incoming=True)
+        try:
+            await plug_taps(host, spec, files)
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
+            # Written beforehand: when it takes over, the disk may be full.
+            home = qemu._replace(replaces=replaces)
+            await host.write_text(_ready(directory), home.to_json())
+            writer = await _incoming(monitor)
+        except BaseException:
+            await monitor.close()
+            await finish(end_qemu(host, spec.ram_dir, files))
+            raise
+        return cls(host, spec, qemu, monitor, writer)
+
+    @property
+    def directory(self) -> VmDir:
+        """The VM's files on this host."""
+        return vm_dir(self._host.state_dir, self._spec.name)
+
+    async def load(self, device_state: bytes) -> None:
+        """Give it the guest, whose memory it has: it stands still, ready to run.
+
+        Raises OperationFailedError; then this QEMU is of no use any more.
+        """
+        with self._monitor.events("MIGRATION") as events:
+            feeding = self._feed(device_state)
+            if await has_loaded(self._monitor, events):
+                await feeding
+                return
+        raise OperationFailedError(
+            f"the standby's QEMU does not take '{self._spec.name}' over",
+            why=f"it cannot load the state of its devices: see {self.qemu.files.stderr}",
+            remedy="the primary's VM, if it is alive, is not touched: see `vmckpt vm list`",
+        )
+
+    def _feed(self, device_state: bytes) -> "asyncio.Future[None]":
+        """Write it into the pipe that QEMU reads already; done when all of it is in there."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        writer, self._writer = self._writer, -1
+        if len(device_state) > self._pipe_bytes:
+            return asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))
+        feed(writer, device_state)
+        done.set_result(None)
+        return done
+
+    def settle_here(self) -> None:
+        """The VM is at home here, and what was taken over from is stale. Raises OSError."""
+        _ready(self.directory).rename(self.directory.current)
+        with suppress(OSError):  # it is for a power cut, which takes the guest as well
+            sync_directory(self.directory.path)
+
+    async def run(self) -> None:
+        """Let the guest run, as soon as it may: what held its disks may still be ending.
+
+        Raises OperationFailedError: it is whole, and stands still.
+        """
+        try:
+            await retry(
+                lambda: commands.cont(self._monitor),
+                CommandRefusedError,
+                every_s=RUN_POLL_S,
+                within_s=RUN_S,
+            )
+        except CommandRefusedError as exc:
+            raise OperationFailedError(
+                f"'{self._spec.name}' is on {self._host.name} and stands still",
+                why=exc.description,
+                remedy=f"mend that, then: vmckpt vm start {self._spec.name}",
+            ) from exc
+
+    async def announce(self) -> None:
+        """Tell the network that it is here, and make this QEMU one like any other."""
+        await commands.announce_self(self._monitor)
+        # Left on, the next migration would leave its memory behind.
+        await commands.migrate_set_capabilities(self._monitor, {"x-ignore-shared": False})
+
+    async def close(self) -> None:
+        """Let go of it; what it is doing it goes on doing."""
+        await self._monitor.close()
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+    async def end(self) -> None:
+        """End it, with all that this host has of the VM."""
+        await self.close()
+        await end_qemu(self._host, self._spec.ram_dir, self.qemu.files)
+        await self._host.remove(self.directory.path)
+
+    async def ended(self) -> str:
+        """Return when it is of no use any more, and why: its process has ended, or stands still."""
+        return await poll(self.lack, every_s=LOOK_S)
+
+    async def lack(self) -> str:
+        """Why it could not go on with the guest at this moment; empty when it answers."""
+        try:
+            await commands.query_status(self._monitor, SILENT_S)
+        except MonitorLostError as exc:
+            is_alive = await self._host.is_alive(self.qemu.process)
+            return f"does not answer: {exc.why}" if is_alive else "has ended"
+        return ""
+
+
+async def _incoming(monitor: Monitor) -> int:
+    """Have it read from a pipe now, so that nothing is to be asked of it later; the writing end.
+
+    Should this process die, QEMU finds the pipe's end instead of a guest, and ends.
+    """
+    reader, writer = os.pipe()
+    try:
+        with open_fd(reader):
+            with suppress(PermissionError):  # then it is fed by a thread
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            await monitor.give_fd(_FD_NAME, reader)
+            await commands.migrate_incoming(monitor, f"fd:{_FD_NAME}")
+    except BaseException:
+        os.close(writer)
+        raise
+    return writer
+
+
+def _ready(directory: VmDir) -> Path:
+    """The VM's home here, to be."""
+    return directory.current.with_name(".vm.json.ready")

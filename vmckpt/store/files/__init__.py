@@ -1,0 +1,1 @@
+"""The files of a store: what is in each, byte by byte."""

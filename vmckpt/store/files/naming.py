@@ -1,0 +1,83 @@
+"""Names of checkpoints: of one VM in one store each is there once."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from itertools import count
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.store.files.manifest import Manifest
+
+MOST_LETTERS = 40
+# Of an id: so many name it at least, and so many are shown.
+FEWEST_DIGITS, SHOWN_DIGITS = 4, 12
+_ROOM_FOR_A_NUMBER = 2
+
+
+class IfTaken(StrEnum):
+    """What becomes of a new checkpoint whose name another of the VM has."""
+
+    REFUSE = "refuse"
+    REPLACE = "replace"
+    NUMBER = "number"
+
+
+class Called(NamedTuple):
+    """The name that a checkpoint is to have."""
+
+    name: str
+    if_taken: IfTaken = IfTaken.REFUSE
+
+
+class Settled(NamedTuple):
+    """The name that it will have, and the checkpoints that it replaces."""
+
+    name: str
+    replaces: tuple[str, ...] = ()
+
+
+def dated(of: str, made_for: str = "", at: time.struct_time | None = None) -> str:
+    """The name of a checkpoint that nobody has named: of what, made for what, at what time."""
+    words = time.strftime("%Y%m%d-%H%M%S", at or time.localtime())
+    end = f"-{made_for}-{words}" if made_for else f"-{words}"
+    return f"{of[: MOST_LETTERS - _ROOM_FOR_A_NUMBER - len(end)]}{end}"
+
+
+def settle(called: Called, of_the_vm: Sequence[Manifest]) -> Settled:
+    """The name among the VM's checkpoints in the store. Raises RefusedError when it is taken."""
+    named: dict[str, list[str]] = {}
+    for one in of_the_vm:
+        named.setdefault(str(one.facts.get("name")), []).append(one.id)
+    if called.name not in named:
+        return Settled(called.name)
+    if called.if_taken is IfTaken.REPLACE:
+        return Settled(called.name, tuple(named[called.name]))
+    if called.if_taken is IfTaken.NUMBER:
+        return Settled(_next(called.name, named))
+    raise RefusedError(
+        f"'{of_the_vm[0].vm}' has a checkpoint '{called.name}' already",
+        why=f"{', '.join(one[:12] for one in named[called.name])} is called so in the same store",
+        remedy="choose another name, or add --replace: the old one is removed when the new one is "
+        "complete",
+    )
+
+
+def meant(text: str, names: Mapping[str, str | None]) -> list[str]:
+    """Which checkpoints an operator may mean by `text`; `names` by id. Pure.
+
+    The one whose id it is, else those of that name, else those whose ids begin so. From as many
+    digits on as lists show it may be an id however another is called: who adds checkpoints to a
+    store chooses their names.
+    """
+    named = [one for one, name in names.items() if name == text]
+    begun = [one for one in names if len(text) >= FEWEST_DIGITS and one.startswith(text)]
+    if text in names:
+        return [text]
+    return named if named and len(text) < SHOWN_DIGITS else list(dict.fromkeys([*named, *begun]))
+
+
+def _next(name: str, taken: Collection[str]) -> str:
+    ends = (f"-{number}" for number in count(2))
+    names = (f"{name[: MOST_LETTERS - len(end)]}{end}" for end in ends)
+    return next(one for one in names if one not in taken)

@@ -1,0 +1,264 @@
+"""Which cards a host can give to guests: what its kernel shows of them, and who has one."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.foreign import Fields, MalformedError
+from vmckpt.hosts.host import Host
+from vmckpt.units import format_size
+from vmckpt.vm.passthrough.passthrough import MDEV, VFIO, Passthrough, Strategy
+from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir, vms_dir
+
+# Drivers that leave the rest of an IOMMU group usable.
+HARMLESS = frozenset({"pci-stub", "pcieport", ""})
+VFIO_DEVICES = Path("/dev/vfio")
+SYSFS = "/sys"
+# One line per PCI function and per mediated device: address, vendor:device or mdev:type, driver,
+# its version, IOMMU group, whose part it is, whether a driver shows it to VFIO, its windows.
+_LIST = """\
+version() { version=; [ -e "$1" ] && read -r version _ < "$1"; }
+for d in "$1"/bus/pci/devices/*; do
+    [ -e "$d/vendor" ] || continue
+    driver=$(readlink "$d/driver"); group=$(readlink "$d/iommu_group")
+    of=$(readlink "$d/physfn"); read -r vendor < "$d/vendor"; read -r device < "$d/device"
+    version "$d/driver/module/version"
+    shown=; [ -e "$d/vfio-dev" ] && shown=vfio
+    windows=
+    [ -e "$d/resource" ] && while read -r first last _; do
+        windows="$windows$first-$last,"
+    done < "$d/resource"
+    echo "${d##*/} ${vendor#0x}:${device#0x} ${driver##*/}- $version-" \
+        "${group##*/}- ${of##*/}- $shown- $windows-"
+done
+for d in "$1"/bus/mdev/devices/*; do
+    [ -e "$d/mdev_type" ] || continue
+    type=$(readlink "$d/mdev_type"); group=$(readlink "$d/iommu_group")
+    on=$(readlink -f "$d"); on=${on%/*}; driver=$(readlink "$on/driver")
+    version "$on/driver/module/version"
+    echo "${d##*/} mdev:${type##*/} ${driver##*/}- $version-" \
+        "${group##*/}- ${on##*/}- ${group:+vfio}- -"
+done
+"""
+# What could still be made of a type of mediated device: whose, and how many.
+_COULD_BE_MADE = """\
+for d in "$1"/class/mdev_bus/*/mdev_supported_types/"$2"; do
+    [ -e "$d/available_instances" ] || continue
+    on=${d%/mdev_supported_types/*}; read -r number < "$d/available_instances"
+    echo "${on##*/} $number"
+done
+"""
+# Of a PCI function's resources, those that are its own BARs.
+BARS = 6
+_OPEN = 'exec 3<>"$1"'
+
+
+class Function(NamedTuple):
+    """A function of a host's: `name` is VENDOR:DEVICE; `driver` and `group` may be empty.
+
+    A virtual one (SR-IOV) is `part_of` another. `is_vfio`: its driver lets a guest have it. It
+    maps `window_bytes` at most at once. A mediated device (vGPU) counts as one as well: its address
+    is its UUID, its name mdev:TYPE, its driver that of the card that it is `part_of`.
+    """
+
+    address: str
+    name: str
+    driver: str
+    group: str
+    part_of: str
+    is_vfio: bool
+    version: str = ""
+    window_bytes: int = 0
+
+    @property
+    def card(self) -> str:
+        """What all functions of a card share; a virtual one is a card by itself."""
+        return self.address if self.part_of else self.address.rpartition(".")[0]
+
+
+class Card(NamedTuple):
+    """All functions of one card, by number; VENDOR:DEVICE of function 0 is its name."""
+
+    functions: tuple[Function, ...]
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return self.functions[0].name
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its functions' addresses."""
+        return tuple(function.address for function in self.functions)
+
+
+def parse_functions(text: str) -> list[Function]:
+    """What `_LIST` prints. Pure."""
+    found = []
+    for line in text.splitlines():
+        address, name, *rest = line.split()
+        driver, version, group, part_of, shown, windows = (word[:-1] for word in rest)
+        # Before Linux 6.1 only its name tells that a driver is VFIO's, or of a vendor's for VFIO.
+        is_vfio = bool(shown) or driver.replace("-", "_").endswith("vfio_pci")
+        window_bytes = max(map(_window_bytes, windows.split(",")[:BARS]))
+        found.append(
+            Function(address, name, driver, group, part_of, is_vfio, version, window_bytes)
+        )
+    return found
+
+
+def _window_bytes(text: str) -> int:
+    first, _, last = text.partition("-")
+    return int(last, 16) - int(first, 16) + 1 if last and int(last, 16) else 0
+
+
+def cards(functions: Iterable[Function]) -> list[Card]:
+    """Functions put together to cards. Pure."""
+    found: dict[str, list[Function]] = defaultdict(list)
+    for function in sorted(functions):
+        found[function.card].append(function)
+    return [Card(tuple(parts)) for parts in found.values()]
+
+
+def unfit(card: Card, taken: Iterable[str], others: Iterable[Card] = ()) -> str | None:
+    """Why the card cannot be given to a guest now; None: it can. `others` are the host's. Pure."""
+    wrong = [one for one in card.functions if not one.is_vfio]
+    if wrong:
+        what = ", ".join(f"{one.address} ({one.driver or 'no driver'})" for one in wrong)
+        return f"{what} is not bound to {VFIO}"
+    if has := sorted(set(card.addresses) & set(taken)):
+        return f"{has[0]} is another VM's"
+    groups = {one.group for one in card.functions}
+    mates = [one for other in others if other != card for one in other.functions]
+    for one in mates:
+        if one.group in groups and not one.is_vfio and one.driver not in HARMLESS:
+            return f"{one.address} ({one.driver}) is in its IOMMU group and not bound to {VFIO}"
+    return None
+
+
+def unlike(card: Card, strategy: Strategy, ours: Card) -> str | None:
+    """Why what a guest has in its card, `ours`, cannot go on in this one; None: it can. Pure.
+
+    By hooks it goes to an equal that maps no less. QEMU's own way takes a driver that moves state,
+    the same on both sides: plain vfio-pci has none.
+    """
+    first, mine = ours.functions[0], card.functions[0]
+    if strategy is Strategy.VFIO_MIGRATION:
+        for one in (first, mine):
+            if one.driver == VFIO:
+                return f"{one.address} is bound to {VFIO}, which moves no state of a device"
+        if first.driver != mine.driver:
+            return f"{mine.address} is bound to {mine.driver}, the VM's own to {first.driver}"
+    if mine.window_bytes < first.window_bytes:
+        least, most = format_size(mine.window_bytes), format_size(first.window_bytes)
+        return f"{mine.address} maps {least} of its memory, the VM's own {most}"
+    return None
+
+
+async def cards_of(host: Host) -> list[Card]:
+    """The host's cards. Raises OperationFailedError."""
+    done = await host.run(["sh", "-c", _LIST, "sh", SYSFS])
+    try:
+        return cards(parse_functions(done.stdout))
+    except ValueError as exc:
+        raise OperationFailedError(
+            f"cannot list the PCI devices of {host.name}",
+            why=f"{exc}; {done.stderr.strip()}",
+            remedy="look at /sys/bus/pci/devices there",
+        ) from exc
+
+
+async def choose(
+    host: Host, device: Passthrough, taken: Iterable[str], ours: Card | None = None
+) -> tuple[Card | None, str]:
+    """A card that is `device`'s equal and free; None and why there is none.
+
+    `ours` is the one that the guest has.
+    """
+    everything = await cards_of(host)
+    equals = [card for card in everything if card.name == device.match]
+    if not equals:
+        return None, f"{host.name} has no device {device.match}{await _could_be(host, device)}"
+    taken = set(taken)
+    reasons = []
+    for card in equals:
+        reason = unfit(card, taken, everything)
+        if reason is None and ours:
+            reason = unlike(card, device.strategy, ours)
+        reason = reason or await closed(host, card)
+        if reason is None:
+            return card, f"{card.addresses[0]} is free"
+        reasons.append(reason)
+    return None, f"no device {device.match} of {host.name} is free: {'; '.join(reasons)}"
+
+
+async def _could_be(host: Host, device: Passthrough) -> str:
+    """Where a mediated device of the type could be made; nothing when nowhere."""
+    kind = (device.match or "").removeprefix(MDEV)
+    if kind == device.match:
+        return ""
+    done = await host.run(["sh", "-c", _COULD_BE_MADE, "sh", SYSFS, kind])
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = [f"{number} on {parent}" for parent, number in lines if number != "0"]
+    return f" (could be made by mdevctl: {', '.join(found)})" if found else ""
+
+
+async def closed(host: Host, card: Card) -> str | None:
+    """What of a card that no VM of vmckpt's has cannot be opened, and why; None: nothing.
+
+    A group can be open once at a time, so that whoever else has the card is found out, a domain of
+    libvirt's as well.
+    """
+    for group in sorted({one.group for one in card.functions}):
+        path = VFIO_DEVICES / group
+        if not await host.usable(path):
+            return f"this user may not use {path} ({card.addresses[0]})"
+        done = await host.run(["env", "LC_ALL=C", "sh", "-c", _OPEN, "sh", str(path)])
+        if "busy" in done.stderr:
+            return f"{path} is in use ({card.addresses[0]})"
+        if done.returncode:
+            return f"{path} cannot be opened ({card.addresses[0]}): {done.stderr.strip()}"
+    return None
+
+
+async def states(host: Host) -> list[tuple[Card, str]]:
+    """Every card of a host: "free", or why it cannot be given to a guest now."""
+    taken, found = await taken_on(host), await cards_of(host)
+    return [
+        (card, unfit(card, taken, found) or await closed(host, card) or "free") for card in found
+    ]
+
+
+async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
+    """The addresses of functions that VMs of vmckpt's have on a host, `besides`' own left out."""
+    found: set[str] = set()
+    for vm in await host.list_dir(vms_dir(host.state_dir)):
+        directory = vm_dir(host.state_dir, vm)
+        for name in await host.list_dir(directory.path):
+            files = directory.qemu(name.removeprefix(QEMU_PREFIX))
+            if name.startswith(QEMU_PREFIX) and (besides is None or files.path != besides.path):
+                given = await read_given(host, files)
+                found |= {one for addresses in given.values() for one in addresses}
+    return found
+
+
+async def read_given(host: Host, files: QemuDir) -> dict[str, list[str]]:
+    """Which functions of the host's each device of a QEMU has, or is about to get."""
+    text = await host.read_text(files.given)
+    try:
+        given = Fields.parse(text or "{}")
+        return {name: list(given.texts(name)) for name in given.names()}
+    except MalformedError:
+        return {}  # cut off as it was written: what it named was not given yet
+
+
+async def cards_of_vm(host: Host, files: QemuDir) -> dict[str, Card]:
+    """The cards that a QEMU's devices have, by the devices' ids, as its host shows them."""
+    given = await read_given(host, files)
+    if not given:
+        return {}
+    everything = {card.addresses[0]: card for card in await cards_of(host)}
+    firsts = {name: addresses[0] for name, addresses in given.items() if addresses}
+    return {name: everything[first] for name, first in firsts.items() if first in everything}

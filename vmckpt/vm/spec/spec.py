@@ -1,0 +1,275 @@
+"""What a VM is: the spec (TOML) as a value, with errors that name the line and the key."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.errors import UsageError
+from vmckpt.units import MIB
+from vmckpt.vm.passthrough.passthrough import Passthrough, read_passthrough
+from vmckpt.vm.paths import IMAGES
+from vmckpt.vm.spec.toml_table import Source, Table
+
+MIN_MEMORY_BYTES = 16 * MIB
+MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+class Boot(NamedTuple):
+    """Direct kernel boot. Paths on the host."""
+
+    kernel: Path
+    initrd: Path | None
+    cmdline: str
+
+
+class Firmware(NamedTuple):
+    """UEFI: read-only code and the VM's own variable store. Paths on the host."""
+
+    code: Path
+    vars: Path
+
+
+class Disk(NamedTuple):
+    """One disk. `size_bytes` is set when vmckpt shall create a missing image.
+
+    `path` is absolute, or relative to a host's state directory: an image of the host's own. `node`
+    is its block node in every QEMU that vmckpt starts.
+    """
+
+    path: Path
+    format: str
+    size_bytes: int | None
+    read_only: bool
+    cache: str
+    node: str
+
+    def on(self, state_dir: Path) -> Path:
+        """Where its image stands on the host with that state directory."""
+        return state_dir / self.path
+
+
+class Nic(NamedTuple):
+    """One virtio NIC: on the host's bridge, or behind QEMU's user-mode NAT.
+
+    An `isolated` one is the same device to the guest, and connected to nothing.
+    """
+
+    network: str
+    mac: str | None
+    isolated: bool = False
+
+
+class Adopted(NamedTuple):
+    """A machine that somebody else started: what of its command line every QEMU of it gets.
+
+    `arguments` has holes for what is a QEMU's own (see adopted.holes). `files` have to be readable
+    wherever it goes, TCP ports `forwards` free.
+    """
+
+    arguments: tuple[str, ...]
+    files: tuple[Path, ...]
+    forwards: tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """Where `vmckpt drain` may put it. Words name what several VMs have in common.
+
+    No two with a word of `apart` in common on one host; all with one of `together` on the same;
+    only on one of `hosts`, where any are named.
+    """
+
+    apart: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+class Spec(NamedTuple):
+    """A VM as its owner describes it. `text` is the TOML it was read from.
+
+    Of an `adopted` one the command line counts, and the rest says what is in it.
+    """
+
+    name: str
+    memory_bytes: int
+    vcpus: int
+    machine: str
+    accel: str
+    cpu: str
+    boot: Boot | None
+    firmware: Firmware | None
+    disks: tuple[Disk, ...]
+    nics: tuple[Nic, ...]
+    devices: tuple[dict[str, Any], ...]
+    passthrough: tuple[Passthrough, ...]
+    guest_agent: bool
+    sandbox: bool
+    ram_dir: Path
+    heartbeat_id: int | None
+    overcommit: bool
+    placement: Placement
+    adopted: Adopted | None
+    text: str
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether any of its NICs is cut off; then whatever else leads to a network is, too."""
+        return any(nic.isolated for nic in self.nics)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a QEMU of it opens by path, disks left out."""
+        boot = (self.boot.kernel, self.boot.initrd) if self.boot else ()
+        found = (*boot, *(self.firmware or ()), *(self.adopted.files if self.adopted else ()))
+        return tuple(path for path in found if path is not None)
+
+
+def parse_spec(text: str, source: str, base: Path) -> Spec:
+    """The spec in `text`; `source` names it in errors.
+
+    Relative paths count from the key `base` in the spec, without one from the argument. Raises
+    UsageError with the line and the key.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise UsageError(f"{source} is no TOML", why=str(exc), remedy="mend that line") from exc
+    top = Table(data, Source(text, source, base), ())
+    if top.has("base"):
+        top = Table(data, Source(text, source, top.absolute("base")), ())
+        top.absolute("base")
+    adopted = top.table("adopted")
+    spec = Spec(
+        name=top.name("name", "VM"),
+        memory_bytes=top.size("memory"),
+        vcpus=top.integer("vcpus", 1, least=1),
+        machine=top.text("machine", "q35"),
+        accel=top.choice("accel", ("auto", "kvm", "tcg"), "auto"),
+        cpu=top.text("cpu", "auto"),
+        boot=_boot(top.table("boot")),
+        firmware=_firmware(top.table("firmware")),
+        disks=tuple(
+            _disk(table, number, is_adopted=adopted is not None)
+            for number, table in enumerate(top.tables("disks"))
+        ),
+        nics=tuple(_nic(table) for table in top.tables("nics")),
+        devices=tuple(_device(table) for table in top.tables("devices")),
+        passthrough=tuple(read_passthrough(table) for table in top.tables("passthrough")),
+        guest_agent=top.boolean("guest_agent", False),
+        sandbox=top.boolean("sandbox", adopted is None),
+        ram_dir=top.path("ram_dir", "/dev/shm"),
+        heartbeat_id=top.optional_integer("heartbeat_id"),
+        overcommit=top.boolean("overcommit", False),
+        placement=_placement(top.table("placement")),
+        adopted=_adopted(adopted),
+        text=text,
+    )
+    top.no_more_keys()
+    if spec.memory_bytes < MIN_MEMORY_BYTES or spec.memory_bytes % MIB:
+        raise top.wrong("memory", "memory is a whole number of MiB, at least 16", "write e.g. 512M")
+    _check_passthrough(spec, top)
+    return spec
+
+
+def _check_passthrough(spec: Spec, top: Table) -> None:
+    names = [device.id for device in spec.passthrough]
+    if len(set(names)) < len(names):
+        raise top.wrong("passthrough", "two devices have the same id", "give each its own")
+    if names and not spec.machine.startswith(("q35", "pc-q35")):
+        why = f"a {spec.machine} has no ports that devices are plugged into"
+        raise top.wrong("machine", why, 'write machine = "q35"')
+    stand_ins = [device.nic for device in spec.passthrough if device.nic is not None]
+    if len(set(stand_ins)) < len(stand_ins) or any(not 0 <= n < len(spec.nics) for n in stand_ins):
+        why = "each failover device has a [[nics]] of its own that stands in for it"
+        raise top.wrong("passthrough", why, "number them from 0, in the order of [[nics]]")
+    if any(one.hook and not one.ssh for one in spec.passthrough) and not spec.guest_agent:
+        why = "hooks are run by the guest agent, or by SSH"
+        remedy = 'write guest_agent = true, and run it in the guest; or ssh = "ssh://USER@GUEST"'
+        raise top.wrong("passthrough", why, remedy)
+
+
+def anchored(spec: Spec, base: Path) -> str:
+    """The spec's TOML, meaning the same wherever it is read: `base` stands in it."""
+    if "base" in tomllib.loads(spec.text):
+        return spec.text
+    return f"base = {json.dumps(str(base), ensure_ascii=False)}\n{spec.text}"
+
+
+def _boot(table: Table | None) -> Boot | None:
+    if table is None:
+        return None
+    initrd = table.path("initrd") if table.has("initrd") else None
+    boot = Boot(table.path("kernel"), initrd, table.text("cmdline", ""))
+    table.no_more_keys()
+    return boot
+
+
+def _firmware(table: Table | None) -> Firmware | None:
+    if table is None:
+        return None
+    firmware = Firmware(table.path("code"), table.path("vars"))
+    table.no_more_keys()
+    return firmware
+
+
+def _placement(table: Table | None) -> Placement:
+    if table is None:
+        return Placement()
+    found = Placement(table.texts("apart"), table.texts("together"), table.texts("hosts"))
+    table.no_more_keys()
+    return found
+
+
+def _adopted(table: Table | None) -> Adopted | None:
+    if table is None:
+        return None
+    adopted = Adopted(
+        table.texts("arguments"),
+        tuple(Path(text) for text in table.texts("files")),
+        table.integers("forwards"),
+    )
+    table.no_more_keys()
+    return adopted
+
+
+def _disk(table: Table, number: int, *, is_adopted: bool) -> Disk:
+    disk = Disk(
+        path=_image(table),
+        format=table.choice("format", ("qcow2", "raw"), "qcow2"),
+        size_bytes=table.size("size") if table.has("size") else None,
+        read_only=table.boolean("read_only", False),
+        cache=table.choice("cache", ("none", "writeback"), "none"),
+        node=table.text("node") if is_adopted else f"disk{number}",
+    )
+    table.no_more_keys()
+    return disk
+
+
+def _image(table: Table) -> Path:
+    if not table.has("image"):
+        return table.path("path")
+    name = table.text("image")
+    if table.has("path"):
+        raise table.wrong("image", "a disk has a path or an image, not both", "leave out one")
+    if not IMAGE_NAME.fullmatch(name):
+        raise table.wrong("image", "it is the name of a file", "write letters, digits and . _ -")
+    return Path(IMAGES) / name
+
+
+def _nic(table: Table) -> Nic:
+    mac = table.text("mac").lower() if table.has("mac") else None
+    if mac is not None and not MAC.fullmatch(mac):
+        raise table.wrong(
+            "mac", "a MAC address is six pairs of hex digits", "write e.g. 52:54:00:12:34:56"
+        )
+    network = table.choice("network", ("bridge", "user"), "bridge")
+    nic = Nic(network, mac, table.boolean("isolated", False))
+    table.no_more_keys()
+    return nic
+
+
+def _device(table: Table) -> dict[str, Any]:
+    table.text("driver")
+    return table.plain()

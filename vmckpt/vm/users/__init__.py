@@ -1,0 +1,1 @@
+"""Users of their own for the QEMUs of VMs."""

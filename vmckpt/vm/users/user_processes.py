@@ -1,0 +1,75 @@
+"""Processes of a VM's own user: nothing of a QEMU outlasts it, whatever it makes itself look like.
+
+A guest that has broken out of its QEMU writes another command line over that one's, or starts more
+processes where the sandbox is off. What it cannot do is become another user.
+"""
+
+import asyncio
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.users.users import VmUser, owner_of, user_of
+
+END_S = 5.0
+_POLL_S = 0.01
+
+
+async def end_all_of(host: Host, files: QemuDir) -> None:
+    """Kill all that runs as the user of a QEMU that is to have ended.
+
+    Raises OperationFailedError when some of it does not end.
+    """
+    user = await user_of(host, files)
+    if user is None:
+        return
+    deadline_s = asyncio.get_running_loop().time() + END_S
+    while left := await all_of_user(host, files):
+        if asyncio.get_running_loop().time() > deadline_s:
+            raise OperationFailedError(
+                f"processes of the user of '{files.vm_name}' on {host.name} do not end",
+                why=f"{len(left)} of uid {user.uid} survived SIGKILL, the first is pid "
+                f"{left[0].pid}",
+                remedy="they are stuck in the kernel: look at its storage",
+            )
+        if len(left) == len(await host.find_processes_of(user.uid)):
+            # All in one system call: they start no others meanwhile.
+            await host.run(user.command(["kill", "-KILL", "--", "-1"]))
+        for process in left:
+            await host.stop_for_good(process)
+        await asyncio.sleep(_POLL_S)
+
+
+async def all_of_user(host: Host, files: QemuDir) -> list[ProcessId]:
+    """What runs as the user of a QEMU, but for other QEMUs of the same VM; [] if it has none.
+
+    Those are there while it moves between hosts that are one machine, or is restored.
+    """
+    user = await user_of(host, files)
+    if user is None:
+        return []
+    return [
+        process
+        for process in await host.find_processes_of(user.uid)
+        if not await _is_anothers(host, files, user, process)
+    ]
+
+
+async def _is_anothers(host: Host, files: QemuDir, user: VmUser, process: ProcessId) -> bool:
+    """Whether it is named as the process of another QEMU, which root has of the same user.
+
+    It ends with that one at the latest.
+    """
+    said = await host.read_text(Path(f"/proc/{process.pid}/cmdline")) or ""
+    before, _, rest = said.partition("-pidfile\0")
+    pid_file = Path(rest.partition("\0")[0])
+    if before == said or not pid_file.is_absolute():
+        return False
+    directory = await host.resolve(pid_file.parent)
+    if directory == await host.resolve(files.path) or await owner_of(host, directory) != 0:
+        return False
+    other = files._replace(path=directory)
+    theirs = await user_of(host, other)
+    return theirs is not None and theirs.uid == user.uid

@@ -1,0 +1,282 @@
+"""A user of its own for each VM's QEMU, on hosts that have uids for them (`Entry.vm_uids`).
+
+The uid follows from the VM's identity, so that it is the same on all hosts with the same range:
+those that share an image share its owner. It is a group's number too, of that VM alone; the first
+and the last of the range are groups that all VMs of the host are in, for files that they all read,
+and for the host's devices. QEMU is started as
+the user, with no capability; root's are its records, the user's what QEMU writes: images, RAM,
+sockets. They stay the user's when it has ended, mode 0600, and root does with them as before.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.grants import Grant, GrantKind, grant
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.other_user import become
+from vmckpt.hosts.uids import Uids, make_uids
+from vmckpt.state.documents import Schema
+from vmckpt.vm.identity import identity_of, read_identity
+from vmckpt.vm.images import backing_of, names_layered
+from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
+from vmckpt.vm.spec.spec import Spec
+
+KVM, TUN, USERFAULTFD = Path("/dev/kvm"), Path("/dev/net/tun"), Path("/dev/userfaultfd")
+# What only root may do with a host's devices, or what reaches past a file.
+_HOST_DRIVERS = ("vfio-", "usb-host", "vhost-", "pvrdma")
+
+
+class VmUser(NamedTuple):
+    """Whose a QEMU is: user and group have one number. `taps` were made for it."""
+
+    uid: int
+    uids: Uids
+    groups: tuple[int, ...] = ()
+    taps: tuple[str, ...] = ()
+
+    @property
+    def shared_group(self) -> int:
+        """The one that all VMs of the host are in, for files."""
+        return self.uids.first
+
+    @property
+    def device_group(self) -> int:
+        """The same for devices: of another range's VM, which joins it, nothing else is open."""
+        return self.uids.last
+
+    def command(self, argv: Iterable[str]) -> list[str]:
+        """What root runs so that `argv` runs as the user, for good; it keeps its pid."""
+        return become(self.uid, (self.shared_group, self.device_group, *self.groups), argv)
+
+    def to_json(self) -> str:
+        """For user.json."""
+        return _SCHEMA.encode(_Record(self.uid, self.uids, self.taps))
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Self:
+        """The inverse, without the groups. Raises StorageError on a damaged file."""
+        found = _SCHEMA.decode(text, path)
+        try:
+            return cls(found.uid, make_uids(*found.uids), taps=found.taps)
+        except ValueError as exc:
+            raise _SCHEMA.damaged(path, str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """user.json."""
+
+    uid: int
+    uids: Uids
+    taps: tuple[str, ...]
+
+
+_SCHEMA = Schema(_Record, "end the VM's QEMU by hand, and start the VM again")
+
+
+def uid_of(identity: str, uids: Uids) -> int:
+    """The VM's, the same wherever the range is. Pure."""
+    number = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8])
+    return uids.first + 1 + number % (uids.last - uids.first - 1)
+
+
+async def set_up(host: Host, spec: Spec, files: QemuDir, *, has_kvm: bool) -> VmUser | None:
+    """The user of a QEMU that is about to start, who has all that it needs; None: vmckpt's own.
+
+    The directories are there. For the holder of the VM's lock, whose identity is written down.
+    Raises RefusedError, StorageError, OperationFailedError; `take_back` undoes what there is.
+    """
+    if (uids := host.vm_uids) is None:
+        return None
+    directory = VmDir(files.path.parent)
+    if why := unfit(spec):
+        raise RefusedError(
+            f"'{spec.name}' cannot run as a user of its own on {host.name}",
+            why=why,
+            remedy="run it on a host without --vm-uids",
+        )
+    uid = uid_of(await identity_of(host, directory), uids)
+    if other := await _same_uid(host, directory, uid, uids):
+        raise RefusedError(
+            f"'{spec.name}' would be the same user as '{other}' on {host.name}",
+            why=f"by their identities both are uid {uid} of {uids}",
+            remedy="give the hosts that share their images a larger range: vmckpt host set "
+            f"{host.name} --vm-uids FIRST-LAST",
+        )
+    user = VmUser(uid, uids, taps=tuple(_taps(spec, files)))
+    # First of all: recovery removes the taps by this record.
+    await host.write_text(files.user, user.to_json())
+    grants = [*await _places(host, files, user), *_files(spec, files, user)]
+    grants += [one async for one in _images(host, spec, user)]
+    grants += [
+        Grant(GrantKind.DEVICE, path, user.device_group)
+        for path in (USERFAULTFD, *([TUN] if user.taps else []), *([KVM] if has_kvm else []))
+    ]
+    groups = await host.grant(grants, uids)
+    await _make_taps(host, user)
+    return user._replace(groups=tuple(groups))
+
+
+def unfit(spec: Spec) -> str:
+    """Why a VM cannot run as a user of its own; "": it can. Pure."""
+    if spec.adopted is not None:
+        return "it was adopted: what its command line opens is not known"
+    if any(device.match for device in spec.passthrough):
+        return "it has a device of the host's (VFIO), which is root's"
+    for device in spec.devices:
+        if str(device["driver"]).startswith(_HOST_DRIVERS):
+            return f"its device {device['driver']} is the host's"
+    return ""
+
+
+async def _same_uid(host: Host, directory: VmDir, uid: int, uids: Uids) -> str | None:
+    """Another VM of the host that would be the same user."""
+    for name in await host.list_dir(vms_dir(host.state_dir)):
+        if name != directory.path.name:
+            theirs = await read_identity(host, vm_dir(host.state_dir, name))
+            if theirs is not None and uid_of(theirs, uids) == uid:
+                return name
+    return None
+
+
+async def _places(host: Host, files: QemuDir, user: VmUser) -> list[Grant]:
+    """The way to its own files, and no further."""
+    # Of all VMs: nothing is listed there.
+    ways = [host.state_dir, vms_dir(host.state_dir)]
+    if await host.exists(images := images_dir(host.state_dir)):
+        ways.append(images)
+    return [
+        *(Grant(GrantKind.ENTRANCE, path, user.shared_group) for path in ways),
+        Grant(GrantKind.ENTRANCE, files.path.parent, user.uid),
+        Grant(GrantKind.ENTRANCE, files.path, user.uid),
+        Grant(GrantKind.DIRECTORY, files.own, user.uid),
+    ]
+
+
+def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
+    """What it makes itself, and where its memory is."""
+    made = (files.pid, files.console_log)
+    sockets = [files.operator, files.onlooker, files.rescue, files.console]
+    sockets += [files.agent] if spec.guest_agent else []
+    memory = dict.fromkeys((files.memory(spec.ram_dir), files.promised.parent))
+    return [
+        *(Grant(GrantKind.MADE, path, user.uid) for path in made),
+        *(Grant(GrantKind.LINK, path, user.uid) for path in sockets),
+        *(Grant(GrantKind.ENTRANCE, path, user.uid) for path in memory),
+    ]
+
+
+async def below(host: Host, image: Path) -> AsyncIterator[Path]:
+    """The backing files of a qcow2 image as far as only root may have named them.
+
+    A guest that has broken out of QEMU writes what it likes into its own image, and any guest what
+    it likes into a raw one: whatever that names would be opened to it.
+    """
+    is_layered = True
+    while is_layered and await owner_of(host, image) == 0:
+        if not (name := await backing_of(host, image)):
+            return
+        is_layered = await names_layered(host, image)
+        image = await host.resolve(image.parent / name.removeprefix("file:"))
+        if not await host.exists(image):
+            return  # QEMU says so
+        yield image
+
+
+async def owner_of(host: Host, path: Path) -> int | None:
+    """The uid of who has a file, links followed; None: there is none."""
+    done = await host.run(["stat", "-L", "-c", "%u", "--", str(path)])
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def _taps(spec: Spec, files: QemuDir) -> Iterator[str]:
+    for number, nic in enumerate(spec.nics):
+        if nic.network == "bridge":
+            yield files.tap(number)
+    for number, device in enumerate(spec.passthrough, len(spec.nics)):
+        if device.netdev:
+            yield files.tap(number)
+
+
+async def _make_taps(host: Host, user: VmUser) -> None:
+    for name in user.taps:
+        # QEMU attaches itself to one that is there, if it is its user's.
+        add = ["ip", "tuntap", "add", "dev", name, "mode", "tap", "user", str(user.uid)]
+        done = await host.run(add)
+        if done.returncode:
+            raise OperationFailedError(
+                f"cannot make {name} on {host.name}",
+                why=done.stderr.strip() or f"ip exited with {done.returncode}",
+                remedy="vmckpt has to be root there, with /dev/net/tun",
+            )
+
+
+async def take_back(host: Host, files: QemuDir) -> None:
+    """Remove what lasts of `set_up` when a QEMU has ended, but for files' owners: its taps.
+
+    They went with it, unless its start was cut off.
+    """
+    user = await user_of(host, files)
+    for name in user.taps if user else ():
+        await host.run(["ip", "link", "delete", "dev", name])
+
+
+async def user_of(host: Host, files: QemuDir) -> VmUser | None:
+    """Whose a QEMU is; None: vmckpt's own user's. Raises StorageError on a damaged file."""
+    text = await host.read_text(files.user)
+    return VmUser.from_json(text, files.user) if text is not None else None
+
+
+async def let_write(host: Host, files: QemuDir, *paths: Path) -> None:
+    """A QEMU may write to these files; it alone besides root, if it has a user of its own."""
+    if user := await user_of(host, files):
+        await host.grant([Grant(GrantKind.OWN, path, user.uid) for path in paths], user.uids)
+
+
+async def let_read(host: Host, files: QemuDir, directory: Path, names: Iterable[str]) -> None:
+    """A QEMU may read these files, and pass through their directory. Nothing else may."""
+    if user := await user_of(host, files):
+        ways = [Grant(GrantKind.ENTRANCE, directory, user.uid)]
+        reads = [Grant(GrantKind.READ, directory / name, user.uid) for name in names]
+        await host.grant([*ways, *reads], user.uids)
+
+
+def let_write_here(files: QemuDir, path: Path) -> None:
+    """The same on this machine, at once. Raises OSError, StorageError."""
+    try:
+        text = files.user.read_text()
+    except FileNotFoundError:
+        return
+    user = VmUser.from_json(text, files.user)
+    grant([Grant(GrantKind.OWN, path, user.uid)], user.uids)
+
+
+def made_by(files: QemuDir, name: str) -> Path:
+    """Where a QEMU of this machine can make a socket of that name."""
+    return (files.own if files.own.is_dir() else files.path) / name
+
+
+async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Grant]:
+    variables = spec.firmware.vars if spec.firmware else None
+    wanted = [(disk.on(host.state_dir), not disk.read_only) for disk in spec.disks]
+    wanted += [(path, path == variables) for path in spec.files]
+    layered = {disk.on(host.state_dir) for disk in spec.disks if disk.format == "qcow2"}
+    for path, is_writable in wanted:
+        image = await host.resolve(path)
+        if await host.exists(image):  # else QEMU says so
+            # Before it is the VM's: what that writes into it is not believed. All of a raw image
+            # is its guest's word, whoever's it is.
+            if path in layered:
+                async for base in below(host, image):
+                    yield _image(base, user, writable=False)
+            yield _image(image, user, writable=is_writable)
+
+
+def _image(path: Path, user: VmUser, *, writable: bool) -> Grant:
+    if writable:
+        return Grant(GrantKind.OWN, path, user.uid)
+    return Grant(GrantKind.READ, path, user.shared_group)
