@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
-from vmckpt.forecast.drain.fleet import Cost, Mover, Room
+from vmckpt.forecast.drain.fleet import HostRoom, MoveCost, Mover
 from vmckpt.units import GIB
 
 # Memory of VMs, and how often it is met.
@@ -20,7 +20,7 @@ class Fleet(NamedTuple):
 
     seed: int
     movers: tuple[Mover, ...]
-    rooms: tuple[Room, ...]
+    rooms: tuple[HostRoom, ...]
 
 
 def fleet(seed: int, vms: int = 1000, hosts: int = 50, drained: int = 1) -> Fleet:
@@ -72,8 +72,8 @@ def _pairs(rng: random.Random, there: dict[str, list[Mover]], leaving: list[str]
     return movers
 
 
-def _room(name: str, memory: int, vcpus: int, there: list[Mover]) -> Room:
-    return Room(
+def _room(name: str, memory: int, vcpus: int, there: list[Mover]) -> HostRoom:
+    return HostRoom(
         name,
         memory - sum(one.memory_bytes for one in there),
         vcpus - sum(one.vcpus for one in there),
@@ -97,7 +97,7 @@ def _home(
     raise ValueError("the hosts are full")
 
 
-def _cost(rng: random.Random, used: float, speed: float) -> Cost:
+def _cost(rng: random.Random, used: float, speed: float) -> MoveCost:
     """Hosts of one generation are alike, more or less."""
     work_s = used / (speed * rng.uniform(0.95, 1.0))
-    return Cost(rng.uniform(0.8, 1.2), work_s, rng.uniform(0.3, 0.4), 0.08 * work_s)
+    return MoveCost(rng.uniform(0.8, 1.2), work_s, rng.uniform(0.3, 0.4), 0.08 * work_s)

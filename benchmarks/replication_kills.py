@@ -33,7 +33,7 @@ from vmckpt.replicate.control import ask
 from vmckpt.replicate.operator.begin import PROTECTED
 from vmckpt.replicate.operator.sides import last_word
 from vmckpt.replicate.operator.stop import stop
-from vmckpt.replicate.request import PROMOTED, Files
+from vmckpt.replicate.request import PROMOTED, ServiceFiles
 
 NAME = "bench"
 LONGEST_WAIT_S, ANSWER_S, POLL_S = 1.5, 60.0, 0.05
@@ -237,7 +237,7 @@ def _kill(made: World, home: str, name: str, kind: str) -> float:
 async def _require_protected(made: World, home: str, name: str) -> None:
     """On a busy machine the standby may have been given up: then a kill is the guest's end."""
     host = made.asked(home)
-    status = await ask(host, Files.of(host, name), "status")
+    status = await ask(host, ServiceFiles.of(host, name), "status")
     if status["state"] != PROTECTED:
         raise SystemExit(f"it is not protected any more; begin anew: {status}")
 
@@ -246,7 +246,7 @@ async def _promoted(made: World, standby: str, name: str) -> dict[str, Any]:
     """The standby's last word. A command that asked would be in the way of what is measured."""
     host, given_up_s = made.asked(standby), time.monotonic() + ANSWER_S
     while True:
-        status = await last_word(host, Files.of(host, name))
+        status = await last_word(host, ServiceFiles.of(host, name))
         if status is not None and status["state"] == PROMOTED:
             return status
         if time.monotonic() > given_up_s:

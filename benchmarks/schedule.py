@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.schedule_plot import draw
 from benchmarks.setting import write_result
 from benchmarks.summary import Verdict
-from vmckpt.fleet.schedule.learned import Cost, Learned, interval
+from vmckpt.fleet.schedule.learned import CheckpointCost, LearnedCosts, interval
 from vmckpt.forecast.model.interval import best_work_s, wall_time_ratio
 
 SEED = 8
@@ -153,7 +153,7 @@ def learning(factor: float) -> list[dict[str, float]]:
     since: dict[int, list[float]] = {count: [] for count in AFTER}
     for number in range(VMS):
         rng = random.Random(SEED * 1000 + number)
-        learned, wall, weighed = Learned().paid(cost(rng)), 0.0, 0.0
+        learned, wall, weighed = LearnedCosts().paid(cost(rng)), 0.0, 0.0
         for failures in range(AFTER[-1] + 1):
             if failures in off:
                 work_s = chosen(learned, factor)
@@ -188,13 +188,13 @@ def overhead(work_s: float) -> float:
     return wall_time_ratio(work_s, COST_S, MTBF_S) - 1
 
 
-def cost(rng: random.Random) -> Cost:
+def cost(rng: random.Random) -> CheckpointCost:
     """A checkpoint's, of the mean COST_S."""
     mean = math.log(COST_S) - COST_SIGMA**2 / 2
-    return Cost(rng.lognormvariate(mean, COST_SIGMA), TOOK_S)
+    return CheckpointCost(rng.lognormvariate(mean, COST_SIGMA), TOOK_S)
 
 
-def chosen(learned: Learned, factor: float) -> float:
+def chosen(learned: LearnedCosts, factor: float) -> float:
     """The work time between two checkpoints that the product chooses now."""
     now = interval(learned, factor * MTBF_S, None)
     if now is None:

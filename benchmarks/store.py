@@ -31,7 +31,7 @@ from vmckpt.store.area import Area
 from vmckpt.store.check import check
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.sealing.seal import HASH_BYTES, Sealer
 from vmckpt.store.store import Store
 
@@ -205,7 +205,10 @@ def main() -> None:
         make_key_file(folder / "key")
         hashed = hashing(ram)
         print(hashed)
-        for kind, key in (("clear", None), ("encrypted", KeySource(Keeper.FILE, f"{folder}/key"))):
+        for kind, key in (
+            ("clear", None),
+            ("encrypted", KeySource(KeyHolder.FILE, f"{folder}/key")),
+        ):
             with create_store(str(folder / kind), key) as store:
                 results[kind] = found = measure(store, ram, looks, folder)
             print(

@@ -7,11 +7,11 @@ from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint import jobs, take
 from vmckpt.checkpoint.restore import fork, restore
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
-from vmckpt.hosts.host import Entry
-from vmckpt.hosts.remote.tls import Place
+from vmckpt.hosts.host import HostEntry
+from vmckpt.hosts.remote.tls import TlsEndpoint
 from vmckpt.migrate.elsewhere import job as migration
-from vmckpt.migrate.report import Report
-from vmckpt.options.migration import Options
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.options.migration import MigrationOptions
 
 
 class Example(NamedTuple):
@@ -22,19 +22,23 @@ class Example(NamedTuple):
 
 
 STORE = jobs.StoreAsked("/store")
-WISH = restore.Wish(None, in_place=True, eager=False, plugged=True, keep_macs=True)
-REPORT = Report("r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
-                None, None, None, 7, 3, (), "")  # fmt: skip
+WISH = restore.RestoreOptions(None, in_place=True, eager=False, plugged=True, keep_macs=True)
+REPORT = MigrationReport(
+    "r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
+    None, None, None, 7, 3, (), "",
+)  # fmt: skip
 EXAMPLES = {
     "migrate": Example(
-        migration.Request(
-            Entry("b", Path("/b"), "127.0.0.1"), Options(), Place("127.0.0.1", 1, "f", "t")
+        migration.MigrationRequest(
+            HostEntry("b", Path("/b"), "127.0.0.1"),
+            MigrationOptions(),
+            TlsEndpoint("127.0.0.1", 1, "f", "t"),
         ),
-        migration.Result(report=REPORT),
+        migration.MigrationResult(report=REPORT),
     ),
     "checkpoint": Example(
-        jobs.Take(STORE, take.Wish("one", {"by": "ci"}, "operator", 0.01)),
-        take.Taken("ab" * 16, facts("one"), 3, None, apart=False, damaged=None),
+        jobs.Take(STORE, take.TakeOptions("one", {"by": "ci"}, "operator", 0.01)),
+        take.TakenCheckpoint("ab" * 16, facts("one"), 3, None, apart=False, damaged=None),
     ),
     "restore": Example(
         jobs.Restore(STORE, WISH, "ab" * 16, "digest", is_foreign=False),
@@ -44,7 +48,7 @@ EXAMPLES = {
         jobs.Restore(STORE, WISH, "ab" * 16), DisksRestored("web", "far", "ab" * 16, ("/a",), ())
     ),
     "fork": Example(
-        jobs.Fork(STORE, fork.Wish("ab" * 16, "web-fork", 2, plugged=False)),
+        jobs.Fork(STORE, fork.ForkOptions("ab" * 16, "web-fork", 2, plugged=False)),
         jobs.Forks((fork.Forked("web-fork-1", 1.5), fork.Forked("web-fork-2", 0.0, "no room"))),
     ),
     "recover": Example(jobs.Recover(), jobs.Recover()),

@@ -26,7 +26,7 @@ from vmckpt.cli.loop import run
 from vmckpt.errors import RefusedError
 from vmckpt.events.types import Note
 from vmckpt.jobs import serve
-from vmckpt.jobs.kind import Job, Kind, Worker
+from vmckpt.jobs.kind import Job, JobKind, JobWorker
 from vmckpt.sequence.steps import finish
 
 
@@ -35,17 +35,17 @@ def command(state: Path) -> list[str]:
     return [sys.executable, "-m", "tests.job_program", str(state)]
 
 
-def _scripted(kind: Kind[Any, Any], state: Path) -> Kind[Any, Any]:
+def _scripted(kind: JobKind[Any, Any], state: Path) -> JobKind[Any, Any]:
     plan = json.loads((state / "plan.json").read_text())
 
     @asynccontextmanager
-    async def worker(job: Job[Any, Any]) -> AsyncIterator[Worker[Any]]:
+    async def worker(job: Job[Any, Any]) -> AsyncIterator[JobWorker[Any]]:
         async def recover() -> Any:
             (state / "recovered").touch()
             return await _play(kind, job, state, plan["recovery"])
 
         try:
-            yield Worker(partial(_play, kind, job, state, plan["work"]), recover)
+            yield JobWorker(partial(_play, kind, job, state, plan["work"]), recover)
         finally:
             with (state / "released").open("a") as file:
                 file.write("x")
@@ -53,7 +53,7 @@ def _scripted(kind: Kind[Any, Any], state: Path) -> Kind[Any, Any]:
     return replace(kind, worker=worker)
 
 
-async def _play(kind: Kind[Any, Any], job: Job[Any, Any], state: Path, steps: list[str]) -> Any:
+async def _play(kind: JobKind[Any, Any], job: Job[Any, Any], state: Path, steps: list[str]) -> Any:
     result = EXAMPLES[kind.name].result
     for step in steps:
         match step.split():

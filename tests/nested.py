@@ -14,7 +14,7 @@ from typing import Any
 
 from images import nested
 from tests.qemu.world import World, image, qemu
-from vmckpt.lab.processes import ProcessId
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.lab.state import Lab, LabHost
 
 HERE = Path(__file__).parents[1]

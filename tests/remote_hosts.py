@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.remote.host import RemoteHost
-from vmckpt.hosts.remote.session import Session, Wire
+from vmckpt.hosts.remote.session import ServeConnection, Session
 
 SERVE = [sys.executable, "-m", "vmckpt.cli.entry", "serve"]
 
@@ -20,13 +20,13 @@ class PipedServes:
         self.argv = list(argv) or SERVE
         self.children: list[subprocess.Popen[bytes]] = []
 
-    async def open(self) -> Wire:
+    async def open(self) -> ServeConnection:
         ours, theirs = socket.socketpair()
         with theirs:
             child = subprocess.Popen(self.argv, stdin=theirs.fileno(), stdout=theirs.fileno())  # noqa: ASYNC220
         self.children.append(child)
         reader, writer = await asyncio.open_connection(sock=ours)
-        return Wire(reader, writer, self._why_silent)
+        return ServeConnection(reader, writer, self._why_silent)
 
     async def _why_silent(self) -> HostDownError:
         return HostDownError("serve said nothing", why="it ended", remedy="-")

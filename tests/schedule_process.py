@@ -16,21 +16,21 @@ from tests.schedule_work import OnlyTaking
 from vmckpt.cli.loop import run_until_interrupted
 from vmckpt.cli.main import told
 from vmckpt.errors import BusyError, VmckptError
-from vmckpt.fleet.schedule.due import Moment
-from vmckpt.fleet.schedule.learned import Seen
-from vmckpt.fleet.schedule.record import Record
-from vmckpt.fleet.schedule.run import Event, Point, Tools, clock
+from vmckpt.fleet.schedule.due import ClockReading
+from vmckpt.fleet.schedule.learned import VmSample
+from vmckpt.fleet.schedule.record import ScheduleRecord
+from vmckpt.fleet.schedule.run import Event, Point, SchedulerTools, clock
 from vmckpt.fleet.schedule.scheduler import run_due, serve
 from vmckpt.hosts.lock import read_owner
 
 
 class Files(OnlyTaking):
-    """`Work`: a checkpoint is a file of its id's name, made under the VM's lock by a service."""
+    """A checkpoint is a file of its id's name, made under the VM's lock by a service."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def find(self, record: Record) -> Point | None:
+    async def find(self, record: ScheduleRecord) -> Point | None:
         assert record.making
         holder = read_owner(self._directory / "vm.lock")
         if (self._directory / "made" / record.making.id).exists():
@@ -39,7 +39,9 @@ class Files(OnlyTaking):
             raise BusyError("'web' is busy", why=holder.action, remedy="wait")
         return None
 
-    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+    async def take(
+        self, record: ScheduleRecord, begins: Callable[[str, str], None]
+    ) -> Point | None:
         assert record.making
         begins("store", "host")
         words = ["-m", "tests.schedule_service", str(self._directory), record.making.id]
@@ -48,21 +50,21 @@ class Files(OnlyTaking):
             raise BusyError("'web' is busy", why="another service is at it", remedy="wait")
         return Point(record.making.id, "point", 0.01, 0.1, 1)
 
-    async def look(self, record: Record, now: Moment) -> Seen | None:
+    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         return None
 
 
 def main(directory: Path, verb: str) -> int:
     """One of the two."""
 
-    def now() -> Moment:
+    def now() -> ClockReading:
         off_s = float((directory / "off").read_text() or 0)
         return clock()._replace(wall_s=time.time() + off_s)
 
     def tell(event: Event) -> None:
         print(json.dumps({"event": event.event, "text": event.text}), flush=True)
 
-    tools = Tools(now, Files(directory), tell)
+    tools = SchedulerTools(now, Files(directory), tell)
     try:
         if verb == "serve":
             run_until_interrupted(serve(tools))

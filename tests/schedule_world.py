@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError
-from vmckpt.fleet.schedule.due import Begin, Moment, Settle, Wait, decide
-from vmckpt.fleet.schedule.learned import Seen
-from vmckpt.fleet.schedule.record import MOST_RUNS, Record, add, forget, load, new_record
-from vmckpt.fleet.schedule.request import CatchUp, Request, When
+from vmckpt.fleet.schedule.due import BeginRun, ClockReading, Settle, Wait, decide
+from vmckpt.fleet.schedule.learned import VmSample
+from vmckpt.fleet.schedule.record import MOST_RUNS, ScheduleRecord, add, forget, load, new_record
+from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest, When
 from vmckpt.fleet.schedule.run import (
     DONE,
     SKIPPED,
@@ -25,7 +25,7 @@ from vmckpt.fleet.schedule.run import (
     Event,
     Gone,
     Point,
-    Tools,
+    SchedulerTools,
     run,
 )
 
@@ -43,7 +43,7 @@ class World:
 
     loop: asyncio.AbstractEventLoop
     rng: random.Random
-    request: Request
+    request: ScheduleRequest
     now_s: float = BEGIN_S
     off_s: float = 0.0
     boot: int = 0
@@ -69,11 +69,13 @@ class World:
         forget(self.name)
         add(new_record(self.name, self.request, self.clock()))
 
-    def clock(self) -> Moment:
-        return Moment(self.now_s + self.off_s, self.now_s - self.booted_s, f"boot-{self.boot}")
+    def clock(self) -> ClockReading:
+        return ClockReading(
+            self.now_s + self.off_s, self.now_s - self.booted_s, f"boot-{self.boot}"
+        )
 
     @property
-    def record(self) -> Record:
+    def record(self) -> ScheduleRecord:
         return load(self.name)
 
     def done(self) -> list[float]:
@@ -119,7 +121,7 @@ class World:
                     return True
                 self.pass_(rest_s)
                 continue
-            assert isinstance(decision.move, Begin | Settle)
+            assert isinstance(decision.move, BeginRun | Settle)
             try:
                 self._run()
             except Killed:
@@ -127,9 +129,11 @@ class World:
             self.pass_(0.5)
 
     def _run(self) -> None:
-        self.loop.run_until_complete(run(self.name, Tools(self._asked_time, self, self._told)))
+        self.loop.run_until_complete(
+            run(self.name, SchedulerTools(self._asked_time, self, self._told))
+        )
 
-    def _asked_time(self) -> Moment:
+    def _asked_time(self) -> ClockReading:
         self._maybe_die()
         return self.clock()
 
@@ -143,7 +147,7 @@ class World:
 
     # -- Work ---------------------------------------------------------------------------------
 
-    async def find(self, record: Record) -> Point | None:
+    async def find(self, record: ScheduleRecord) -> Point | None:
         self._maybe_die()
         making = record.making
         if making is None or making.place is None:
@@ -154,7 +158,9 @@ class World:
             raise BusyError("'web' is busy", why="a service is at it", remedy="wait")
         return self._point(making.id) if making.id in self.made else None
 
-    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+    async def take(
+        self, record: ScheduleRecord, begins: Callable[[str, str], None]
+    ) -> Point | None:
         self._maybe_die()
         held, making = record.state.claim, record.making
         assert held
@@ -182,33 +188,33 @@ class World:
         self._maybe_die()
         return self._point(making.id)
 
-    async def copy(self, record: Record, point: Point) -> list[str]:
+    async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
         self._maybe_die()
         if self.far:
             raise HostDownError("the other host is down", why="as it was told", remedy="wait")
         return ["store"]
 
-    async def prune(self, record: Record, taken: str) -> Gone:
+    async def prune(self, record: ScheduleRecord, taken: str) -> Gone:
         self._maybe_die()
         return Gone([])
 
-    async def check(self, record: Record) -> Checked:
+    async def check(self, record: ScheduleRecord) -> Checked:
         self._maybe_die()
         return Checked(self.damage, self.unchecked, {"store": record.checked.get("store", 0) + 1})
 
-    async def look(self, record: Record, now: Moment) -> Seen | None:
+    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         raise NotFoundError("not asked", why="-", remedy="-")
 
     def _point(self, key: str) -> Point:
         return Point(key, "point", 0.01, 1.0, 100)
 
 
-def random_request(rng: random.Random) -> tuple[Request, float]:
+def random_request(rng: random.Random) -> tuple[ScheduleRequest, float]:
     """A schedule, and the seconds from one run to the next: by calendar all its multiples."""
     every_s = rng.choice([60.0, 300.0, 900.0, 3600.0])
     cron = {60.0: "* * * * *", 300.0: "*/5 * * * *", 900.0: "*/15 * * * *", 3600.0: "0 * * * *"}
     by_calendar = rng.random() < 0.5
-    request = Request(
+    request = ScheduleRequest(
         vm="web",
         when=When.CRON if by_calendar else When.EVERY,
         zone="UTC",
@@ -216,7 +222,7 @@ def random_request(rng: random.Random) -> tuple[Request, float]:
         cron=cron[every_s] if by_calendar else None,
         jitter_s=rng.choice([0.0, 0.0, every_s / 10, every_s / 3]),
         catch_up=CatchUp.ONCE,
-        rule=Rule(keep_last=3),
+        rule=RetentionRule(keep_last=3),
     )
     return request, every_s
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.guest_like import RAM, Memory, read_whole
-from vmckpt.store.backends.backend import Backend, Held, Writer
+from vmckpt.store.backends.backend import Backend, HeldLock, ObjectWriter
 from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import Collected, collect, plan_gc
@@ -116,7 +116,7 @@ class Asked:
         self.counts[name.partition("/")[0]] += 1
         return self.inner.read_end(name, length)
 
-    def write(self, name: str) -> Writer:
+    def write(self, name: str) -> ObjectWriter:
         """As it is."""
         return self.inner.write(name)
 
@@ -124,7 +124,9 @@ class Asked:
         """As it is."""
         self.inner.remove(name)
 
-    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> AbstractContextManager[Held]:
+    def hold(
+        self, name: str, *, shared: bool, wait_s: float = 0.0
+    ) -> AbstractContextManager[HeldLock]:
         """As it is."""
         return self.inner.hold(name, shared=shared, wait_s=wait_s)
 

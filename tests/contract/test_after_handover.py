@@ -19,7 +19,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.shared_link import on_the_link
-from vmckpt.options.migration import Method, Options
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.argv import Platform
@@ -100,7 +100,7 @@ async def go_wrong(kind: type[Migration], source: Source, target: LocalHost) -> 
         directory,
         Qemu(directory.qemu(new_qemu_id()), ProcessId(0, 0), PLATFORM),
     )
-    options = Options(method=Method.STOP, offline=True)
+    options = MigrationOptions(method=Method.STOP, offline=True)
     checked = Preflight((), options, Agreement({}, {}, {}))
     async with on_the_link(source, target, "r1", 0, lambda *_: None) as link:
         moving = kind(

@@ -30,7 +30,7 @@ from vmckpt.store.files.config import NAMES
 from vmckpt.store.files.pack import PackWriter
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
 
@@ -250,7 +250,7 @@ def test_a_key_of_authorized_keys_adds_checkpoints_over_ssh_and_does_nothing_els
     server: Sshd, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_key_file(short_path / "key")
-    key = KeySource(Keeper.FILE, str(short_path / "key"))
+    key = KeySource(KeyHolder.FILE, str(short_path / "key"))
     create_store(str(short_path / "store"), key).close()
     public = server.key.with_suffix(".pub").read_text()
     # The directory that is asked for is not the client's choice.

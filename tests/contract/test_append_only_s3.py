@@ -25,7 +25,7 @@ from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.transaction import Transaction
 
 PAGES = 64
@@ -146,7 +146,7 @@ def test_keys_come_and_go_in_object_storage_too(tmp_path: Path) -> None:
     keys = []
     for name in ("one", "two"):
         make_key_file(tmp_path / name)
-        keys.append(KeySource(Keeper.FILE, str(tmp_path / name)))
+        keys.append(KeySource(KeyHolder.FILE, str(tmp_path / name)))
     place = new_place()
     with create_store(place, keys[0]) as store:
         manifest = save(store, memory(PAGES, 1))

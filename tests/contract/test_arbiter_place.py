@@ -7,7 +7,7 @@ import pytest
 
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.hosts.local import LocalHost
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.preflight.finding import OK, WARN, Finding, ask
 from vmckpt.preflight.replication.arbiter import arbiter_check, local_ipv4, local_ipv6
 
@@ -48,7 +48,7 @@ def machine(name: str, number: int, shared: str = "") -> FaultyHost:
 
 
 def found(primary: LocalHost, standby: LocalHost, place: str) -> Finding:
-    [found] = asyncio.run(ask(arbiter_check(primary, standby, Options(place))))
+    [found] = asyncio.run(ask(arbiter_check(primary, standby, ReplicationOptions(place))))
     return found
 
 

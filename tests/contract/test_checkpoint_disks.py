@@ -19,8 +19,8 @@ import pytest
 
 from tests.commands import COMMAND, vmckpt
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
-from vmckpt.checkpoint.disks.export import Image, export_disk, format_of
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
+from vmckpt.checkpoint.disks.export import ExportFile, export_disk, format_of
 from vmckpt.checkpoint.disks.stored_disks import stored_disks
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
@@ -74,7 +74,7 @@ def make(state: Path, said: dict[str, object]) -> None:
         new.commit(said)
 
 
-def one() -> Entry:
+def one() -> CatalogueEntry:
     return asyncio.run(catalogue(all_hosts(), None)).find("one")
 
 
@@ -98,7 +98,7 @@ def raw(path: Path) -> bytes:
 
 @pytest.mark.parametrize("name", ["out.raw", "out.qcow2"])
 def test_an_exported_disk_is_the_disk_and_sparse(state: Path, name: str) -> None:
-    target, image = state / name, Image(state / name, format_of(state / name, None))
+    target, image = state / name, ExportFile(state / name, format_of(state / name, None))
     heard: list[tuple[int, int]] = []
     done = asyncio.run(export_disk(one(), "disk-0", image, lambda *now: heard.append(now)))
     assert done.written_bytes == 5 * CLUSTER_BYTES
@@ -121,7 +121,7 @@ def test_an_export_as_it_is_typed(state: Path) -> None:
 
 def test_what_cannot_be_exported_is_said(state: Path) -> None:
     def export(disk: str, path: Path) -> None:
-        asyncio.run(export_disk(one(), disk, Image(path, "raw"), lambda *_: None))
+        asyncio.run(export_disk(one(), disk, ExportFile(path, "raw"), lambda *_: None))
 
     with pytest.raises(NotFoundError) as none:
         export("disk-7", state / "x.raw")
@@ -145,7 +145,9 @@ def test_damage_leaves_no_file(state: Path) -> None:
     data[200] ^= 1
     pack.write_bytes(data)
     with pytest.raises(DamagedError):
-        asyncio.run(export_disk(one(), "disk-0", Image(state / "x.raw", "raw"), lambda *_: None))
+        asyncio.run(
+            export_disk(one(), "disk-0", ExportFile(state / "x.raw", "raw"), lambda *_: None)
+        )
     assert not (state / "x.raw").exists()
     assert leftovers(state) == []
 
@@ -161,7 +163,7 @@ def test_a_cancelled_export_leaves_no_file(state: Path) -> None:
                 asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), loop).result()
 
         work = asyncio.ensure_future(
-            export_disk(one_, "disk-0", Image(state / "x.raw", "raw"), moved)
+            export_disk(one_, "disk-0", ExportFile(state / "x.raw", "raw"), moved)
         )
         await begun.wait()
         assert len(leftovers(state)) == 1  # under another name
@@ -182,7 +184,7 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(state: Path) -> None:
         target.write_text("another's")
 
     with pytest.raises(RefusedError, match="exists"):
-        asyncio.run(export_disk(one(), "disk-0", Image(target, "raw"), moved))
+        asyncio.run(export_disk(one(), "disk-0", ExportFile(target, "raw"), moved))
     assert target.read_text() == "another's"
     assert leftovers(state) == []
 

@@ -17,7 +17,7 @@ from vmckpt.checkpoint.secret import forget_old_secrets, taken_from, written_on
 from vmckpt.errors import StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.jobs.handle import attach
-from vmckpt.jobs.kind import Kind
+from vmckpt.jobs.kind import JobKind
 from vmckpt.jobs.serve import recover, serve
 from vmckpt.vm.paths import IN_MEMORY
 
@@ -34,7 +34,7 @@ def left() -> Iterator[Path]:
 @pytest.mark.parametrize("is_revoked", [False, True])
 @pytest.mark.parametrize("kind", [one for one in KINDS if one is not RECOVER], ids=lambda k: k.name)
 def test_it_goes_with_a_killed_job_and_one_that_never_begins(
-    left: Path, tmp_path: Path, kind: Kind[Any, Any], *, is_revoked: bool
+    left: Path, tmp_path: Path, kind: JobKind[Any, Any], *, is_revoked: bool
 ) -> None:
     host = LocalHost("here", tmp_path, "127.0.0.1")
     job = attach(kind, host, "r1")

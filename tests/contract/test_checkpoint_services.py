@@ -10,14 +10,14 @@ import pytest
 from tests.contract.test_jobs import Playing, plan, until
 from tests.job_examples import EXAMPLES
 from vmckpt.checkpoint import operate
-from vmckpt.checkpoint.catalogue.place import Place
+from vmckpt.checkpoint.catalogue.place import StorePlace
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
-from vmckpt.checkpoint.operate import Work
+from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.errors import BusyError
 from vmckpt.hosts.processes import process
 from vmckpt.jobs import handle as handles
 from vmckpt.jobs.files import jobs_dir
-from vmckpt.jobs.kind import Kind
+from vmckpt.jobs.kind import JobKind
 from vmckpt.store.open import Access
 
 pytestmark = pytest.mark.contract
@@ -30,14 +30,14 @@ def host(tmp_path: Path) -> Iterator[Playing]:
         process.kill(left)
 
 
-def work_of(kind: Kind[Any, Any], host: Playing) -> Work[Any, Any]:
+def work_of(kind: JobKind[Any, Any], host: Playing) -> StoreJob[Any, Any]:
     def request(_store: object, _held_s: object) -> Any:
         return EXAMPLES[kind.name].request
 
-    return Work(kind, host, "web", request, Place(host, "/store"), Access())
+    return StoreJob(kind, host, "web", request, StorePlace(host, "/store"), Access())
 
 
-def left(host: Playing, kind: Kind[Any, Any]) -> list[Path]:
+def left(host: Playing, kind: JobKind[Any, Any]) -> list[Path]:
     directory = jobs_dir(host.state_dir, kind.name)
     return [path for path in directory.iterdir() if list(path.iterdir())]
 
@@ -48,7 +48,7 @@ def left(host: Playing, kind: Kind[Any, Any]) -> list[Path]:
     ids=lambda of: getattr(of, "name", None),
 )
 def test_the_files_of_a_job_go_unless_it_brings_memory(
-    host: Playing, kind: Kind[Any, Any], stays: int
+    host: Playing, kind: JobKind[Any, Any], stays: int
 ) -> None:
     plan(host, "note one", "done")
     told = list[str]()

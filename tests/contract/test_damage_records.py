@@ -15,7 +15,7 @@ from tests.contract.test_store_healing import flip_frame, ram_pack
 from tests.contract.test_store_lost_locks import Lockless
 from tests.guest_like import Memory, dirtied, memory, require_same, save
 from vmckpt.errors import VmckptError
-from vmckpt.store.backends.backend import Writer
+from vmckpt.store.backends.backend import ObjectWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage import records
@@ -187,7 +187,7 @@ def test_threads_that_meet_a_frame_at_once_write_one_record(
         pack, backend = a_pack(store), store.opened.backend
         write, both = backend.write, threading.Barrier(2)
 
-        def slowly(name: str) -> Writer:
+        def slowly(name: str) -> ObjectWriter:
             with suppress(threading.BrokenBarrierError):
                 both.wait(0.3)  # the other one, where it does not wait for this one
             return write(name)

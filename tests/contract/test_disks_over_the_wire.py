@@ -15,34 +15,34 @@ import pytest
 from vmckpt.epoch.epoch import Pages
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
+from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
 from vmckpt.replicate import channel
 from vmckpt.replicate.channel import ALONE, Channel
-from vmckpt.replicate.disks.copies import Copy, prepare
-from vmckpt.replicate.disks.image import Image, opened
-from vmckpt.replicate.disks.journal import Journal
-from vmckpt.replicate.disks.known import BLOCK_BYTES, Known
+from vmckpt.replicate.disks.copies import StandbyFile, prepare
+from vmckpt.replicate.disks.image import WritableImage, opened
+from vmckpt.replicate.disks.journal import DisksJournal
+from vmckpt.replicate.disks.known import BLOCK_BYTES, KnownBlocks
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary import keeper
-from vmckpt.replicate.primary.keeper import Keeper
-from vmckpt.replicate.primary.stream import StandbyLostError, Stream
+from vmckpt.replicate.primary.keeper import TermKeeper
+from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.standby import following
 from vmckpt.replicate.standby.following import LOST, Following
 from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.wire.beats import Hearing, Sender
-from vmckpt.replicate.wire.frames import Kind
-from vmckpt.replicate.wire.messages import Disk, DiskWrite, Hello, decode_digests
+from vmckpt.replicate.wire.frames import FrameKind
+from vmckpt.replicate.wire.messages import DiskWrite, Hello, HelloDisk, decode_digests
 
 PAGES, SIZE = 16, 3 * BLOCK_BYTES
-DISKS = (Disk("disk0", SIZE),)
+DISKS = (HelloDisk("disk0", SIZE),)
 HELLO = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, DISKS)
 NO_SECOND_PATH = SecondPath(Hearing(Sender.STANDBY, b"key"), "a", lacks="a has one address only")
 NOTHING = Pages((), b"")
 
 
-class Small(Image):
+class Small(WritableImage):
     """A copy on a file system that has room for so many reservations, and on a slow disk."""
 
     left = 1 << 30
@@ -74,7 +74,9 @@ async def _has_all(_hello: Hello, _term: int) -> None:
 class Both:
     """Both sides: the primary's stream and what it was told, the standby's replica and its end."""
 
-    def __init__(self, stream: Stream, replica: Replica, image: Small, known: Known) -> None:
+    def __init__(
+        self, stream: EpochStream, replica: Replica, image: Small, known: KnownBlocks
+    ) -> None:
         self.stream, self.replica, self.image, self.known = stream, replica, image, known
         self.keeper = stream._keeper
         self.primary = Following("b/1", replica, _has_all, NO_SECOND_PATH)
@@ -87,26 +89,28 @@ class Both:
 @asynccontextmanager
 async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
     copy = tmp_path / "disk.raw"
-    prepare([Copy(copy, SIZE, "raw")], "web", "run1")
+    prepare([StandbyFile(copy, SIZE, "raw")], "web", "run1")
     here, there = socket.socketpair()
     ours = Channel(*await asyncio.open_connection(sock=here), 7)
     theirs = Channel(*await asyncio.open_connection(sock=there), 7)
-    known = Known(SIZE)
+    known = KnownBlocks(SIZE)
 
     def tell(payload: memoryview) -> None:
         told = decode_digests(payload, DISKS)
         known.tell(told.first_block, bytes(told.digests))
 
-    lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(60.0))
-    stream = Stream(ours, Keeper(lease, lambda _: None), PAGES * PAGE_BYTES, lambda: None, tell)
+    lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), LeaseSpan(60.0))
+    stream = EpochStream(
+        ours, TermKeeper(lease, lambda _: None), PAGES * PAGE_BYTES, lambda: None, tell
+    )
     with opened(copy, "raw") as opened_, mapped(ram_path) as ram:
         image = Small(opened_._fd, SIZE)
-        with replica_in(ram, Journal([(copy, image)])) as replica:
+        with replica_in(ram, DisksJournal([(copy, image)])) as replica:
             both = Both(stream, replica, image, known)
             both.ended = asyncio.ensure_future(both.primary.receive(theirs))
-            await ours.send(ours.outbound.frame(Kind.HELLO, 0, HELLO.encode()))
+            await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, HELLO.encode()))
             head, _ = await ours.receive()
-            assert head.kind is Kind.WELCOME
+            assert head.kind is FrameKind.WELCOME
             receiving = asyncio.ensure_future(stream.receive())
             try:
                 async with asyncio.timeout(20):

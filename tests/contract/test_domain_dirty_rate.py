@@ -13,11 +13,11 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.units import MIB
 from vmckpt.vm.domains import sessions
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import as_domain
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Seen
+from vmckpt.vm.domains.told import DomainInfo
 
 pytestmark = pytest.mark.contract
 XML = """<domain type='qemu'><name>web</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
@@ -28,18 +28,18 @@ UUID = "00000000-0000-0000-0000-000000000001"
 class Sampling(Libvirtd):
     """A libvirtd whose QEMU tells 5 MiB/s, the second time that it is asked."""
 
-    def __init__(self, host: Host, state: State, *jobs: Job) -> None:
+    def __init__(self, host: Host, state: DomainState, *jobs: DomainJob) -> None:
         super().__init__("test:///default", host)
-        self.seen = Seen(UUID, "web", state, 1, persistent=True, xml=XML)
+        self.seen = DomainInfo(UUID, "web", state, 1, persistent=True, xml=XML)
         self.jobs = list(jobs)
         self.lengths_s: list[int] = []
         self.answers: list[float | None] = []
 
-    async def find(self, uuid: str) -> Seen | None:
+    async def find(self, uuid: str) -> DomainInfo | None:
         return self.seen
 
-    async def job(self, uuid: str) -> Job:
-        return self.jobs.pop(0) if self.jobs else Job(active=False)
+    async def job(self, uuid: str) -> DomainJob:
+        return self.jobs.pop(0) if self.jobs else DomainJob(active=False)
 
     async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
         self.lengths_s.append(seconds)
@@ -50,13 +50,13 @@ class Sampling(Libvirtd):
 
 
 def measured(
-    tmp_path: Path, patch: pytest.MonkeyPatch, state: State, *jobs: Job
+    tmp_path: Path, patch: pytest.MonkeyPatch, state: DomainState, *jobs: DomainJob
 ) -> tuple[Sampling, DirtyRate | VmckptError]:
     host = LocalHost("a", tmp_path, "::1", libvirt=tmp_path / "none")
     session = Sampling(host, state, *jobs)
 
-    async def opened(_: Host) -> sessions._Open:
-        return sessions._Open(session, AsyncExitStack())
+    async def opened(_: Host) -> sessions._OpenSession:
+        return sessions._OpenSession(session, AsyncExitStack())
 
     patch.setattr(sessions, "_open", opened)
     try:
@@ -66,7 +66,7 @@ def measured(
 
 
 def test_it_is_sampled_for_whole_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, found = measured(tmp_path, monkeypatch, State.RUNNING)
+    session, found = measured(tmp_path, monkeypatch, DomainState.RUNNING)
     assert isinstance(found, DirtyRate)
     assert session.lengths_s == [1]
     assert (found.source, found.ram_bytes, found.working_set_bytes) == (SOURCE, 64 * MIB, 5 * MIB)
@@ -75,15 +75,17 @@ def test_it_is_sampled_for_whole_seconds(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_stands_still_or_is_at_work_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, refused = measured(tmp_path, monkeypatch, State.PAUSED)
+    session, refused = measured(tmp_path, monkeypatch, DomainState.PAUSED)
     assert isinstance(refused, RefusedError)
-    _, busy = measured(tmp_path, monkeypatch, State.RUNNING, Job(active=True))
+    _, busy = measured(tmp_path, monkeypatch, DomainState.RUNNING, DomainJob(active=True))
     assert isinstance(busy, BusyError)
-    _, begun = measured(tmp_path, monkeypatch, State.RUNNING, Job(active=False), Job(active=True))
+    _, begun = measured(
+        tmp_path, monkeypatch, DomainState.RUNNING, DomainJob(active=False), DomainJob(active=True)
+    )
     assert isinstance(begun, BusyError)
     assert session.lengths_s == []
     # One that begins while QEMU samples: what that comes to is not even asked for.
-    jobs = [Job(active=False), Job(active=False), Job(active=True)]
-    sampling, given_up = measured(tmp_path, monkeypatch, State.RUNNING, *jobs)
+    jobs = [DomainJob(active=False), DomainJob(active=False), DomainJob(active=True)]
+    sampling, given_up = measured(tmp_path, monkeypatch, DomainState.RUNNING, *jobs)
     assert isinstance(given_up, BusyError)
     assert (sampling.lengths_s, len(sampling.answers)) == ([1], 2)

@@ -23,22 +23,22 @@ from vmckpt.migrate.domains.migration import migrate
 from vmckpt.migrate.domains.offline import move_off
 from vmckpt.migrate.domains.recover import _tidy, recover
 from vmckpt.migrate.domains.tidy import leave_on_target
-from vmckpt.migrate.report import Report
-from vmckpt.migrate.steps.disk_files import CopiedDisk
-from vmckpt.options.migration import Options
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.steps.disk_files import MovedDisk
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.description import parse_domain
-from vmckpt.vm.domains.flags import PausedReason, State
+from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition, Seen
+from vmckpt.vm.domains.told import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(20)]
 UUID = "00000000-0000-0000-0000-000000000001"
 XML = f"<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><os><type>hvm</type></os></domain>"
-RUNS, OFF = Condition(State.RUNNING, 1), Condition(State.SHUTOFF, 1)
-SENT = Condition(State.PAUSED, PausedReason.MIGRATION)
+RUNS, OFF = Condition(DomainState.RUNNING, 1), Condition(DomainState.SHUTOFF, 1)
+SENT = Condition(DomainState.PAUSED, PausedReason.MIGRATION)
 SILENT, ABSENT = "silent", None
 Says = Condition | str | None
 
@@ -64,7 +64,7 @@ class World:
         self.old.write_text("older")
         self.proof.write_text("newer")
         self.copy.hardlink_to(self.proof)
-        disks = (CopiedDisk(str(self.old), str(self.copy)),)
+        disks = (MovedDisk(str(self.old), str(self.copy)),)
         self.journal = DomainJournal("r1", "web", UUID, "a", "b", persistent=True, disks=disks)
 
     @asynccontextmanager
@@ -102,13 +102,13 @@ class Played(Libvirtd):
     async def condition(self, uuid: str) -> Condition | None:
         return self._says
 
-    async def job(self, uuid: str) -> Job:
-        return Job(active=False)
+    async def job(self, uuid: str) -> DomainJob:
+        return DomainJob(active=False)
 
-    async def domains(self) -> list[Seen]:
+    async def domains(self) -> list[DomainInfo]:
         if self._says is None:
             return []
-        return [Seen(UUID, "web", self._says.state, self._says.reason, True, XML)]
+        return [DomainInfo(UUID, "web", self._says.state, self._says.reason, True, XML)]
 
     async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
         self._world.told.append(f"undefine on {self.host.name}")
@@ -202,7 +202,7 @@ def test_a_source_that_dies_in_the_end_does_not_keep_the_domain_from_its_command
     ends = dead, LocalHost("b", tmp_path, "")
     world.says = {"a": SILENT, "b": RUNS}
     (other_proof := tmp_path / "b/other.raw.vmckpt-r1").touch()
-    other = CopiedDisk("/no/such/image.raw", str(tmp_path / "b/other.raw"))
+    other = MovedDisk("/no/such/image.raw", str(tmp_path / "b/other.raw"))
     journal = replace(world.journal, disks=(*world.journal.disks, other))
 
     async def end() -> None:
@@ -323,12 +323,13 @@ def test_what_has_moved_on_while_its_locks_were_waited_for_is_left_to_the_next_c
 
 @pytest.mark.parametrize("move", [migrate, move_off])
 def test_a_migration_that_was_cut_off_is_ended_before_the_next_begins(
-    world: World, move: Callable[[Domain, Host, Options, Emit], Coroutine[Any, Any, Report]]
+    world: World,
+    move: Callable[[Domain, Host, MigrationOptions, Emit], Coroutine[Any, Any, MigrationReport]],
 ) -> None:
     async def main() -> None:
         await world.journal.write()
-        domain = Domain(find_host("a"), Seen(UUID, "web", *OFF, True, XML), parse_domain(XML))
-        await move(domain, find_host("c"), Options(), lambda _: None)
+        domain = Domain(find_host("a"), DomainInfo(UUID, "web", *OFF, True, XML), parse_domain(XML))
+        await move(domain, find_host("c"), MigrationOptions(), lambda _: None)
 
     with pytest.raises(BusyError, match="r1, from a to b"):
         asyncio.run(main())
@@ -338,8 +339,8 @@ def test_a_migration_that_was_cut_off_is_ended_before_the_next_begins(
 def test_a_target_that_is_drained_meanwhile_gets_no_domain_of_a_drain(world: World) -> None:
     async def main() -> None:
         await close(find_host("c"), {"run": "another"})
-        domain = Domain(find_host("a"), Seen(UUID, "web", *OFF, True, XML), parse_domain(XML))
-        await migrate(domain, find_host("c"), Options(in_turn=True), lambda _: None)
+        domain = Domain(find_host("a"), DomainInfo(UUID, "web", *OFF, True, XML), parse_domain(XML))
+        await migrate(domain, find_host("c"), MigrationOptions(in_turn=True), lambda _: None)
 
     with pytest.raises(RefusedError, match="c is drained"):
         asyncio.run(main())

@@ -13,17 +13,17 @@ from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains import offline, settle, tidy
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.options.migration import AtTarget, Options
+from vmckpt.options.migration import AtTarget, MigrationOptions
 from vmckpt.preflight.domains.checks import Cargo, DomainPreflight, Route
 from vmckpt.preflight.domains.left_behind import left_behind
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition, Seen
+from vmckpt.vm.domains.told import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -57,13 +57,13 @@ class Played(Libvirtd):
     async def has_saved_memory(self, uuid: str) -> bool:
         return self._has_saved
 
-    async def find(self, uuid: str) -> Seen | None:
+    async def find(self, uuid: str) -> DomainInfo | None:
         return SEEN if self.host.name in self._world.defined else None
 
     async def condition(self, uuid: str) -> Condition | None:
-        return Condition(State.SHUTOFF, 1) if self.host.name in self._world.defined else None
+        return Condition(DomainState.SHUTOFF, 1) if self.host.name in self._world.defined else None
 
-    async def job(self, uuid: str) -> Job:
+    async def job(self, uuid: str) -> DomainJob:
         raise REFUSED
 
     async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
@@ -77,7 +77,7 @@ class Played(Libvirtd):
             raise self._world.does
 
 
-SEEN = Seen(UUID, "web", State.SHUTOFF, 1, True, XML)
+SEEN = DomainInfo(UUID, "web", DomainState.SHUTOFF, 1, True, XML)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
     where: str,
 ) -> None:
     world = World(does, comes_to=comes_to)
-    renamed = Options(offline=True, at_target=AtTarget("web2"))
+    renamed = MigrationOptions(offline=True, at_target=AtTarget("web2"))
 
     @asynccontextmanager
     async def one(host: LocalHost) -> AsyncIterator[Played]:

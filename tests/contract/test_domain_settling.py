@@ -22,18 +22,18 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.request import Request
+from vmckpt.migrate.domains.request import MigrateCall
 from vmckpt.migrate.domains.settle import look_at, unknown
 from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
-from vmckpt.migrate.domains.whereabouts import Move, Place, View
-from vmckpt.migrate.steps.disk_files import CopiedDisk
-from vmckpt.options.migration import Method, Options
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.migrate.domains.whereabouts import DomainMove, DomainView, EndState
+from vmckpt.migrate.steps.disk_files import MovedDisk
+from vmckpt.options.migration import Method, MigrationOptions
+from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import MigrateFlag, PausedReason, State
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.flags import DomainState, MigrateFlag, PausedReason
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.told import Condition
 
@@ -42,7 +42,7 @@ UUID = "00000000-0000-0000-0000-000000000001"
 LOCKED = LibvirtRefusedError("no", why="cannot acquire state change lock", remedy="wait", code=68)
 REFUSED = LibvirtRefusedError("no", why="domain is not running", remedy="look", code=55)
 TIMED_OUT = HostDownError("no answer", why="within 10 s", remedy="look")
-IDLE = Job(active=False)
+IDLE = DomainJob(active=False)
 
 
 class Answers(Libvirtd):
@@ -51,7 +51,9 @@ class Answers(Libvirtd):
     A state of None: it has none.
     """
 
-    def __init__(self, *states: State | Condition | None, job: Job | VmckptError) -> None:
+    def __init__(
+        self, *states: DomainState | Condition | None, job: DomainJob | VmckptError
+    ) -> None:
         super().__init__("test:///default", LocalHost("a", Path("/"), "::1"))
         self._states, self._job = list(states), job
         self.told: list[str] = []
@@ -60,9 +62,9 @@ class Answers(Libvirtd):
         if not self._states:
             raise TIMED_OUT
         state = self._states.pop(0)
-        return Condition(state, 1) if isinstance(state, State) else state
+        return Condition(state, 1) if isinstance(state, DomainState) else state
 
-    async def job(self, uuid: str) -> Job:
+    async def job(self, uuid: str) -> DomainJob:
         if isinstance(self._job, VmckptError):
             raise self._job
         return self._job
@@ -74,28 +76,30 @@ class Answers(Libvirtd):
         self.told.append("destroy")
 
 
-def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[Place, bool]:
+def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[EndState, bool]:
     return asyncio.run(look_at(session, UUID, is_source=is_source))
 
 
 def test_a_source_that_will_not_tell_of_its_job_is_locked_or_silent() -> None:
-    assert _look(Answers(State.RUNNING, job=LOCKED)) == (Place.LOCKED, False)
-    assert _look(Answers(State.RUNNING, job=REFUSED)) == (Place.SILENT, False)
-    assert _look(Answers(State.RUNNING, job=TIMED_OUT)) == (Place.LOCKED, False)
+    assert _look(Answers(DomainState.RUNNING, job=LOCKED)) == (EndState.LOCKED, False)
+    assert _look(Answers(DomainState.RUNNING, job=REFUSED)) == (EndState.SILENT, False)
+    assert _look(Answers(DomainState.RUNNING, job=TIMED_OUT)) == (EndState.LOCKED, False)
     with pytest.raises(HostDownError):
         _look(Answers(job=IDLE))
 
 
 @pytest.mark.parametrize(
     ("source", "says"),
-    [(Place.LOCKED, "restart libvirtd on a"), (Place.SILENT, "start libvirtd on a")],
+    [(EndState.LOCKED, "restart libvirtd on a"), (EndState.SILENT, "start libvirtd on a")],
 )
 def test_a_libvirtd_that_holds_the_domains_lock_is_not_to_be_started(
-    source: Place, says: str
+    source: EndState, says: str
 ) -> None:
     ends = LocalHost("a", Path("/"), "::1"), LocalHost("b", Path("/"), "::2")
     journal = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
-    error = asyncio.run(unknown(journal, Move.UNKNOWN, View(source, Place.ABSENT), ends))
+    error = asyncio.run(
+        unknown(journal, DomainMove.UNKNOWN, DomainView(source, EndState.ABSENT), ends)
+    )
     assert says in error.remedy
     assert source.value.partition(",")[0] in error.why
 
@@ -109,13 +113,13 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
     proof.write_text("records")
     copy.hardlink_to(proof)
-    disks = (CopiedDisk("/elsewhere/web.qcow2", str(copy)),)
+    disks = (MovedDisk("/elsewhere/web.qcow2", str(copy)),)
     journal = DomainJournal("r", "web", UUID, "a", "b", True, disks, may_postcopy, True)
 
     async def main() -> list[str]:
         told: list[str] = []
         await journal.write()
-        await bury(journal, View(Place.OFF, Place.ABSENT), ends, told.append)
+        await bury(journal, DomainView(EndState.OFF, EndState.ABSENT), ends, told.append)
         assert await DomainJournal.read("web") is None
         return told
 
@@ -125,11 +129,16 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
 
 @pytest.mark.parametrize(
     ("source", "known", "is_targets"),
-    [(Place.OFF, False, True), (Place.OFF, True, False), (Place.ABSENT, True, True)],
+    [(EndState.OFF, False, True), (EndState.OFF, True, False), (EndState.ABSENT, True, True)],
     ids=("defined by the migration", "defined there before", "defined there alone"),
 )
 def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Place, *, known: bool, is_targets: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: EndState,
+    *,
+    known: bool,
+    is_targets: bool,
 ) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
@@ -137,13 +146,13 @@ def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
     copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
     proof.write_text("newer")
     copy.hardlink_to(proof)
-    disks = (CopiedDisk(str(old), str(copy)),)
+    disks = (MovedDisk(str(old), str(copy)),)
     journal = replace(MOVED, disks=disks, known_to_target=known)
-    asyncio.run(bury(journal, View(source, Place.OFF), ends, lambda _: None))
+    asyncio.run(bury(journal, DomainView(source, EndState.OFF), ends, lambda _: None))
     assert (copy.exists(), old.exists(), proof.exists()) == (is_targets, not is_targets, False)
 
 
-SENT = Condition(State.PAUSED, PausedReason.MIGRATION)
+SENT = Condition(DomainState.PAUSED, PausedReason.MIGRATION)
 MOVED = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
 
 
@@ -151,15 +160,15 @@ MOVED = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
     ("states", "job", "told"),
     [
         ((None,), IDLE, []),
-        ((State.RUNNING, State.RUNNING, State.SHUTOFF), IDLE, ["undefine"]),
-        ((SENT, State.SHUTOFF), Job(active=True), ["undefine"]),
-        ((SENT, SENT, State.SHUTOFF), IDLE, ["destroy", "undefine"]),
+        ((DomainState.RUNNING, DomainState.RUNNING, DomainState.SHUTOFF), IDLE, ["undefine"]),
+        ((SENT, DomainState.SHUTOFF), DomainJob(active=True), ["undefine"]),
+        ((SENT, SENT, DomainState.SHUTOFF), IDLE, ["destroy", "undefine"]),
         ((SENT, SENT, None), IDLE, ["destroy"]),
     ],
     ids=("gone", "seen late", "libvirt is at it", "kept by one that was restarted", "transient"),
 )
 def test_a_source_keeps_nothing_of_a_domain_that_has_moved(
-    states: tuple[State | Condition | None, ...], job: Job, told: list[str]
+    states: tuple[DomainState | Condition | None, ...], job: DomainJob, told: list[str]
 ) -> None:
     session = Answers(*states, job=job)
     asyncio.run(forget(session, MOVED))
@@ -172,7 +181,7 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     ends = LocalHost("a", tmp_path, "::1", libvirt=tmp_path / "none"), LocalHost("b", tmp_path, "")
     (image := tmp_path / "web.qcow2").write_text("records")
-    journal = replace(MOVED, disks=(CopiedDisk(str(image), "/elsewhere/web.qcow2"),))
+    journal = replace(MOVED, disks=(MovedDisk(str(image), "/elsewhere/web.qcow2"),))
 
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
@@ -200,7 +209,7 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
 
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
-        locked = Locked(State.SHUTOFF, job=IDLE)
+        locked = Locked(DomainState.SHUTOFF, job=IDLE)
         await leave_on_target(MOVED, ends, told.append, session=locked, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
@@ -214,13 +223,13 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
     ("state", "told"),
     [
         (None, []),
-        (State.SHUTOFF, ["undefine"]),
-        (State.RUNNING, []),
+        (DomainState.SHUTOFF, ["undefine"]),
+        (DomainState.RUNNING, []),
     ],
     ids=("nothing", "a definition", "somebody's"),
 )
 def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
-    state: State | None, told: list[str]
+    state: DomainState | None, told: list[str]
 ) -> None:
     session = Answers(state, job=IDLE)
     asyncio.run(give_back(session, MOVED))
@@ -228,7 +237,7 @@ def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
 
 
 def test_a_target_that_still_waits_for_what_will_not_come_is_asked_again() -> None:
-    session = Answers(SENT, State.SHUTOFF, job=IDLE)
+    session = Answers(SENT, DomainState.SHUTOFF, job=IDLE)
     with pytest.raises(OutcomeUnknownError, match="will not come"):
         asyncio.run(give_back(session, MOVED))
     asyncio.run(give_back(session, MOVED))
@@ -243,7 +252,7 @@ def test_what_a_silent_target_keeps_is_left_to_the_next_command(
     copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
     proof.write_text("half of it")
     copy.hardlink_to(proof)
-    journal = replace(MOVED, disks=(CopiedDisk("/elsewhere/web.qcow2", str(copy)),))
+    journal = replace(MOVED, disks=(MovedDisk("/elsewhere/web.qcow2", str(copy)),))
 
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
@@ -258,12 +267,21 @@ def test_what_a_silent_target_keeps_is_left_to_the_next_command(
 
 def test_a_targets_state_is_enough() -> None:
     """In a broken post-copy its libvirtd never tells of its job."""
-    assert _look(Answers(State.RUNNING, job=TIMED_OUT), is_source=False) == (Place.RUNNING, False)
+    assert _look(Answers(DomainState.RUNNING, job=TIMED_OUT), is_source=False) == (
+        EndState.RUNNING,
+        False,
+    )
 
 
 def test_a_job_that_ends_between_the_questions_moves_the_domain() -> None:
-    assert _look(Answers(State.RUNNING, State.SHUTOFF, job=IDLE)) == (Place.OFF, False)
-    assert _look(Answers(State.RUNNING, job=Job(active=True))) == (Place.RUNNING, True)
+    assert _look(Answers(DomainState.RUNNING, DomainState.SHUTOFF, job=IDLE)) == (
+        EndState.OFF,
+        False,
+    )
+    assert _look(Answers(DomainState.RUNNING, job=DomainJob(active=True))) == (
+        EndState.RUNNING,
+        True,
+    )
 
 
 class Stuck(Libvirtd):
@@ -275,7 +293,7 @@ class Stuck(Libvirtd):
         self.began = asyncio.Event()
 
     @asynccontextmanager
-    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[Job]]:
+    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[DomainJob]]:
         yield asyncio.Queue()
 
     async def migrate(
@@ -284,8 +302,8 @@ class Stuck(Libvirtd):
         self.began.set()
         await asyncio.Event().wait()
 
-    async def job(self, uuid: str) -> Job:
-        return Job(active=True, transferred_bytes=1)
+    async def job(self, uuid: str) -> DomainJob:
+        return DomainJob(active=True, transferred_bytes=1)
 
     async def abort(self, uuid: str) -> None:
         self.asked_to_abort += 1
@@ -300,13 +318,13 @@ def test_a_migration_that_cannot_be_given_up_is_left_alone_in_the_end(*, postcop
         transfer = DomainTransfer(
             session,
             UUID,
-            Options(),
+            MigrationOptions(),
             clock=lambda: 0.0,
             emit=lambda _: None,
             patience_s=0.1,
         )
         transfer.postcopy = postcopy
-        call = asyncio.ensure_future(transfer.run(Request("", {}, MigrateFlag.LIVE), session))
+        call = asyncio.ensure_future(transfer.run(MigrateCall("", {}, MigrateFlag.LIVE), session))
         await session.began.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -329,7 +347,7 @@ class Gone(Stuck):
         await self.looked_for.wait()
         await asyncio.sleep(0.01)
 
-    async def job(self, uuid: str) -> Job:
+    async def job(self, uuid: str) -> DomainJob:
         self.looked_for.set()
         raise NotFoundError("a has no such domain", why="it is gone", remedy="look elsewhere")
 
@@ -341,12 +359,12 @@ def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
         transfer = DomainTransfer(
             session,
             UUID,
-            Options(),
+            MigrationOptions(),
             clock=lambda: 0.0,
             emit=lambda _: None,
             patience_s=0.1,
         )
-        await transfer.run(Request("", {}, MigrateFlag.LIVE), session)
+        await transfer.run(MigrateCall("", {}, MigrateFlag.LIVE), session)
         return session
 
     assert asyncio.run(main()).asked_to_abort == 0
@@ -360,9 +378,9 @@ class Stalling(Gone):
         self.told: list[tuple[str, int]] = []
         self._ends_at, self._round, self._speed = ends_at, 0, speed
 
-    async def job(self, uuid: str) -> Job:
+    async def job(self, uuid: str) -> DomainJob:
         self._round += 1
-        return Job(True, self._round, 200, 100, self._round, self._speed)
+        return DomainJob(True, self._round, 200, 100, self._round, self._speed)
 
     async def set_max_downtime(self, uuid: str, downtime_ms: int) -> None:
         self._tell_of("downtime", downtime_ms)
@@ -382,7 +400,7 @@ class Stalling(Gone):
             self.looked_for.set()
 
 
-def steered(session: Stalling, options: Options, held_mib_per_s: int = 0) -> list[str]:
+def steered(session: Stalling, options: MigrationOptions, held_mib_per_s: int = 0) -> list[str]:
     """What is said of a domain's migration until the libvirtd ends it."""
     said: list[str] = []
 
@@ -400,21 +418,21 @@ def steered(session: Stalling, options: Options, held_mib_per_s: int = 0) -> lis
             held_mib_per_s=held_mib_per_s,
             patience_s=0.1,
         )
-        await transfer.run(Request("", {}, MigrateFlag.LIVE), session)
+        await transfer.run(MigrateCall("", {}, MigrateFlag.LIVE), session)
 
     asyncio.run(main())
     return said
 
 
 POLICY = Policy(
-    (Rule(2, Act.RAISE_DOWNTIME, 100, 500), Rule(4, Act.POSTCOPY)),
+    (PolicyRule(2, Act.RAISE_DOWNTIME, 100, 500), PolicyRule(4, Act.POSTCOPY)),
 )
 
 
 @pytest.mark.timeout(20)
 def test_a_held_domain_is_let_go_when_all_has_gone_once_and_steered_in_the_same_terms() -> None:
     session = Stalling(ends_at="postcopy", speed=100.0 * MIB)
-    steered(session, Options(Method.PRECOPY, policy=POLICY), held_mib_per_s=1)
+    steered(session, MigrationOptions(Method.PRECOPY, policy=POLICY), held_mib_per_s=1)
     assert session.told == [("downtime", 30_000), ("downtime", 50_000), ("postcopy", 0)]
 
 
@@ -440,9 +458,17 @@ def test_a_qemu_that_cannot_be_held_back_moves_all_the_same_and_it_is_said() -> 
 
     async def main() -> None:
         transfer = DomainTransfer(
-            session, UUID, Options(), lambda: 0.0, heard.append, held_mib_per_s=1, patience_s=0.1
+            session,
+            UUID,
+            MigrationOptions(),
+            lambda: 0.0,
+            heard.append,
+            held_mib_per_s=1,
+            patience_s=0.1,
         )
-        await transfer.run(Request("", {PARAMETER: 1, "bandwidth": 9}, MigrateFlag.LIVE), session)
+        await transfer.run(
+            MigrateCall("", {PARAMETER: 1, "bandwidth": 9}, MigrateFlag.LIVE), session
+        )
 
     asyncio.run(main())
     assert session.asked == [{PARAMETER: 1, "bandwidth": 9}, {"bandwidth": 9}]
@@ -452,7 +478,7 @@ def test_a_qemu_that_cannot_be_held_back_moves_all_the_same_and_it_is_said() -> 
 @pytest.mark.timeout(20)
 def test_a_policy_steers_a_domain_through_libvirt() -> None:
     session = Stalling(ends_at="postcopy")
-    said = steered(session, Options(Method.PRECOPY, policy=POLICY))
+    said = steered(session, MigrationOptions(Method.PRECOPY, policy=POLICY))
     assert session.told == [("downtime", 500), ("postcopy", 0)]
     assert [words.partition(":")[0] for words in said] == [
         "allowing a standstill of 500 ms",
@@ -460,7 +486,9 @@ def test_a_policy_steers_a_domain_through_libvirt() -> None:
     ]
     given_up = Stalling(ends_at="abort")
     with pytest.raises(OperationFailedError, match="gave the migration up"):
-        steered(given_up, Options(Method.PRECOPY, policy=Policy((Rule(2, Act.ABORT),))))
+        steered(
+            given_up, MigrationOptions(Method.PRECOPY, policy=Policy((PolicyRule(2, Act.ABORT),)))
+        )
     assert ("abort", 0) in given_up.told
 
 
@@ -468,11 +496,16 @@ def test_a_domain_is_held_to_another_share_of_the_link_once_its_memory_moves() -
     async def main() -> list[tuple[str, int]]:
         session = Stalling(ends_at="nothing")
         transfer = DomainTransfer(
-            session, UUID, Options(), clock=lambda: 0.0, emit=lambda _: None, patience_s=0.1
+            session,
+            UUID,
+            MigrationOptions(),
+            clock=lambda: 0.0,
+            emit=lambda _: None,
+            patience_s=0.1,
         )
         with pytest.raises(OperationFailedError):  # it is tried again
             await transfer.hold_to(20 * MIB)
-        transfer.last = Job(active=True, round=1)
+        transfer.last = DomainJob(active=True, round=1)
         await transfer.hold_to(20 * MIB + 5)
         await transfer.hold_to(5)
         return session.told

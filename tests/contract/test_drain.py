@@ -26,18 +26,18 @@ from vmckpt.fleet.drain import drain as drains
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.drain import drain, undrain
 from vmckpt.fleet.drain.happenings import Ended, Happening, Said
-from vmckpt.fleet.drain.plan import Asked
-from vmckpt.fleet.drain.record import Record
-from vmckpt.fleet.drain.result import Result
-from vmckpt.fleet.drain.view import Limits, Tools
+from vmckpt.fleet.drain.plan import DrainOptions
+from vmckpt.fleet.drain.record import DrainRecord
+from vmckpt.fleet.drain.result import DrainResult
+from vmckpt.fleet.drain.view import DrainTools, HostLimits
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.every import Answers, Unread
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import close, is_closed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.elsewhere.watch import WatchedNoLongerError
-from vmckpt.migrate.report import Report
-from vmckpt.options.migration import Options
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.state import documents
 from vmckpt.vm.lifecycle import owner
@@ -134,20 +134,20 @@ class World:
         return False
 
     @property
-    def tools(self) -> Tools:
-        return Tools(self.look, self.find, self.is_worked_on, self.hosts)
+    def tools(self) -> DrainTools:
+        return DrainTools(self.look, self.find, self.is_worked_on, self.hosts)
 
-    def drain(self, **asked: Any) -> Result:
+    def drain(self, **asked: Any) -> DrainResult:
         return asyncio.run(self.drained(**asked))
 
-    async def drained(self, *, dry_run: bool = False, **asked: Any) -> Result:
-        wanted = Asked(look_s=0.0, **asked)
+    async def drained(self, *, dry_run: bool = False, **asked: Any) -> DrainResult:
+        wanted = DrainOptions(look_s=0.0, **asked)
         return await drain(
             self.host("a"), wanted, self.told.append, dry_run=dry_run, tools=self.tools
         )
 
-    def undrain(self, name: str = "a", *, dry_run: bool = False, **asked: Any) -> Result:
-        wanted, host = Asked(look_s=0.0, **asked), self.host(name)
+    def undrain(self, name: str = "a", *, dry_run: bool = False, **asked: Any) -> DrainResult:
+        wanted, host = DrainOptions(look_s=0.0, **asked), self.host(name)
         return asyncio.run(
             undrain(host, wanted, self.told.append, dry_run=dry_run, tools=self.tools)
         )
@@ -165,7 +165,7 @@ class Guest:
     def host(self) -> Host:
         return self.world.host(self.world.where[self.name])
 
-    async def examine(self, target: Host, options: Options) -> Examined:
+    async def examine(self, target: Host, options: MigrationOptions) -> Examined:
         against = self.world.refused.get((self.name, target.name))
         return Examined((against,) if against else (), 0)
 
@@ -175,10 +175,10 @@ class Guest:
     async def migrate(
         self,
         target: Host,
-        options: Options,
+        options: MigrationOptions,
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
-    ) -> Report:
+    ) -> MigrationReport:
         world = self.world
         assert options.in_turn
         assert any(self.name in stands.moving for stands in records.load_all())
@@ -196,7 +196,7 @@ class Guest:
         if faults := world.faults.get((self.name, target.name)):
             raise faults.pop(0)()
         world.where[self.name] = target.name
-        return Report(**{name: None for name in Report.__dataclass_fields__}  # type: ignore[arg-type]
+        return MigrationReport(**{name: None for name in MigrationReport.__dataclass_fields__}  # type: ignore[arg-type]
                       | {"vm": self.name, "target": target.name})  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def at(world: World, host: str) -> list[str]:
     return sorted(name for name, where in world.where.items() if where == host)
 
 
-def stays(result: Result) -> dict[str, str]:
+def stays(result: DrainResult) -> dict[str, str]:
     return {one.vm: one.why for one in result.stay}
 
 
@@ -233,7 +233,7 @@ def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) 
     # Another drain puts nothing there.
     assert (
         asyncio.run(
-            drain(world.host("b"), Asked(look_s=0.0), world.told.append, tools=world.tools)
+            drain(world.host("b"), DrainOptions(look_s=0.0), world.told.append, tools=world.tools)
         ).exit_code
         == 0
     )
@@ -394,7 +394,7 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
             mark.write_text('{"run": "another"}')
 
     world.where |= {f"vm{number}": "a" for number in range(5, 12)}
-    asked = Asked(look_s=0.0, max_parallel=1)
+    asked = DrainOptions(look_s=0.0, max_parallel=1)
     result = asyncio.run(drain(world.host("a"), asked, tell, tools=world.tools))
     assert result.exit_code == 0
     assert len(arrived) == 12
@@ -412,7 +412,7 @@ def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World, action:
         vm_dir(host.state_dir, "late").path.mkdir(parents=True)
         vm_dir(host.state_dir, "late").current.touch()
 
-    async def both() -> Result:
+    async def both() -> DrainResult:
         async def comes() -> None:
             async with host.lock(lock_path(host.state_dir, "late"), owner(action)):
                 coming.set()
@@ -465,7 +465,7 @@ def test_one_that_is_there_again_whenever_it_was_moved_is_said_to_stay(world: Wo
     assert result.closed
 
 
-def records_of(host: str) -> Record:
+def records_of(host: str) -> DrainRecord:
     record = records.load(host)
     assert record is not None
     return record
@@ -477,7 +477,7 @@ def test_one_that_is_busy_is_tried_again_and_left_in_the_end(world: World) -> No
     assert world.drain().exit_code == 0
     world.faults = {("other", "c"): [lambda: error(BusyError, "busy")] * 9}
     result = asyncio.run(
-        drain(world.host("b"), Asked(look_s=0.0), world.told.append, tools=world.tools)
+        drain(world.host("b"), DrainOptions(look_s=0.0), world.told.append, tools=world.tools)
     )
     assert stays(result)["other"] == "busy: the script says so"
 
@@ -528,7 +528,7 @@ def test_cancelled_again_it_waits_no_longer_for_a_host_that_has_died(
 ) -> None:
     """The move is its source's own work; the drain could be ended by no Ctrl-C any more."""
 
-    async def watched(guest: Guest, *_: object) -> Report:
+    async def watched(guest: Guest, *_: object) -> MigrationReport:
         world.moving.set()
         asked = 0
         while asked < 2:
@@ -580,7 +580,7 @@ def test_what_was_cut_off_is_looked_at_first(world: World, monkeypatch: pytest.M
     """Of three moves that a killed drain had begun one had ended, one is undone, one VM is gone."""
     world.where["vm1"] = "c"
     moving = {"vm1": "c", "vm2": "b", "gone": "b"}
-    records.save(Record("a", "r1", 1.0, {"vm0": "b"}, moving))
+    records.save(DrainRecord("a", "r1", 1.0, {"vm0": "b"}, moving))
     world.where["vm0"] = "b"
     # The dead-man's switch is at it just then.
     world.recovering = 2
@@ -671,7 +671,7 @@ def test_words_and_limits_of_options_and_specs_are_kept(world: World) -> None:
     assert where["vm1"] != where["vm2"]
     assert where["vm3"] == where["vm4"] == "b"
     world.undrain()
-    full = world.drain(limits=Limits(most_vms=2))
+    full = world.drain(limits=HostLimits(most_vms=2))
     assert full.exit_code == 1
     # The one that b has, one more there, two on c.
     assert (len(at(world, "b")), len(at(world, "c"))) == (2, 2)
@@ -700,7 +700,7 @@ def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
         return found._replace(silent=[*found.silent, damage, damage], unread=unread)
 
     tools = replace(world.tools, look=look)
-    work = drain(world.host("a"), Asked(look_s=0.0), world.told.append, tools=tools)
+    work = drain(world.host("a"), DrainOptions(look_s=0.0), world.told.append, tools=tools)
     result = asyncio.run(work)
     assert result.moved == {"web": "b"}
     assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]

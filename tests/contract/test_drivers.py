@@ -20,7 +20,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import Examined
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
@@ -70,10 +70,10 @@ def test_an_error_of_an_examination_is_one_more_refusal(
     vm = asyncio.run(find_own("web", print))
 
     class Failing(DirectVm):
-        async def examine(self, target: Host, options: Options) -> Examined:
+        async def examine(self, target: Host, options: MigrationOptions) -> Examined:
             raise kind("it failed", why="so", remedy="do")
 
-    found = asyncio.run(examined(Failing(vm), host, Options()))
+    found = asyncio.run(examined(Failing(vm), host, MigrationOptions()))
     assert not found.is_possible
     assert [(one.code, one.reason, one.remedy) for one in found.checks] == [
         (code, "it failed: so", "do")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.test_foreign_checkpoints import ASKING, CRONTAB, GUEST, MIB, taken
-from vmckpt.checkpoint.catalogue.catalogue import Entry
-from vmckpt.checkpoint.catalogue.place import Place
-from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
+from vmckpt.checkpoint.catalogue.place import StorePlace
+from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
 from vmckpt.checkpoint.restore import fork, restore
@@ -20,10 +20,10 @@ from vmckpt.store.open import create_store
 from vmckpt.store.transaction import new_origin
 
 TEXT = GUEST + ASKING["boot"]
-WISH = restore.Wish(None, in_place=False, eager=True, plugged=False, keep_macs=True)
+WISH = restore.RestoreOptions(None, in_place=False, eager=True, plugged=False, keep_macs=True)
 
 
-def stored(place: Path, site: Path | None) -> Entry:
+def stored(place: Path, site: Path | None) -> CatalogueEntry:
     """A checkpoint in a store of its own, as `site` takes it."""
     facts = replace(taken(TEXT), disks=(replace(CRONTAB, path="/etc/cron.d/web"),))
     store = create_store(str(place))
@@ -35,10 +35,12 @@ def stored(place: Path, site: Path | None) -> Entry:
         key = run_key(site, "web") if site else ""
         manifest = new.commit(marked(words, key, new.id, "web"))
     store.close()
-    return Entry((Place(local_host(), str(place)),), manifest, Facts.from_json(manifest.facts))
+    return CatalogueEntry(
+        (StorePlace(local_host(), str(place)),), manifest, CheckpointFacts.from_json(manifest.facts)
+    )
 
 
-def why(entry: Entry, wish: restore.Wish) -> VmckptError:
+def why(entry: CatalogueEntry, wish: restore.RestoreOptions) -> VmckptError:
     with pytest.raises(VmckptError) as failed:
         asyncio.run(restore_to(local_host(), entry, wish, lambda _: None))
     return failed.value
@@ -62,7 +64,7 @@ def test_another_sites_is_refused_until_it_is_trusted(state: Path) -> None:
     assert "/root/.ssh/id_rsa" in refused.why
     copy = replace(WISH, name="copy", keep_macs=False)
     assert is_refused_as_foreign(why(entry, copy))
-    wish = fork.Wish(entry.id, "f", 1, plugged=False)
+    wish = fork.ForkOptions(entry.id, "f", 1, plugged=False)
     with pytest.raises(RefusedError, match="was not taken by this site"):
         asyncio.run(fork_on(local_host(), entry, wish, lambda _: None))
     assert not is_refused_as_foreign(why(entry, replace(WISH, trust=True)))

@@ -15,8 +15,8 @@ from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.group_line import Line
 from vmckpt.checkpoint.group_member import joined
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError
-from vmckpt.group.head import Head
-from vmckpt.group.journal import Journal, Part, groups_dir, led, settle, settle_left
+from vmckpt.group.head import GroupHead
+from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle, settle_left
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.state.documents import Documents, Schema
 from vmckpt.store.open import Access, create_store, open_store
@@ -32,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def committed(state: Path, *, both: bool) -> Journal:
+def committed(state: Path, *, both: bool) -> GroupJournal:
     """A journal of two members in two stores; of the second the checkpoint may be missing."""
     parts = []
     for vm in ("web", "db"):
@@ -42,7 +42,7 @@ def committed(state: Path, *, both: bool) -> Journal:
             if vm == "db" and not both:
                 store.remove([made.id])
         parts.append(Part(vm, "local", ENDED, "local", place, made.id))
-    journal = Journal("0123", "night", tuple(parts))
+    journal = GroupJournal("0123", "night", tuple(parts))
     journal.write()
     return journal
 
@@ -54,7 +54,7 @@ def ids(state: Path, vm: str) -> list[str]:
 
 def test_what_all_have_committed_is_whole(state: Path) -> None:
     journal = committed(state, both=True)
-    assert Documents(groups_dir(), Schema(Journal, "-")).load("0123") == journal
+    assert Documents(groups_dir(), Schema(GroupJournal, "-")).load("0123") == journal
     assert asyncio.run(settle(journal))
     assert ids(state, "web")
     assert ids(state, "db")
@@ -152,7 +152,7 @@ async def _over_a_socket(path: Path) -> list[str]:
         await asyncio.sleep(0.01)
     reader, writer = await asyncio.open_unix_connection(path)
     async with Line(reader, writer, "web").beating() as line:
-        head = Head({"web": line})
+        head = GroupHead({"web": line})
         await head.all_say("prepared")
         head.tell_all("set", to="web")
         head.give_up("because")
@@ -189,7 +189,7 @@ def test_a_member_that_says_something_else_ends_the_group(
         reader = asyncio.StreamReader()
         reader.feed_data(json.dumps({"word": word, **more}).encode() + b"\n")
         with pytest.raises(OperationFailedError, match="the group was given up") as raised:
-            await Head({"web": Line(reader, _Deaf(), "web")}).all_say(word)
+            await GroupHead({"web": Line(reader, _Deaf(), "web")}).all_say(word)
         assert f"'web' said '{word}', and " in raised.value.why
 
     asyncio.run(hear())

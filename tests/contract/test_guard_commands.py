@@ -24,10 +24,10 @@ from tests.unit.test_guard_records import request as asked
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
-from vmckpt.fleet.guard.record import Phase, Record
+from vmckpt.fleet.guard.record import GuardPhase, GuardRecord
 from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.inventory import Look, Vm
+from vmckpt.vm.inventory import Vm, VmStatus
 
 pytestmark = pytest.mark.contract
 
@@ -97,8 +97,8 @@ def ailments(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[s
 
     vm = cast("Vm", Guest())
 
-    async def look(_: Vm) -> Look:
-        return Look(vm, state, migrating=False, owner=None)
+    async def look(_: Vm) -> VmStatus:
+        return VmStatus(vm, state, migrating=False, owner=None)
 
     monkeypatch.setattr(health, "look", look)
     checks = tuple(parse_check(text, None) for text in texts)
@@ -248,7 +248,7 @@ def test_a_command_after_a_rollback_runs_whatever_the_guest_has_said(
     command = f"sh -c 'echo $VMCKPT_WHY >{tmp_path}/why'"
     request = replace(asked(), after_rollback=(command,))
     for why in ("; ".join(found), "the agent says a\0b"):
-        record = Record("r1", request, Phase.ROLLED_BACK, 1.0, why=why)
+        record = GuardRecord("r1", request, GuardPhase.ROLLED_BACK, 1.0, why=why)
         told: list[str] = []
         asyncio.run(run_hook(command, record, LocalHost("a", tmp_path, "127.0.0.1"), told.append))
         assert told == []

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.test_guard_records import record
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import command, guard
-from vmckpt.fleet.guard.guard import Tools, _Guarding
-from vmckpt.fleet.guard.record import Phase, Worker, ended, load_all, save
+from vmckpt.fleet.guard.guard import GuardTools, _Guarding
+from vmckpt.fleet.guard.record import GuardPhase, GuardWorker, ended, load_all, save
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.local import LocalHost
 
@@ -39,13 +39,13 @@ def test_a_clock_that_is_set_meanwhile_changes_no_watch(
         return []
 
     monkeypatch.setattr(guard, "ailments", ailments)
-    began = record("r", Phase.WATCHING)
+    began = record("r", GuardPhase.WATCHING)
     asked = replace(began.request, watch_s=0.3, every_s=0.05)
     until_s = time.time() + 0.3
     began = replace(began, request=asked, watch_until_unix_s=until_s, watch_began=clock())
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-    work = _Guarding(began, Tools(lambda _: None, lambda _: None, ask, 1, find), ())
+    work = _Guarding(began, GuardTools(lambda _: None, lambda _: None, ask, 1, find), ())
     began_s = time.monotonic()
     assert asyncio.run(asyncio.wait_for(work._watch(), 30)) == ""
     assert time.monotonic() - began_s >= 0.25
@@ -58,7 +58,7 @@ def test_a_clock_that_is_set_removes_no_way_back_before_its_time(
 ) -> None:
     """Set forward by a day, it was removed when the next guard was begun or guards were listed."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    kept = asyncio.run(guard.commit(save(record("r", Phase.OPEN)), print))
+    kept = asyncio.run(guard.commit(save(record("r", GuardPhase.OPEN)), print))
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
     asyncio.run(guard.expire())
@@ -74,12 +74,12 @@ def test_what_was_shown_of_a_commands_output_takes_no_room_on_its_host(
 ) -> None:
     monkeypatch.setattr(command, "SHOWN_BYTES", 1 << 20)
     host = LocalHost("a", tmp_path / "a", "127.0.0.1")
-    asked = record("r", Phase.COMMAND)
+    asked = record("r", GuardPhase.COMMAND)
     words = ("head", "-c", str(24 << 20), "/dev/zero")
     asked = replace(asked, request=replace(asked.request, command=words))
     shown = list[int]()
 
-    async def begun(worker: Worker) -> None:
+    async def begun(worker: GuardWorker) -> None:
         return None
 
     async def play() -> None:
@@ -97,9 +97,9 @@ def test_what_came_of_it_can_be_kept_though_the_commands_host_is_gone(
     """It stayed open for good, its checkpoint pinned, and the VM could have no other guard."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     told = list[str]()
-    opened = save(record("r", Phase.OPEN), worker=Worker("gone", "/nowhere"))
+    opened = save(record("r", GuardPhase.OPEN), worker=GuardWorker("gone", "/nowhere"))
     kept = asyncio.run(guard.commit(opened, told.append))
-    assert kept.phase is Phase.KEPT
+    assert kept.phase is GuardPhase.KEPT
     assert load_all().require_sound() == [kept]
     assert "something of the command stays on gone" in told[0]
     guard._require_none_open("web")
@@ -111,12 +111,12 @@ def test_one_that_was_cut_off_before_its_command_is_neither_kept_nor_rolled_back
 ) -> None:
     """The copy that proved its checkpoint ran on, or a VM was put back for nothing."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    cut_off = save(record("r", Phase.PREPARING), checkpoint="0123")
+    cut_off = save(record("r", GuardPhase.PREPARING), checkpoint="0123")
 
     async def never(*_: object) -> Any:
         raise AssertionError
 
-    tools = Tools(print, print, never, 1, never)
+    tools = GuardTools(print, print, never, 1, never)
     ends = guard.commit(cut_off, print) if end == "commit" else guard.undo(cut_off, tools)
     with pytest.raises(RefusedError, match="had not begun its command") as refused:
         asyncio.run(ends)
@@ -127,8 +127,8 @@ def test_one_that_was_cut_off_before_its_command_is_neither_kept_nor_rolled_back
 def test_how_it_has_ended_meanwhile_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rolled back while `commit` was on its way to the lock, it was written down as kept."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    seen = save(record("r", Phase.WATCHING))
-    over = save(seen, **ended(seen, Phase.ROLLED_BACK, clock()))
+    seen = save(record("r", GuardPhase.WATCHING))
+    over = save(seen, **ended(seen, GuardPhase.ROLLED_BACK, clock()))
     with pytest.raises(RefusedError, match="was rolled back"):
         asyncio.run(guard.commit(seen, print))
     assert load_all().require_sound() == [over]

@@ -16,7 +16,7 @@ from vmckpt.errors import HostDownError
 from vmckpt.fleet.guard import cgroup
 from vmckpt.fleet.guard.command import end_worker, release_worker
 from vmckpt.fleet.guard.ending import NEVER
-from vmckpt.fleet.guard.record import Worker
+from vmckpt.fleet.guard.record import GuardWorker
 from vmckpt.fleet.guard.worker import claim
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
@@ -87,7 +87,7 @@ def place(tmp_path: Path) -> Path:
 
 def end(place: Path, *, insist: bool = False) -> None:
     host = LocalHost("a", place.parent.parent, "127.0.0.1")
-    asyncio.run(end_worker(host, Worker("a", str(place)), insist=insist))
+    asyncio.run(end_worker(host, GuardWorker("a", str(place)), insist=insist))
 
 
 def test_it_is_ended_by_who_knows_no_more_than_its_directory(tmp_path: Path, place: Path) -> None:
@@ -197,7 +197,7 @@ def test_what_is_kept_may_leave_a_daemon(place: Path, grouped: bool) -> None:
     worker, daemon = begin_daemon(place, "exit 0", grouped=grouped)
     until_there_is(place / "result", worker)
     host = LocalHost("a", place.parent.parent, "127.0.0.1")
-    asyncio.run(release_worker(host, Worker("a", str(place))))
+    asyncio.run(release_worker(host, GuardWorker("a", str(place))))
     assert worker.wait(30) == 0
     assert identify(daemon) is not None
     assert not place.exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.devices.contract import Phase
+from vmckpt.devices.contract import HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Completed
@@ -86,7 +86,7 @@ class Agent:
         return GuestHook(self, files, device, "run-1")  # type: ignore[arg-type]
 
 
-def run(agent: Agent, phase: Phase = Phase.LOCK, tries: int = 1) -> None:
+def run(agent: Agent, phase: HookPhase = HookPhase.LOCK, tries: int = 1) -> None:
     async def act() -> None:
         await agent.hook().do(phase, tries=tries)
 
@@ -107,7 +107,7 @@ def test_ssh_is_the_second_way(refuses: bool, does: list[Any], by_ssh: int) -> N
     device = DEVICE._replace(ssh=Address("192.0.2.30", "root", 2222))
 
     async def act() -> None:
-        await agent.hook(device).do(Phase.LOCK)
+        await agent.hook(device).do(HookPhase.LOCK)
 
     asyncio.run(asyncio.wait_for(act(), 30))
     assert len(agent.by_ssh) == by_ssh
@@ -131,7 +131,7 @@ def test_a_guest_that_a_hook_makes_slow_is_not_asked_to_begin_anew(
     monkeypatch.setattr("vmckpt.devices.hook.PATIENCE_S", 0.3)
     agent = Agent({"exited": False}, GOOD)
     agent.slow_s, agent.slow_beside_a_hook_s = 0.2, 0.5
-    run(agent, Phase.RELEASE)
+    run(agent, HookPhase.RELEASE)
     assert (agent.sessions, len(agent.started)) == (1, 1)
 
 
@@ -173,7 +173,7 @@ def test_what_the_hook_says_is_told() -> None:
 
 def test_what_failed_is_tried_again_on_the_way_back() -> None:
     agent = Agent(answered(1, {"ok": False, "why": "x"}), GOOD)
-    run(agent, Phase.RESTORE, tries=3)
+    run(agent, HookPhase.RESTORE, tries=3)
     assert len(agent.started) == 2
 
 
@@ -211,14 +211,14 @@ BAD = {"exited": True, "exitcode": 1}
 @pytest.mark.parametrize(
     ("phase", "does", "asked"),
     [
-        (Phase.LOCK, [GOOD, GOOD], ["a", "b"]),
+        (HookPhase.LOCK, [GOOD, GOOD], ["a", "b"]),
         # On the way out the first failure ends it; on the way back the others are brought back.
-        (Phase.LOCK, [BAD], ["a"]),
-        (Phase.RESTORE, [BAD, GOOD], ["a", "b"]),
+        (HookPhase.LOCK, [BAD], ["a"]),
+        (HookPhase.RESTORE, [BAD, GOOD], ["a", "b"]),
     ],
 )
 def test_hooks_of_several_devices_are_run_one_after_the_other(
-    phase: Phase, does: list[dict[str, Any]], asked: list[str]
+    phase: HookPhase, does: list[dict[str, Any]], asked: list[str]
 ) -> None:
     agent = Agent(*does)
     devices = (DEVICE._replace(id="a"), DEVICE._replace(id="b"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.test_checkpoint_plans import HOST, OURS, taken
-from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.restore.identity import new_macs, tell_guest
 from vmckpt.checkpoint.restore.planned import plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
@@ -20,7 +20,7 @@ OLD, NEW = "52:54:00:00:00:01", default_mac("web-2", 0)
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
-def facts() -> Facts:
+def facts() -> CheckpointFacts:
     return replace(taken(), spec=taken().spec.replace("heartbeat_id = 3", "guest_agent = true"))
 
 
@@ -29,7 +29,12 @@ def copy() -> Spec:
 
 
 def told(
-    tmp_path: Path, answer: Answer, spec: Spec, *, plugged: bool = False, of: Facts | None = None
+    tmp_path: Path,
+    answer: Answer,
+    spec: Spec,
+    *,
+    plugged: bool = False,
+    of: CheckpointFacts | None = None,
 ) -> list[str]:
     """What `tell_guest` says with an agent that answers so."""
 

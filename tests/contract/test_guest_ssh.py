@@ -13,7 +13,7 @@ import pytest
 
 from tests.sshd import Sshd, sshd
 from vmckpt.devices import hook as hooks
-from vmckpt.devices.contract import Answer, Phase
+from vmckpt.devices.contract import HookAnswer, HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.address import Address
@@ -49,7 +49,7 @@ class Told:
         self.path.chmod(0o755)
         self._there, self._state = Address("127.0.0.1", None, server.port), directory
 
-    def do(self, phase: Phase, *, port: int | None = None, limit_s: int = 20) -> Answer:
+    def do(self, phase: HookPhase, *, port: int | None = None, limit_s: int = 20) -> HookAnswer:
         there = self._there if port is None else Address("127.0.0.1", None, port)
         limits = {phase.value: limit_s}
         device = Passthrough(
@@ -74,7 +74,7 @@ def told(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def test_a_phase_is_run_and_answers(told: Told) -> None:
-    answer = told.do(Phase.CHECKPOINT)
+    answer = told.do(HookPhase.CHECKPOINT)
     assert (answer.ok, answer.device_bytes) == (True, 7)
     phase, _, request = told.log.read_text().strip().partition(" ")
     assert phase == "checkpoint"
@@ -91,7 +91,7 @@ def test_a_guest_is_not_lent_the_keys_of_who_asks_it(
         server.config.write_text(f"{before}\nHost *\n    ForwardAgent yes\n")
         while not path.exists():
             time.sleep(0.01)
-        told.do(Phase.CHECKPOINT)
+        told.do(HookPhase.CHECKPOINT)
     finally:
         server.config.write_text(before)
         agent.kill()
@@ -101,28 +101,28 @@ def test_a_guest_is_not_lent_the_keys_of_who_asks_it(
 
 def test_what_the_hook_says_is_told(told: Told) -> None:
     with pytest.raises(HookFailedError) as error:
-        told.do(Phase.RELEASE)
+        told.do(HookPhase.RELEASE)
     assert error.value.why == "somebody's"
     assert len(told.log.read_text().splitlines()) == 1
 
 
 def test_the_guest_ends_a_hook_that_takes_too_long(told: Told) -> None:
     with pytest.raises(HookFailedError) as error:
-        told.do(Phase.LOCK, limit_s=1)
+        told.do(HookPhase.LOCK, limit_s=1)
     assert "not done within 1 s" in error.value.why
 
 
-@pytest.mark.parametrize("phase", [Phase.RESTORE, Phase.CHECKPOINT])
+@pytest.mark.parametrize("phase", [HookPhase.RESTORE, HookPhase.CHECKPOINT])
 def test_no_answer_is_tried_again_and_then_said(
-    told: Told, phase: Phase, monkeypatch: pytest.MonkeyPatch
+    told: Told, phase: HookPhase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Status 255 without a word is what ssh(1) says when it is not let in."""
     monkeypatch.setattr(hooks, "BACK_S", 0.3)
     monkeypatch.setattr(hooks, "BETWEEN_S", 0.3)
     with pytest.raises(HookFailedError) as error:
-        told.do(phase, port=1 if phase is Phase.CHECKPOINT else None)
+        told.do(phase, port=1 if phase is HookPhase.CHECKPOINT else None)
     assert "is not reached by SSH" in error.value.why
-    if phase is Phase.CHECKPOINT:
+    if phase is HookPhase.CHECKPOINT:
         assert "refused" in error.value.why
         assert not told.log.exists()
     else:

@@ -11,7 +11,7 @@ from tests.scripted_qmp import Server, play
 from vmckpt.migrate.outcome.ends import Pair
 from vmckpt.migrate.steps.disks import DiskMirrors
 from vmckpt.migrate.steps.transfer import Transfer
-from vmckpt.options.migration import Method, Options
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.qemu.monitor import Monitor
 
@@ -61,7 +61,7 @@ def test_memory_and_disks_are_held_to_it_together(tmp_path: Path, disks: int) ->
             emit=lambda _: None,
             note=lambda *_: None,
         )
-        options = Options(Method.PRECOPY, bandwidth_bytes_per_s=800)
+        options = MigrationOptions(Method.PRECOPY, bandwidth_bytes_per_s=800)
         transfer = Transfer(
             monitor, options, lambda: 0.0, lambda _: None, lambda *_: None, disks=mirrors,
             switchover=None,

@@ -16,7 +16,7 @@ from vmckpt.hosts.processes.process import identify
 from vmckpt.replicate.operator.leftovers import remove_replaced
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.primary.claim import Claim
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.start import Replaced
 
@@ -40,9 +40,9 @@ def test_a_vm_that_was_not_protected_by_a_host_is_not_ended_by_its_word(
         record(tmp_path, "a/1", "c/1")
     said = home(hosts[1], "new", None if says == "its service" else Replaced("a", "old"))
     if says == "its service":
-        files = Files.of(hosts[1], "web")
+        files = ServiceFiles.of(hosts[1], "web")
         requested(hosts, tmp_path)
-        asyncio.run(hosts[0].remove(Files.of(hosts[0], "web").path))
+        asyncio.run(hosts[0].remove(ServiceFiles.of(hosts[0], "web").path))
         word = {"role": "standby", "state": "promoted", "run": "1", "why": "-", "primary": "a"}
         word |= {"qemu_id": "new", "primary_qemu_id": "old"}
         files.status.write_text(json.dumps(word))
@@ -65,7 +65,7 @@ def test_a_standby_that_was_said_to_be_dead_and_comes_back_does_not_end_what_run
     home(hosts[0], "old")
     home(hosts[1], "new", Replaced("a", "old"))
     requested(hosts, tmp_path)
-    asyncio.run(hosts[0].remove(Files.of(hosts[0], "web").path))
+    asyncio.run(hosts[0].remove(ServiceFiles.of(hosts[0], "web").path))
     record(tmp_path, "a/1/recovery", None)
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is not None

@@ -20,9 +20,9 @@ from vmckpt.hosts.inventory.entries import entry_to_json
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.remote import link, session, stream
-from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
+from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, RpcFrameKind, read_frame, with_json
 from vmckpt.hosts.remote.host import RemoteHost
-from vmckpt.hosts.remote.session import Session, Wire
+from vmckpt.hosts.remote.session import ServeConnection, Session
 from vmckpt.hosts.sockets.heartbeats import silence
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
@@ -32,7 +32,7 @@ from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 
-Reply = tuple[Kind, object] | None
+Reply = tuple[RpcFrameKind, object] | None
 HELLO = {"protocol": PROTOCOL, "version": "1", "state_dir": "/state", "address": None}
 WELL = {"exists": False, "list_dir": [], "is_alive": False, "find_processes": []}
 QUESTIONS = ("exists", "list_dir", "lock_owner", "read_text")
@@ -42,29 +42,32 @@ class Evil:
     """Answers each question by `says`, else as a host that has nothing."""
 
     def __init__(self) -> None:
-        self.says: Callable[[str], Reply] = lambda question: (Kind.ANSWER, WELL.get(question))
+        self.says: Callable[[str], Reply] = lambda question: (
+            RpcFrameKind.ANSWER,
+            WELL.get(question),
+        )
         self.asked: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def open(self) -> Wire:
+    async def open(self) -> ServeConnection:
         ours, theirs = socket.socketpair()
         self.tasks.append(asyncio.create_task(self._serve(theirs)))
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return Wire(reader, writer, self._silent)
+        return ServeConnection(reader, writer, self._silent)
 
     async def _silent(self) -> HostDownError:
         return HostDownError("it is silent", why="no greeting", remedy="wait")
 
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        writer.write(MAGIC + with_json(Kind.HELLO, 0, HELLO).encode())
+        writer.write(MAGIC + with_json(RpcFrameKind.HELLO, 0, HELLO).encode())
         try:
             await read_frame(reader)
             while True:
                 frame = await read_frame(reader)
-                if frame.kind is Kind.PING:
-                    writer.write(Frame(Kind.PONG).encode())
-                if frame.kind is not Kind.REQUEST:
+                if frame.kind is RpcFrameKind.PING:
+                    writer.write(Frame(RpcFrameKind.PONG).encode())
+                if frame.kind is not RpcFrameKind.REQUEST:
                     continue
                 question = frame.json["do"]
                 self.asked.append(question)
@@ -115,15 +118,15 @@ async def all_is_well() -> None:
 
 
 def an_error(kind: str) -> Reply:
-    return Kind.ERROR, [kind, "there is no VM 'web'", "no host has it", "forget it"]
+    return RpcFrameKind.ERROR, [kind, "there is no VM 'web'", "no host has it", "forget it"]
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        (Kind.ANSWER, {"of": "no type"}),
-        (Kind.ANSWER, 1 << 40),
-        (Kind.ERROR, ["too", "few"]),
+        (RpcFrameKind.ANSWER, {"of": "no type"}),
+        (RpcFrameKind.ANSWER, 1 << 40),
+        (RpcFrameKind.ERROR, ["too", "few"]),
         an_error("VmckptError"),  # what a host says that has a bug
         an_error("NotFoundError"),
         an_error("BusyError"),
@@ -192,13 +195,13 @@ def test_of_a_command_that_is_never_answered_nobody_knows_whether_it_was_done(
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many answers to pings were begun."""
     begun: list[int] = []
-    pong = link.Link._pong
+    pong = link.FrameLink._pong
 
-    async def counting(self: link.Link) -> None:
+    async def counting(self: link.FrameLink) -> None:
         begun.append(1)
         await pong(self)
 
-    monkeypatch.setattr(link.Link, "_pong", counting)
+    monkeypatch.setattr(link.FrameLink, "_pong", counting)
     yield begun
 
 
@@ -209,11 +212,11 @@ def test_who_pings_and_reads_nothing_has_no_answers_pile_up(
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         theirs.setblocking(False)
-        one = link.Link(reader, writer, "evil", lambda frame: None)
+        one = link.FrameLink(reader, writer, "evil", lambda frame: None)
         running = asyncio.create_task(one.run())
         writer.write(b"x" * (4 << 20))  # what it does not read
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(theirs, Frame(Kind.PING).encode() * 10_000)
+        await loop.sock_sendall(theirs, Frame(RpcFrameKind.PING).encode() * 10_000)
         await asyncio.sleep(0.2)
         assert len(begun) == 1
         one.abort()
@@ -224,15 +227,15 @@ def test_who_pings_and_reads_nothing_has_no_answers_pile_up(
         asyncio.run(run(begun))
 
 
-@pytest.mark.parametrize("kind", [Kind.DATA, Kind.END, Kind.CLOSE])
-def test_frames_that_hold_nothing_take_no_room_without_end(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [RpcFrameKind.DATA, RpcFrameKind.END, RpcFrameKind.CLOSE])
+def test_frames_that_hold_nothing_take_no_room_without_end(kind: RpcFrameKind) -> None:
     async def run() -> None:
         ours, theirs = socket.socketpair()
 
         async def send(frame: Frame) -> None:
             pass
 
-        one = stream.Stream(theirs, 1, send, lambda number: None)
+        one = stream.ByteStream(theirs, 1, send, lambda number: None)
         with pytest.raises(HostDownError, match="more under way"):
             for _ in range(stream.WINDOW_BYTES + 3):
                 one.take(Frame(kind, 1))

@@ -12,15 +12,15 @@ from tests.faulty_host import Fault, FaultyHost, down
 from tests.silent_ends import make_home, marked_as
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.outcome.journal import Journal, find_journal
+from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal
 from vmckpt.migrate.outcome.recover import recover
-from vmckpt.migrate.steps.disk_files import CopiedDisk
+from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract
 # "It came to me, and its source is to be cleared."
-CLAIM = Journal("r1", "web", "good", "evil", "qa", "qb", "/nowhere", True, "handover")
+CLAIM = MigrationJournal("r1", "web", "good", "evil", "qa", "qb", "/nowhere", True, "handover")
 
 
 class Site:
@@ -30,7 +30,7 @@ class Site:
         self.good, self.evil = (LocalHost(n, path / n, "127.0.0.1") for n in ("good", "evil"))
         self.notes: list[str] = []
 
-    async def told(self, journal: Journal) -> None:
+    async def told(self, journal: MigrationJournal) -> None:
         """`evil` has the journal, and says that the VM is at home there."""
         await make_home(self.evil, journal.target_qemu)
         await journal.write((self.evil,))
@@ -52,7 +52,7 @@ def test_a_vm_at_home_elsewhere_is_not_ended_nor_its_disks_removed(site: Site) -
         await make_home(site.good, "qa")
         image.parent.mkdir()
         image.write_bytes(b"guest")
-        await site.told(replace(CLAIM, disks=(CopiedDisk(str(image), "/x"),)))
+        await site.told(replace(CLAIM, disks=(MovedDisk(str(image), "/x"),)))
         with marked_as(vm_dir(site.good.state_dir, "web").qemu("qa")) as process:
             await site.recover()
             assert process.poll() is None
@@ -72,7 +72,7 @@ def test_files_of_another_host_are_no_disks_to_be_removed(site: Site) -> None:
         images.mkdir(parents=True)
         for file in (precious, kept):
             file.write_bytes(b"x")
-        disks = tuple(CopiedDisk(str(file), "/x") for file in (precious, kept))
+        disks = tuple(MovedDisk(str(file), "/x") for file in (precious, kept))
         await site.told(replace(CLAIM, disks=disks))
         await site.recover()
 
@@ -122,7 +122,7 @@ def test_the_sources_own_list_of_disks_outlasts_them(site: Site) -> None:
         await site.good.make_dir(image.parent)
         image.write_bytes(b"x")
         await make_home(site.good, "qa")
-        journal = replace(CLAIM, disks=(CopiedDisk(str(image), "/x"),), step="release")
+        journal = replace(CLAIM, disks=(MovedDisk(str(image), "/x"),), step="release")
         await journal.write((site.good,))
         await site.told(journal)
         as_it_goes = Fault("remove", raises=down, of=lambda path: path == image)
@@ -141,7 +141,7 @@ def test_of_a_migration_that_was_cut_off_only_its_own_disks_are_removed(site: Si
     """The target adds files to the list."""
     images = site.good.state_dir / "images"
     precious, moved = images.parent / "precious", images / "web.raw"
-    disk = CopiedDisk(str(moved), "/x")
+    disk = MovedDisk(str(moved), "/x")
 
     async def play() -> None:
         images.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_of_a_migration_that_was_cut_off_only_its_own_disks_are_removed(site: Si
             file.write_bytes(b"x")
         await make_home(site.good, "qa")
         await replace(CLAIM, disks=(disk,)).write((site.good,))
-        added = (disk, CopiedDisk(str(precious), "/x"))
+        added = (disk, MovedDisk(str(precious), "/x"))
         await site.told(replace(CLAIM, disks=added, step="release"))
         await site.recover()
 
@@ -176,6 +176,6 @@ def test_a_journal_that_is_none_is_damaged(site: Site, what: str) -> None:
         path = vm_dir(site.evil.state_dir, "web").journal
         path.write_text(json.dumps(json.loads(path.read_text()) | HOSTILE[what]))
         with pytest.raises(StorageError, match="is damaged"):
-            await Journal.read(site.evil, "web")
+            await MigrationJournal.read(site.evil, "web")
 
     asyncio.run(play())

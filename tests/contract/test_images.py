@@ -14,7 +14,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.images import Image, images_of, remove_image
+from vmckpt.vm.images import HostImage, images_of, remove_image
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
@@ -47,7 +47,7 @@ def host(tmp_path: Path) -> LocalHost:
 
 
 def users(host: LocalHost, **domains: list[Path]) -> dict[str, tuple[str, ...]]:
-    found: list[Image] = asyncio.run(images_of(host, domains))
+    found: list[HostImage] = asyncio.run(images_of(host, domains))
     return {image.path.name: image.users for image in found}
 
 
@@ -133,7 +133,7 @@ def test_an_image_that_a_vm_has_begun_to_use_meanwhile_is_not_removed(tmp_path: 
     )
     local = FaultyHost("local", tmp_path, "127.0.0.1", faults=(meanwhile,))
     with pytest.raises(RefusedError, match="is in use") as refused:
-        asyncio.run(remove_image(local, Image(tmp_path / "images/a.raw", 1, 1, ())))
+        asyncio.run(remove_image(local, HostImage(tmp_path / "images/a.raw", 1, 1, ())))
     assert refused.value.why == "VM late"
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["a.raw"]
 

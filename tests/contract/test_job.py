@@ -21,24 +21,23 @@ from vmckpt.errors import (
 )
 from vmckpt.events.lines import Lines
 from vmckpt.events.types import Event, Note
-from vmckpt.hosts.host import Entry, Host, entry_fields
+from vmckpt.hosts.host import Host, HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.hosts.remote.tls import Place
+from vmckpt.hosts.remote.tls import TlsEndpoint
 from vmckpt.hosts.remote.values import pack_error, unpack_error
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.handle import attach
 from vmckpt.jobs.kind import OUTCOME, Job, Outcome, writer
 from vmckpt.jobs.serve import serve
 from vmckpt.migrate.elsewhere.delegate import migrate_there
-from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationJob, Request, finish
+from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationJob, MigrationRequest, finish
 from vmckpt.migrate.outcome import insist as insisting
-from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.recover import FINISHED
-from vmckpt.migrate.report import Report
-from vmckpt.options.migration import AtTarget, Options
+from vmckpt.options.migration import AtTarget, MigrationOptions
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -46,9 +45,7 @@ from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 SPEC = 'name = "web"\nmemory = "64M"\n'
-REPORT = Report("r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
-                None, None, None, 7, 3, (), "")  # fmt: skip
-JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover")
+JOURNAL = MigrationJournal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover")
 
 
 @pytest.fixture
@@ -97,7 +94,7 @@ def test_a_job_that_may_have_begun_is_watched_and_keeps_its_link(state: Path) ->
     async def play() -> None:
         async with ended(state):
             with pytest.raises(NotFoundError, match="the job spoke"):
-                await migrate_there(a_vm(source), target, Options(), ignore)
+                await migrate_there(a_vm(source), target, MigrationOptions(), ignore)
             assert list((state / "b/jobs/migrate").iterdir())
 
     asyncio.run(play())
@@ -112,7 +109,7 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
     async def play() -> None:
         async with ended(state):
             with pytest.raises(StorageError, match="the disk is full"):
-                await migrate_there(a_vm(source), target, Options(), ignore)
+                await migrate_there(a_vm(source), target, MigrationOptions(), ignore)
             assert not list((state / "a/jobs/migrate").iterdir())
 
     asyncio.run(play())
@@ -121,7 +118,7 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
 
 def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:
     source, target = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
-    options = Options(at_target=AtTarget("web2", xml="<secret/>"))
+    options = MigrationOptions(at_target=AtTarget("web2", xml="<secret/>"))
     with pytest.raises(RefusedError, match=r"--dname, --xml"):
         asyncio.run(migrate_there(a_vm(source), target, options, ignore))
     assert not (state / "a/jobs").exists()
@@ -130,8 +127,10 @@ def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:
 def a_job(state: Path, *, offline: bool = False) -> tuple[MigrationJob, LocalHost, LocalHost]:
     a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
     files = JobFiles.of(a.state_dir, MIGRATE.name, "r1")
-    there = Entry(**entry_fields(b))
-    request = Request(there, Options(offline=offline), Place("127.0.0.1", 1, "", ""))
+    there = HostEntry(**entry_fields(b))
+    request = MigrationRequest(
+        there, MigrationOptions(offline=offline), TlsEndpoint("127.0.0.1", 1, "", "")
+    )
     return Job(files, a, "web", request), a, b
 
 
@@ -187,7 +186,7 @@ def test_without_a_journal_a_vm_at_the_source_was_not_moved(
 def with_target(monkeypatch: pytest.MonkeyPatch, target: Host) -> Iterator[None]:
     """Jobs of the block reach that target."""
     with monkeypatch.context() as patched:
-        patched.setattr(Request, "open_target", lambda _: target)
+        patched.setattr(MigrationRequest, "open_target", lambda _: target)
         yield
 
 

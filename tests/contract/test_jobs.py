@@ -39,7 +39,7 @@ from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs import handle as handles
 from vmckpt.jobs.files import JobFiles, earlier_order, forget_old, jobs_dir
 from vmckpt.jobs.handle import Handle, attach, begin, revoke
-from vmckpt.jobs.kind import OUTCOME, Kind, Outcome
+from vmckpt.jobs.kind import OUTCOME, JobKind, Outcome
 from vmckpt.jobs.serve import serve
 
 pytestmark = pytest.mark.contract
@@ -71,13 +71,13 @@ SAMPLE = ("checkpoint", "migrate", "restore")
         for name in sorted(MODULES)
     ]
 )
-def kind(request: pytest.FixtureRequest) -> Kind[Any, Any]:
+def kind(request: pytest.FixtureRequest) -> JobKind[Any, Any]:
     """Each of them: what its request, result or worker has a part in."""
     return kind_of(request.param)
 
 
 @pytest.fixture
-def one() -> Kind[Any, Any]:
+def one() -> JobKind[Any, Any]:
     """What is the runtime's alone; starting a process for each kind takes half a second."""
     return kind_of("migrate")
 
@@ -97,7 +97,7 @@ def plan(host: LocalHost, *work: str, recovery: Sequence[str] = ()) -> None:
     )
 
 
-async def started(kind: Kind[Any, Any], host: LocalHost) -> Handle[Any, Any]:
+async def started(kind: JobKind[Any, Any], host: LocalHost) -> Handle[Any, Any]:
     job = await begin(kind, host, "r1")
     await job.give("web", EXAMPLES[kind.name].request)
     return job
@@ -126,7 +126,7 @@ def test_every_kind_has_an_example() -> None:
     assert set(EXAMPLES) == set(MODULES)
 
 
-def test_its_events_and_result_are_told(kind: Kind[Any, Any], host: Playing) -> None:
+def test_its_events_and_result_are_told(kind: JobKind[Any, Any], host: Playing) -> None:
     plan(host, "note one", "note two", "done")
 
     async def play() -> None:
@@ -139,7 +139,7 @@ def test_its_events_and_result_are_told(kind: Kind[Any, Any], host: Playing) -> 
     played(host, play)
 
 
-def test_its_error_is_raised_where_it_was_asked_for(one: Kind[Any, Any], host: Playing) -> None:
+def test_its_error_is_raised_where_it_was_asked_for(one: JobKind[Any, Any], host: Playing) -> None:
     plan(host, "refuse")
 
     async def play() -> None:
@@ -150,7 +150,7 @@ def test_its_error_is_raised_where_it_was_asked_for(one: Kind[Any, Any], host: P
     played(host, play)
 
 
-def test_a_bug_in_it_is_told_as_one(one: Kind[Any, Any], host: Playing) -> None:
+def test_a_bug_in_it_is_told_as_one(one: JobKind[Any, Any], host: Playing) -> None:
     plan(host, "break")
 
     async def play() -> None:
@@ -190,7 +190,7 @@ def test_an_error_that_comes_between_two_looks_is_not_missed(tmp_path: Path) -> 
 
 
 def test_one_that_is_killed_is_recovered_and_says_that_it_was_cut_off(
-    kind: Kind[Any, Any], host: Playing
+    kind: JobKind[Any, Any], host: Playing
 ) -> None:
     plan(host, "note one", "die")
 
@@ -204,7 +204,7 @@ def test_one_that_is_killed_is_recovered_and_says_that_it_was_cut_off(
 
 
 def test_one_that_is_killed_and_finished_by_its_recovery_is_done(
-    one: Kind[Any, Any], host: Playing
+    one: JobKind[Any, Any], host: Playing
 ) -> None:
     plan(host, "die", recovery=["done"])
 
@@ -218,7 +218,7 @@ def test_one_that_is_killed_and_finished_by_its_recovery_is_done(
 
 @pytest.mark.parametrize("tell", ["tell", "tell finally"])
 def test_one_that_is_killed_after_it_has_told_its_result_is_done(
-    kind: Kind[Any, Any], host: Playing, tell: str
+    kind: JobKind[Any, Any], host: Playing, tell: str
 ) -> None:
     plan(host, tell, "die")
 
@@ -235,7 +235,7 @@ def test_one_that_is_killed_after_it_has_told_its_result_is_done(
 
 @pytest.mark.parametrize(("tell", "fails"), [("tell", True), ("tell finally", False)])
 def test_an_error_takes_a_result_back_until_that_is_final(
-    one: Kind[Any, Any], host: Playing, tell: str, fails: bool
+    one: JobKind[Any, Any], host: Playing, tell: str, fails: bool
 ) -> None:
     plan(host, tell, "refuse")
 
@@ -256,7 +256,7 @@ def test_an_error_takes_a_result_back_until_that_is_final(
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_one_that_is_cancelled_however_often_undoes_what_it_has_begun(
-    kind: Kind[Any, Any], host: Playing, times: int
+    kind: JobKind[Any, Any], host: Playing, times: int
 ) -> None:
     plan(host, "wait")
 
@@ -276,7 +276,9 @@ def test_one_that_is_cancelled_however_often_undoes_what_it_has_begun(
     played(host, play)
 
 
-def test_one_that_is_frozen_is_not_waited_for_for_good(one: Kind[Any, Any], host: Playing) -> None:
+def test_one_that_is_frozen_is_not_waited_for_for_good(
+    one: JobKind[Any, Any], host: Playing
+) -> None:
     plan(host, "note one", "freeze")
 
     async def play() -> None:
@@ -296,7 +298,7 @@ def test_one_that_is_frozen_is_not_waited_for_for_good(one: Kind[Any, Any], host
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_disk_that_is_full_keeps_no_job_from_telling_its_end(
-    kind: Kind[Any, Any], tmp_path: Path
+    kind: JobKind[Any, Any], tmp_path: Path
 ) -> None:
     state = tmp_path / "small"
     state.mkdir()
@@ -320,7 +322,7 @@ def test_a_disk_that_is_full_keeps_no_job_from_telling_its_end(
 
 
 def test_one_that_is_revoked_before_it_begins_never_does(
-    kind: Kind[Any, Any], host: Playing
+    kind: JobKind[Any, Any], host: Playing
 ) -> None:
     plan(host, "wait")
 
@@ -342,7 +344,7 @@ def test_one_that_is_revoked_before_it_begins_never_does(
 
 @pytest.mark.parametrize("tell", [None, "tell", "tell finally"])
 def test_one_that_is_revoked_at_work_is_undone_and_what_was_told_stays(
-    one: Kind[Any, Any], host: Playing, tell: str | None
+    one: JobKind[Any, Any], host: Playing, tell: str | None
 ) -> None:
     plan(host, *([tell] if tell else []), "wait")
 
@@ -357,7 +359,7 @@ def test_one_that_is_revoked_at_work_is_undone_and_what_was_told_stays(
 
 @pytest.mark.parametrize("order", ["", "{}", "[", "[1]", '{"vm": "web"}', '{"format": 9}'])
 def test_what_is_no_order_keeps_no_other_from_being_revoked(
-    one: Kind[Any, Any], host: Playing, order: str
+    one: JobKind[Any, Any], host: Playing, order: str
 ) -> None:
     """It ended a guard's rollback: vmckpt had a bug."""
 
@@ -377,7 +379,7 @@ def test_what_is_no_order_keeps_no_other_from_being_revoked(
 
 
 def test_after_a_reboot_nothing_says_how_it_ended(
-    kind: Kind[Any, Any], host: Playing, monkeypatch: pytest.MonkeyPatch
+    kind: JobKind[Any, Any], host: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handles, "LAST_WORDS_S", 0.2)
 
@@ -393,7 +395,7 @@ def test_after_a_reboot_nothing_says_how_it_ended(
 
 
 def test_one_whose_directory_goes_before_its_order_comes_ends(
-    one: Kind[Any, Any], host: Playing
+    one: JobKind[Any, Any], host: Playing
 ) -> None:
     plan(host, "done")
 
@@ -406,7 +408,7 @@ def test_one_whose_directory_goes_before_its_order_comes_ends(
     played(host, play)
 
 
-def test_an_order_that_comes_late_is_waited_for(one: Kind[Any, Any], host: Playing) -> None:
+def test_an_order_that_comes_late_is_waited_for(one: JobKind[Any, Any], host: Playing) -> None:
     plan(host, "done")
 
     async def play() -> None:
@@ -418,7 +420,7 @@ def test_an_order_that_comes_late_is_waited_for(one: Kind[Any, Any], host: Playi
     played(host, play)
 
 
-def test_one_that_cannot_begin_says_why(one: Kind[Any, Any], host: Playing) -> None:
+def test_one_that_cannot_begin_says_why(one: JobKind[Any, Any], host: Playing) -> None:
     (host.state_dir / "plan.json").write_text("no plan")
 
     async def play() -> None:
@@ -429,7 +431,9 @@ def test_one_that_cannot_begin_says_why(one: Kind[Any, Any], host: Playing) -> N
     played(host, play)
 
 
-def test_one_that_is_killed_before_it_has_begun_says_so(one: Kind[Any, Any], host: Playing) -> None:
+def test_one_that_is_killed_before_it_has_begun_says_so(
+    one: JobKind[Any, Any], host: Playing
+) -> None:
     plan(host, "done")
 
     async def play() -> None:
@@ -446,7 +450,7 @@ def test_one_that_is_killed_before_it_has_begun_says_so(one: Kind[Any, Any], hos
 
 
 def test_a_host_that_is_silent_for_a_while_is_asked_again(
-    one: Kind[Any, Any], host: Playing
+    one: JobKind[Any, Any], host: Playing
 ) -> None:
     plan(host, "note one", "done")
     host.silent[0] = 2
@@ -485,7 +489,7 @@ def test_an_outcome_that_makes_no_sense_is_an_error_of_ours(
 
 
 def test_a_field_of_another_type_makes_a_result_unreadable(
-    kind: Kind[Any, Any], host: Playing
+    kind: JobKind[Any, Any], host: Playing
 ) -> None:
     result = builtins(EXAMPLES[kind.name].result)
     for name in result:
@@ -502,13 +506,13 @@ def test_a_field_of_another_type_makes_a_result_unreadable(
             played(host, play)
 
 
-def test_where_there_is_no_order_there_is_no_job(kind: Kind[Any, Any], tmp_path: Path) -> None:
+def test_where_there_is_no_order_there_is_no_job(kind: JobKind[Any, Any], tmp_path: Path) -> None:
     files = JobFiles.of(tmp_path, kind.name, "r1")
     with pytest.raises(NotFoundError, match=f"there is no {kind.what} 'r1' here"):
         asyncio.run(serve(kind, files.path, ["true"]))
 
 
-def test_jobs_that_ended_long_ago_are_forgotten(kind: Kind[Any, Any], tmp_path: Path) -> None:
+def test_jobs_that_ended_long_ago_are_forgotten(kind: JobKind[Any, Any], tmp_path: Path) -> None:
     old, new = kind.kept_s + 10, kind.kept_s - 10
     ages = {"ended": (old, old), "cut-off": (old, None), "new": (new, new), "tells": (old, new)}
     for name, (asked, last) in ages.items():

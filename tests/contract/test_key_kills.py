@@ -14,7 +14,7 @@ from vmckpt.store.check import check
 from vmckpt.store.files.config import NAMES
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
 RAM = memory(16, 1)
 
@@ -44,7 +44,7 @@ def _killed(path: Path, rounds: int) -> None:
     keys = []
     for name in ("one", "two"):
         make_key_file(path / name)
-        keys.append(KeySource(Keeper.FILE, str(path / name)))
+        keys.append(KeySource(KeyHolder.FILE, str(path / name)))
     place = path / "store"
     with create_store(str(place), keys[0]) as store:
         manifest = save(store, RAM)

@@ -17,12 +17,12 @@ from vmckpt.errors import OutcomeUnknownError, StorageError
 from vmckpt.lease import file_store
 from vmckpt.lease.file_store import KEPT, MOST_WAITING, MOVED, FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span, encode
+from vmckpt.lease.record import LeaseRecord, LeaseSpan, encode
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
-SPAN = Span(1.0)
-FIRST = Record(1, "a/1", 1, SPAN)
+SPAN = LeaseSpan(1.0)
+FIRST = LeaseRecord(1, "a/1", 1, SPAN)
 
 # Renews without end; says each version that it was told is there to stay.
 WRITER = """
@@ -45,7 +45,7 @@ asyncio.run(play())
 
 
 def put(store: FileStore, attempt: int, over: int) -> Versioned:
-    return asyncio.run(store.replace("web", Record(1, "lab-a", attempt, SPAN), over=over))
+    return asyncio.run(store.replace("web", LeaseRecord(1, "lab-a", attempt, SPAN), over=over))
 
 
 def read(store: FileStore) -> Versioned:
@@ -166,8 +166,8 @@ def test_an_error_after_which_a_record_may_stand_there_is_no_refusal(
     A standby that had claimed the term took it for another's, and gave its guest up.
     """
     store = FileStore(tmp_path)
-    primary = Lease(store, "web", Claimant("a/1"), Span(0.1))
-    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(0.1))
+    primary = Lease(store, "web", Claimant("a/1"), LeaseSpan(0.1))
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), LeaseSpan(0.1))
 
     def late(self: Path, target: Path) -> None:
         os.link(target, self)
@@ -215,7 +215,7 @@ def test_a_refusal_is_none_that_may_have_been_done(
 
 def test_a_record_of_an_older_vmckpt_goes_on_and_is_not_replaced_by_it(tmp_path: Path) -> None:
     single = tmp_path / "web.lease"
-    single.write_text("7\n" + encode(Record(3, "lab-a", 7, SPAN)))
+    single.write_text("7\n" + encode(LeaseRecord(3, "lab-a", 7, SPAN)))
     store = FileStore(tmp_path)
     assert read(store).version == 7
     assert put(store, 1, 6).version == 7

@@ -15,15 +15,15 @@ from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.primary import Standing
-from vmckpt.lease.record import Record, Span, encode
+from vmckpt.lease.primary import ReplicaStanding
+from vmckpt.lease.record import LeaseRecord, LeaseSpan, encode
 from vmckpt.lease.rule import Claimant, Holding
-from vmckpt.lease.store import NONE_YET, ArbiterDownError, Store, Versioned
+from vmckpt.lease.store import NONE_YET, ArbiterDownError, RecordStore, Versioned
 
-SPAN = Span(0.4, 0.05)
+SPAN = LeaseSpan(0.4, 0.05)
 LIMIT_S = 20.0  # of one question, on a machine that is busy
-FIRST = Record(1, "lab-a", 1, SPAN)
-StoreMaker = Callable[[], Store]
+FIRST = LeaseRecord(1, "lab-a", 1, SPAN)
+StoreMaker = Callable[[], RecordStore]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_of_many_at_once_one_gets_it_and_all_see_whom(make_store: StoreMaker) ->
     async def play() -> None:
         version = NONE_YET
         for attempt in range(1, 6):
-            wishes = [Record(attempt, f"host-{n}", attempt, SPAN) for n in range(6)]
+            wishes = [LeaseRecord(attempt, f"host-{n}", attempt, SPAN) for n in range(6)]
             answers = await asyncio.gather(
                 *(make_store().replace("web", wish, over=version) for wish in wishes)
             )
@@ -88,7 +88,9 @@ def test_of_many_at_once_one_gets_it_and_all_see_whom(make_store: StoreMaker) ->
 
 
 def test_all_of_a_record_comes_back_under_any_name(make_store: StoreMaker) -> None:
-    record = Record(2**40, "lab-a/ü 'x\"", 2**33, Span(1.25, 0.001), "lab-b\n1", released=True)
+    record = LeaseRecord(
+        2**40, "lab-a/ü 'x\"", 2**33, LeaseSpan(1.25, 0.001), "lab-b\n1", released=True
+    )
 
     async def play() -> None:
         store = make_store()
@@ -105,7 +107,7 @@ def test_a_term_goes_from_hand_to_hand(make_store: StoreMaker) -> None:
         primary = Lease(make_store(), "web", Claimant("lab-a"), SPAN)
         standby = Lease(make_store(), "web", Claimant("lab-b", replica="r1"), SPAN)
         assert (await primary.take()).term == 1
-        assert primary.standing is Standing.SOLO
+        assert primary.standing is ReplicaStanding.SOLO
         with pytest.raises(RefusedError, match="it runs alone"):
             await standby.take()
         await primary.record_in_sync("r1")
@@ -120,7 +122,7 @@ def test_a_term_goes_from_hand_to_hand(make_store: StoreMaker) -> None:
             await primary.renew()
         assert primary.held is None
         assert primary.highest_term == 2
-        assert standby.standing is Standing.SOLO
+        assert standby.standing is ReplicaStanding.SOLO
 
     asyncio.run(play())
 
@@ -147,7 +149,7 @@ def test_without_proof_the_lease_is_waited_out(make_store: StoreMaker) -> None:
 
 def test_what_is_given_up_is_taken_at_once(make_store: StoreMaker) -> None:
     async def play() -> None:
-        primary = Lease(make_store(), "web", Claimant("lab-a"), Span(3600.0))
+        primary = Lease(make_store(), "web", Claimant("lab-a"), LeaseSpan(3600.0))
         standby = Lease(make_store(), "web", Claimant("lab-b", replica="r1"), SPAN)
         await primary.take()
         await primary.record_in_sync("r1")

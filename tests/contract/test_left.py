@@ -24,12 +24,12 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate import run as running
 from vmckpt.migrate.outcome import settle as settling
 from vmckpt.migrate.outcome.ends import End, Pair
-from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.left import keep_at, undo_or_leave
-from vmckpt.migrate.outcome.ownership import Move
+from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.outcome.recover import UNDONE, Recovery, recover
 from vmckpt.migrate.outcome.settle import settle
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.inventory import read_vm
@@ -37,7 +37,9 @@ from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract
 
-JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", was_running=True, step="transfer")
+JOURNAL = MigrationJournal(
+    "r1", "web", "a", "b", "qa", "qb", "/nowhere", was_running=True, step="transfer"
+)
 STOPPED = replace(JOURNAL, stops=True)
 
 
@@ -57,7 +59,7 @@ class World:
     def journal(self, host: LocalHost) -> Path:
         return vm_dir(host.state_dir, "web").journal
 
-    async def cut_off(self, journal: Journal) -> None:
+    async def cut_off(self, journal: MigrationJournal) -> None:
         await make_home(self.a, "qa")
         await journal.write((self.a, self.b))
         await self.b.make_dir(vm_dir(self.b.state_dir, "web").qemu("qb").path)
@@ -146,7 +148,7 @@ def test_what_was_left_is_never_removed_where_it_is_the_vm(tmp_path: Path) -> No
 @pytest.mark.parametrize("journal", [JOURNAL, replace(JOURNAL, step="drain")])
 @pytest.mark.parametrize(("run", "status"), [("postmigrate", "completed"), ("paused", "cancelled")])
 def test_a_source_that_may_have_let_go_waits_for_its_target(
-    tmp_path: Path, journal: Journal, run: str, status: str
+    tmp_path: Path, journal: MigrationJournal, run: str, status: str
 ) -> None:
     world = World(tmp_path, Guest(run, status))
 
@@ -187,7 +189,7 @@ def test_a_live_migration_too_lets_it_run_again(tmp_path: Path) -> None:
     async def play() -> None:
         pair = world.pair(world.down, stopped=True)
         keep = lambda: keep_at(STOPPED, world.a)  # noqa: E731
-        assert await settle(pair, world.told.append, keep) is Move.SOURCE_OWNS
+        assert await settle(pair, world.told.append, keep) is OwnershipMove.SOURCE_OWNS
         await pair.close()
 
     asyncio.run(play())
@@ -203,7 +205,7 @@ def test_what_cannot_be_kept_lets_nothing_run(tmp_path: Path) -> None:
 
     async def play() -> None:
         pair = world.pair(world.down, stopped=True)
-        assert await settle(pair, world.told.append, full) is Move.UNKNOWN
+        assert await settle(pair, world.told.append, full) is OwnershipMove.UNKNOWN
         await pair.close()
 
     asyncio.run(play())
@@ -305,7 +307,7 @@ def test_nothing_new_is_sent_to_where_something_was_left(
     record: Any = SimpleNamespace(id="r2", begin=lambda *_: None, note=lambda *_: None)
 
     async def fine(*_: object) -> Preflight:
-        return Preflight((), Options(), Agreement({}, {}, {}))
+        return Preflight((), MigrationOptions(), Agreement({}, {}, {}))
 
     async def play() -> None:
         await world.cut_off(JOURNAL)
@@ -313,7 +315,7 @@ def test_nothing_new_is_sent_to_where_something_was_left(
         vm = await read_vm(world.a, "web")
         assert vm is not None
         with pytest.raises(BusyError, match="b still has something") as refused:
-            await running._move(vm, world.b, Options(), record, {}, spec=vm.spec)
+            await running._move(vm, world.b, MigrationOptions(), record, {}, spec=vm.spec)
         assert refused.value.remedy.endswith("vmckpt vm show web")
 
     monkeypatch.setattr(running, "preflight", fine)
@@ -331,14 +333,16 @@ def test_a_target_that_is_drained_while_it_is_asked_gets_nothing_of_a_drain(
 
     async def drained_meanwhile(*_: object) -> Preflight:
         await close(world.b, {"run": "another"})
-        return Preflight((), Options(in_turn=True), Agreement({}, {}, {}))
+        return Preflight((), MigrationOptions(in_turn=True), Agreement({}, {}, {}))
 
     async def play() -> None:
         await make_home(world.a, "qa")
         vm = await read_vm(world.a, "web")
         assert vm is not None
         with pytest.raises(RefusedError, match="b is drained"):
-            await running._move(vm, world.b, Options(in_turn=True), record, {}, spec=vm.spec)
+            await running._move(
+                vm, world.b, MigrationOptions(in_turn=True), record, {}, spec=vm.spec
+            )
 
     monkeypatch.setattr(running, "preflight", drained_meanwhile)
     asyncio.run(play())

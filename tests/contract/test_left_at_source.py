@@ -14,9 +14,9 @@ from vmckpt.errors import HostDownError
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.migration import Migration
-from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
-from vmckpt.migrate.steps.disk_files import CopiedDisk
+from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 
@@ -33,7 +33,7 @@ class World:
         self.here, self.there = (vm_dir(host.state_dir, "web") for host in (self.a, self.b))
         self.old, self.new = path / "old.raw", path / "new.raw"
         self.proof = path / "new.raw.vmckpt-r1"
-        self.journal = Journal(
+        self.journal = MigrationJournal(
             "r1",
             "web",
             "a",
@@ -43,7 +43,7 @@ class World:
             "/nowhere",
             was_running=True,
             step="transfer",
-            disks=(CopiedDisk(str(self.old), str(self.new)),),
+            disks=(MovedDisk(str(self.old), str(self.new)),),
             platform=PLATFORM,
         )
         self.told: list[str] = []
@@ -177,13 +177,13 @@ def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_so
     moving._vm = SimpleNamespace(host=world.down)
     moving._note = lambda code, text: world.told.append(f"{code}: {text}")
 
-    async def play() -> Journal | None:
+    async def play() -> MigrationJournal | None:
         if step == "prepare":
             with pytest.raises(HostDownError, match="a is down"):
                 await moving._write_journal(SimpleNamespace(name=step))
         else:
             await moving._write_journal(SimpleNamespace(name=step))
-        return await Journal.read(world.b, "web")
+        return await MigrationJournal.read(world.b, "web")
 
     written = asyncio.run(play())
     if step == "prepare":

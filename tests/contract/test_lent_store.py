@@ -24,7 +24,7 @@ from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.store import Store
 
 PAGES = 512
@@ -199,7 +199,7 @@ def test_copies_from_one_host_to_another(store: Store, short_path: Path) -> None
 
 def test_the_far_side_has_no_key(short_path: Path) -> None:
     make_key_file(short_path / "key")
-    key = KeySource(Keeper.FILE, str(short_path / "key"))
+    key = KeySource(KeyHolder.FILE, str(short_path / "key"))
     ram = memory(PAGES, 1)
     with create_store(backend(short_path), key) as made:
         manifest = save(made, ram)

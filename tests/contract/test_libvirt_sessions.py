@@ -26,13 +26,13 @@ class Opened:
         self.all: list[Libvirtd] = []
         self.closed: list[Libvirtd] = []
 
-    async def open(self, host: Host) -> sessions._Open:
+    async def open(self, host: Host) -> sessions._OpenSession:
         session, ending = Libvirtd("test:///default", host), AsyncExitStack()
         await session.open()
         self.all.append(session)
         ending.callback(self.closed.append, session)
         ending.push_async_callback(session.close)
-        return sessions._Open(session, ending)
+        return sessions._OpenSession(session, ending)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from vmckpt.errors import HostDownError, NotFoundError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.forward import NAME, forwarded
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
@@ -37,12 +37,12 @@ def with_test_driver(use: Callable[[Libvirtd], Awaitable[None]]) -> None:
 def test_a_domain_is_found_ended_and_started() -> None:
     async def use(session: Libvirtd) -> None:
         [seen] = await session.domains()
-        assert (seen.name, seen.state, seen.persistent) == ("test", State.RUNNING, True)
+        assert (seen.name, seen.state, seen.persistent) == ("test", DomainState.RUNNING, True)
         assert seen.xml.startswith("<domain")
         await session.destroy(seen.uuid)
         found = await session.find(seen.uuid)
         assert found
-        assert found.state is State.SHUTOFF
+        assert found.state is DomainState.SHUTOFF
         await session.start(seen.uuid)
         with pytest.raises(LibvirtRefusedError) as caught:
             await session.start(seen.uuid)
@@ -50,7 +50,7 @@ def test_a_domain_is_found_ended_and_started() -> None:
         assert caught.value.remedy
         assert await session.find(UNKNOWN) is None
         assert await session.condition(UNKNOWN) is None
-        assert await session.condition(seen.uuid) == (State.RUNNING, 1)
+        assert await session.condition(seen.uuid) == (DomainState.RUNNING, 1)
         with pytest.raises(NotFoundError):
             await session.start(UNKNOWN)
 

@@ -25,9 +25,9 @@ from vmckpt.devices.contract import read_answer
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.events.lines import Lines
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
+from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, RpcFrameKind, read_frame, with_json
 from vmckpt.hosts.remote.host import RemoteHost
-from vmckpt.hosts.remote.session import Session, Wire
+from vmckpt.hosts.remote.session import ServeConnection, Session
 from vmckpt.qemu import block, commands, inside
 from vmckpt.qemu.abilities import learn
 from vmckpt.qemu.agent import GuestAgent
@@ -35,7 +35,7 @@ from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate import control
 from vmckpt.replicate.operator.sides import side_of
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.wire import messages
 from vmckpt.store.files.config import new_config, parse_config
 from vmckpt.store.files.manifest import Manifest
@@ -150,26 +150,26 @@ class _Far:
         self._hello, self._said = hello, said
         self._serving: asyncio.Task[None] | None = None
 
-    async def open(self) -> Wire:
+    async def open(self) -> ServeConnection:
         ours, theirs = socket.socketpair()
         self._serving = asyncio.create_task(self._serve(theirs))
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return Wire(reader, writer, self._silent)
+        return ServeConnection(reader, writer, self._silent)
 
     async def _silent(self) -> HostDownError:
         return HostDownError("it is silent", why="it made no sense", remedy="ask another")
 
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        writer.write(MAGIC + Frame(Kind.HELLO, 0, self._hello).encode())
+        writer.write(MAGIC + Frame(RpcFrameKind.HELLO, 0, self._hello).encode())
         try:
             await read_frame(reader)
             asked = await read_frame(reader)
             writer.write(self._said._replace(number=asked.number).encode())
             while True:
                 asked = await read_frame(reader)
-                if asked.kind is Kind.REQUEST:
-                    writer.write(with_json(Kind.ANSWER, asked.number, 12.5).encode())
+                if asked.kind is RpcFrameKind.REQUEST:
+                    writer.write(with_json(RpcFrameKind.ANSWER, asked.number, 12.5).encode())
         except (EOFError, OSError):
             return  # it was left
         finally:
@@ -184,8 +184,8 @@ class _Far:
 async def hosts(rng: random.Random, folder: Path) -> str:
     """What else is asked of that host is answered; a greeting that is none is no host."""
     sample, ask = rng.choice(HOST)
-    kind = rng.choice([Kind.ANSWER, Kind.ANSWER, Kind.ERROR])
-    said = Frame(kind, 0, mutated(rng, sample if kind is Kind.ANSWER else ERROR))
+    kind = rng.choice([RpcFrameKind.ANSWER, RpcFrameKind.ANSWER, RpcFrameKind.ERROR])
+    said = Frame(kind, 0, mutated(rng, sample if kind is RpcFrameKind.ANSWER else ERROR))
     far = _Far(json.dumps(HELLO).encode(), said)
     talk = Session("far", None, far.open)
     host = RemoteHost("far", Path("/state"), "192.0.2.1", session=talk)
@@ -199,7 +199,7 @@ async def hosts(rng: random.Random, folder: Path) -> str:
 
 
 async def greetings(rng: random.Random, folder: Path) -> str:
-    far = _Far(mutated(rng, HELLO), with_json(Kind.ANSWER, 0, 12.5))
+    far = _Far(mutated(rng, HELLO), with_json(RpcFrameKind.ANSWER, 0, 12.5))
     talk = Session("far", None, far.open)
     try:
         return await outcome(talk.greeting())
@@ -210,7 +210,7 @@ async def greetings(rng: random.Random, folder: Path) -> str:
 
 async def frames(rng: random.Random, folder: Path) -> str:
     """Bytes in place of frames: the connection goes, and whoever asked hears it."""
-    sent = with_json(Kind.ANSWER, 1, 12.5).encode()
+    sent = with_json(RpcFrameKind.ANSWER, 1, 12.5).encode()
     changed = bytearray(sent + rng.randbytes(rng.randrange(40)))
     for _ in range(rng.randint(1, 3)):
         changed[rng.randrange(len(changed))] = rng.randrange(256)
@@ -230,7 +230,7 @@ async def frames(rng: random.Random, folder: Path) -> str:
 
 
 async def _json_of(frame: Frame) -> None:
-    _ = frame.credit_bytes if frame.kind is Kind.CREDIT else frame.json
+    _ = frame.credit_bytes if frame.kind is RpcFrameKind.CREDIT else frame.json
 
 
 # -- QEMU -------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ SERVICE = {"role": "primary", "state": "protected", "term": 3, "vm": "web", "run
 async def services(rng: random.Random, folder: Path) -> str:
     """A replication's service that says what it likes is one that does not answer."""
     host = LocalHost("a", folder, "127.0.0.1")
-    files = Files.of(host, "web")
+    files = ServiceFiles.of(host, "web")
     files.path.mkdir(parents=True, exist_ok=True)
     files.request.write_bytes(mutated(rng, {"vm": "web", "run": "r", "primary": {"name": "a"}}))
     files.status.write_bytes(mutated(rng, SERVICE))
@@ -413,7 +413,7 @@ async def job_lines(rng: random.Random, folder: Path) -> str:
 WIRE: tuple[tuple[Any, Callable[[bytes], object]], ...] = (
     (asdict(messages.Welcome("r", 3, 7)), messages.decode_welcome),
     (asdict(messages.Failure("lost", "a", "b", "c")), messages.decode_failure),
-    (asdict(messages.Hello("web", "h", "a", "q35", 1 << 30, (messages.Disk("d", 5),),
+    (asdict(messages.Hello("web", "h", "a", "q35", 1 << 30, (messages.HelloDisk("d", 5),),
                            (messages.Process(7, 8),), 9)), messages.decode_hello),
 )  # fmt: skip
 

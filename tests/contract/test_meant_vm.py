@@ -11,19 +11,19 @@ from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint import meant, operate
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.restore import restore
-from vmckpt.checkpoint.take import Wish
+from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.open import create_store, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
 
 pytestmark = pytest.mark.contract
-IN_PLACE = restore.Wish(None, in_place=True, eager=True, plugged=False, keep_macs=True)
-WISH = Wish("p", {}, "operator", 0.01)
+IN_PLACE = restore.RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)
+WISH = TakeOptions("p", {}, "operator", 0.01)
 
 
 class Site:
@@ -34,7 +34,7 @@ class Site:
         self.good, self.evil = (LocalHost(name, path / name, "127.0.0.1") for name in "ae")
         self.place, file = path / "store", path / "key"
         make_key_file(file)
-        self.key = KeySource(Keeper.FILE, str(file))
+        self.key = KeySource(KeyHolder.FILE, str(file))
         create_store(str(self.place), self.key).close()
         with open_store(str(self.place), self.key) as store:
             take(store, BERLIN, 1, clock=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.processes import memory, promises
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ def promise(place: Path, name: str, size_bytes: int, *, is_private: bool = False
     return Promise(directory / "promised", size_bytes, directory / "ram", is_private, NOBODY)
 
 
-def ask(place: Path, one: Promise, have_bytes: int, *, overcommit: bool = False) -> Room:
+def ask(place: Path, one: Promise, have_bytes: int, *, overcommit: bool = False) -> FreeMemory:
     return promises.promise(one, lambda: have_bytes, overcommit=overcommit, place=place)
 
 

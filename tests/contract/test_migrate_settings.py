@@ -15,7 +15,7 @@ from vmckpt.migrate.outcome.ends import Pair
 from vmckpt.migrate.steps.disks import DiskMirrors
 from vmckpt.migrate.steps.settings import set_source
 from vmckpt.migrate.steps.transfer import Transfer
-from vmckpt.options.migration import Method, Options
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.qemu.abilities import ZERO_COPY, Agreement
 from vmckpt.qemu.monitor import Monitor
 
@@ -105,8 +105,8 @@ def test_a_failing_disk_ends_a_migration_that_is_to_end_then(
             note=lambda *_: None,
         )
         transfer = Transfer(
-            monitor, Options(Method.PRECOPY, abort_on_error=asked), lambda: 0.0, lambda _: None,
-            lambda *_: None, disks=none, switchover=None,
+            monitor, MigrationOptions(Method.PRECOPY, abort_on_error=asked), lambda: 0.0,
+            lambda _: None, lambda *_: None, disks=none, switchover=None,
         )  # fmt: skip
         running = asyncio.ensure_future(transfer.run("tcp:::1"))
         if ends:

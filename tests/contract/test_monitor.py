@@ -24,8 +24,8 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError, 
 from vmckpt.qemu.replies import (
     BlockNode,
     Cpu,
-    Job,
     MigrationStatus,
+    QemuJob,
     QemuVersion,
     RunState,
     Snapshot,
@@ -433,7 +433,7 @@ def test_answers_become_values() -> None:
         assert await commands.query_migrate(monitor) == MigrationStatus("none")
         assert await commands.query_kvm(monitor) is False
         assert await commands.query_jobs(monitor) == [
-            Job("vmckpt-save-1", "snapshot-save", "concluded", 1, 1, "No space left on device")
+            QemuJob("vmckpt-save-1", "snapshot-save", "concluded", 1, 1, "No space left on device")
         ]
         snapshot = Snapshot("one", "1", 140000000, 1700000000, 12.5)
         assert await commands.query_named_block_nodes(monitor) == [

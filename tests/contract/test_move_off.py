@@ -13,7 +13,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.offline import stand_in, standing_in
 from vmckpt.migrate.run import migrate
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -65,7 +65,7 @@ def test_nothing_of_earlier_qemus_stays_when_it_is_moved(left: tuple[Vm, list[Pa
     vm, files = left
     target = LocalHost("b", vm.host.state_dir.parent / "b", "127.0.0.1")
     with pytest.raises(OperationFailedError, match="did not start"):
-        asyncio.run(migrate(vm, target, Options(offline=True), lambda _: None))
+        asyncio.run(migrate(vm, target, MigrationOptions(offline=True), lambda _: None))
     assert [file for file in files if file.exists()] == []
     assert {file.name for file in vm.directory.path.iterdir()} == {"spec.toml", "vm.json"}
 

@@ -10,7 +10,7 @@ from vmckpt.fleet.guard import record as guards
 from vmckpt.fleet.schedule import record as schedules
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.replicate.narration import events_file
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.paths import file_name, lock_path, vm_dir
 
 pytestmark = pytest.mark.contract
@@ -49,7 +49,7 @@ def test_a_name_is_one_file_in_its_directory(name: str, short_path: Path) -> Non
         lambda: file_name(name, "VM"),
         lambda: vm_dir(state, name),
         lambda: lock_path(state, name),
-        lambda: Files.of(local_host(), name),
+        lambda: ServiceFiles.of(local_host(), name),
         lambda: events_file(local_host(), name),
         lambda: schedules.load(name),
         lambda: schedules.lock_path(name),

@@ -25,8 +25,8 @@ from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.first_pages import read_noted
 from vmckpt.checkpoint.restore.pager import present
-from vmckpt.checkpoint.restore.paging import Pager, is_whole, see_to_pages
-from vmckpt.checkpoint.restore.restore import Source, Wish, restore
+from vmckpt.checkpoint.restore.paging import PagerProcess, is_whole, see_to_pages
+from vmckpt.checkpoint.restore.restore import CheckpointSource, RestoreOptions, restore
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
@@ -158,9 +158,9 @@ class Guest:
         while "tried again" not in self.log.read_text():
             time.sleep(0.02)
 
-    async def paged(self) -> Pager:
+    async def paged(self) -> PagerProcess:
         where = self.place, self.checkpoint, self.log, self.ram_file
-        pager = await Pager.start(*where, noted=self.noted)
+        pager = await PagerProcess.start(*where, noted=self.noted)
         await pager.opened()
         await pager.attach(self.qemu)
         return pager
@@ -445,15 +445,15 @@ def test_a_pager_that_is_quicker_than_qemu_finds_the_directory_of_the_memory(
     host, place = LocalHost("local", tmp_path, "127.0.0.1"), str(tmp_path / "checkpoints")
     with open_store(place) as store:
         point = store.find("one")
-    source = Source(place, point.id, known=digest(point))
+    source = CheckpointSource(place, point.id, known=digest(point))
     found = list[tuple[Path, int]]()
 
     async def start(_place: str, _id: str, _log: Path, ram_file: Path, **_more: object) -> None:
         found.append((ram_file.parent, stat.S_IMODE(ram_file.parent.stat().st_mode)))
         raise OSError("no pager")
 
-    monkeypatch.setattr(Pager, "start", start)
-    wish = Wish("copy", in_place=False, eager=False, plugged=False, keep_macs=False)
+    monkeypatch.setattr(PagerProcess, "start", start)
+    wish = RestoreOptions("copy", in_place=False, eager=False, plugged=False, keep_macs=False)
     with pytest.raises(OSError, match="no pager"):
         asyncio.run(restore(host, source, wish, lambda _: None))
     ((directory, mode),) = found

@@ -17,7 +17,7 @@ from tests.unit.test_guard_records import record
 from vmckpt.checkpoint.catalogue.catalogue import Catalogue, catalogue, to_json
 from vmckpt.checkpoint.catalogue.look import prune, remove
 from vmckpt.checkpoint.catalogue.pinning import check_reason, pin, unpin
-from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.checkpoint.catalogue.tree import lines, rows
 from vmckpt.errors import (
     BusyError,
@@ -29,14 +29,14 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.guard.guard import expire
 from vmckpt.fleet.guard.pinned import pin_for, without_stale
-from vmckpt.fleet.guard.record import Phase, Record, forget, load_all
+from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, forget, load_all
 from vmckpt.fleet.guard.record import save as write_down
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.store.backends.local import LocalHeld
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.files.header import Kind
+from vmckpt.store.files.header import FileKind
 from vmckpt.store.files.pins import PINS, new_pin, write_pin
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.sealing.keys import from_environment
@@ -200,7 +200,7 @@ def seen() -> Catalogue:
 
 def prune_all_but_one() -> list[str]:
     """Why each is kept or removed."""
-    done = prune(seen().entries, Rule(keep_last=1), {}, None, apply=True)
+    done = prune(seen().entries, RetentionRule(keep_last=1), {}, None, apply=True)
     return [one.why for one in asyncio.run(done).decisions]
 
 
@@ -247,13 +247,13 @@ def test_a_reason_is_one_printable_line() -> None:
             check_reason(reason)
 
 
-def guard_of(state: Path, name: str) -> Record:
+def guard_of(state: Path, name: str) -> GuardRecord:
     """A guard in the middle of its command, whose checkpoint is that one."""
 
-    async def begun() -> Record:
+    async def begun() -> GuardRecord:
         found = await catalogue(all_hosts(), None)
         entry = found.find(name)
-        made = write_down(record("20250101-000000-abcd", Phase.COMMAND), checkpoint=entry.id)
+        made = write_down(record("20250101-000000-abcd", GuardPhase.COMMAND), checkpoint=entry.id)
         await pin_for(made, entry)
         return made
 
@@ -279,7 +279,7 @@ def test_nothing_removes_a_guards_rollback_checkpoint(state: Path) -> None:
 
 def test_a_guard_that_expires_takes_its_pin_and_its_checkpoint_along(state: Path) -> None:
     guard = guard_of(state, "one")
-    write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
+    write_down(guard, phase=GuardPhase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
     assert ids(state) == ["two"]
     assert load_all().records == {}
@@ -289,7 +289,7 @@ def test_a_guard_that_expires_takes_its_pin_and_its_checkpoint_along(state: Path
 def test_what_the_operator_pinned_too_outlives_its_guard(state: Path) -> None:
     guard = guard_of(state, "one")
     asyncio.run(pin(seen().find("one"), "by hand"))
-    write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
+    write_down(guard, phase=GuardPhase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
     assert (ids(state), load_all().records) == (["one", "two"], {})
 
@@ -358,7 +358,7 @@ def test_hostile_pins_hold_and_end_no_list(store: Store, text: str) -> None:
     """A client that only adds may write any."""
     made = save(store, memory(16, 1))
     name = f"{PINS}/{made.id}-{'0' * 16}"
-    header = store.opened.files.header(Kind.PIN).new()
+    header = store.opened.files.header(FileKind.PIN).new()
     sealed = store.opened.sealer.file(header, name).seal(Box.PIN, 0, text.encode())
     store.opened.files.write(name, [header, sealed])
     [[pinned]] = store.pins().values()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.power_cut import Disk, lay_out
 from vmckpt.checkpoint.disks.qcow2 import write_image
-from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.paging import is_whole
 from vmckpt.codec import builtins
 from vmckpt.errors import StorageError, VmckptError
@@ -21,8 +21,8 @@ from vmckpt.events.record import RunRecord
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.migrate.outcome.ends import End
-from vmckpt.migrate.outcome.journal import Journal, find_journal, newest
-from vmckpt.migrate.steps.disk_files import CopiedDisk, create_files, hand_over_files
+from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal, newest
+from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_files
 from vmckpt.migrate.steps.handover import settle_on_target
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
@@ -98,7 +98,9 @@ def test_a_vm_that_starts_again_is_at_home_whenever_the_power_fails(
 def test_a_journal_is_of_one_of_the_steps_that_were_begun(root: Path, tmp_path: Path) -> None:
     hosts = [a_host(root / name, name) for name in ("a", "b")]
     asyncio.run(is_at_home(a_vm(hosts[0], "00000001")))
-    journal = Journal("r", "web", "a", "b", "1", "2", "/dev/shm", was_running=True, step="begin")
+    journal = MigrationJournal(
+        "r", "web", "a", "b", "1", "2", "/dev/shm", was_running=True, step="begin"
+    )
     steps = ("begin", "prepare", "transfer", "drain", "handover")
     begun = list[str]()
 
@@ -110,7 +112,7 @@ def test_a_journal_is_of_one_of_the_steps_that_were_begun(root: Path, tmp_path: 
     seen = set[str | None]()
     for when, state in cuts(root, move, tmp_path):
         there = [a_host(state / name, name) for name in ("a", "b")]
-        found = [asyncio.run(Journal.read(host, "web")) for host in there]
+        found = [asyncio.run(MigrationJournal.read(host, "web")) for host in there]
         seen.add(one.step if (one := newest(one for one in found if one)) else None)
         # One host at a time is told of a step.
         at = [steps.index(one.step) if one else -1 for one in found]
@@ -146,11 +148,11 @@ def test_a_restore_in_place_is_undone_or_finished(
     (images / "web.qcow2").write_text("the old disk")
     made = images / "web.qcow2.vmckpt-1"
 
-    def making(state: Path) -> Making:
+    def making(state: Path) -> PendingQemu:
         new, old = (
             str(path).replace(str(root), str(state)) for path in (made, images / "web.qcow2")
         )
-        return Making("00000002", SPEC, (), ((new, old),))
+        return PendingQemu("00000002", SPEC, (), ((new, old),))
 
     async def restore() -> None:
         await write_down(old, making(root))
@@ -283,7 +285,7 @@ def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:
     old.write_text("the disk")
     (root / "b").mkdir(mode=0o700)
     arrived = a_vm(target, "00000002")
-    kept = [CopiedDisk(str(old), str(new))]
+    kept = [MovedDisk(str(old), str(new))]
 
     async def move() -> None:
         copy = DiskCopy(0, "raw", False, 8, 8, old, new, "disk0", "disk0")

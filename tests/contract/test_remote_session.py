@@ -19,7 +19,7 @@ from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, read_owner
 from vmckpt.hosts.processes import process
-from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
+from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, RpcFrameKind, read_frame, with_json
 from vmckpt.hosts.remote.host import RemoteHost
 
 Play = Callable[[RemoteHost, PipedServes], Awaitable[None]]
@@ -61,7 +61,7 @@ def test_the_far_side_ends_in_peace_when_the_asker_has_gone(tmp_path: Path) -> N
     assert far.stderr is not None
     hello = {"protocol": PROTOCOL, "state_dir": str(tmp_path), "name": "a"}
     with far, far.stdout:
-        far.stdin.write(with_json(Kind.HELLO, 0, hello).encode())
+        far.stdin.write(with_json(RpcFrameKind.HELLO, 0, hello).encode())
         far.stdin.flush()
         assert far.stdout.read(1)
         far.stdout.close()
@@ -74,10 +74,10 @@ def test_the_far_side_ends_in_peace_when_the_asker_has_gone(tmp_path: Path) -> N
 
 def test_a_question_that_is_cancelled_at_once_is_answered_too(tmp_path: Path) -> None:
     hello = with_json(
-        Kind.HELLO, 0, {"protocol": PROTOCOL, "state_dir": str(tmp_path), "name": "a"}
+        RpcFrameKind.HELLO, 0, {"protocol": PROTOCOL, "state_dir": str(tmp_path), "name": "a"}
     )
-    question = with_json(Kind.REQUEST, 1, {"do": "exists", "with": {"path": str(tmp_path)}})
-    frames = (hello, question, Frame(Kind.CANCEL, 1))
+    question = with_json(RpcFrameKind.REQUEST, 1, {"do": "exists", "with": {"path": str(tmp_path)}})
+    frames = (hello, question, Frame(RpcFrameKind.CANCEL, 1))
 
     async def run() -> None:
         pipe = asyncio.subprocess.PIPE
@@ -88,11 +88,11 @@ def test_a_question_that_is_cancelled_at_once_is_answered_too(tmp_path: Path) ->
         try:
             async with asyncio.timeout(20):
                 await far.stdout.readuntil(MAGIC)
-                assert (await read_frame(far.stdout)).kind is Kind.HELLO
+                assert (await read_frame(far.stdout)).kind is RpcFrameKind.HELLO
                 answer = await read_frame(far.stdout)
-                while answer.kind is Kind.PING:
+                while answer.kind is RpcFrameKind.PING:
                     answer = await read_frame(far.stdout)
-                assert (answer.kind, answer.number) == (Kind.ANSWER, 1)
+                assert (answer.kind, answer.number) == (RpcFrameKind.ANSWER, 1)
         finally:
             far.stdin.close()
             await far.wait()

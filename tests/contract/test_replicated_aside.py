@@ -22,9 +22,9 @@ from vmckpt.errors import (
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET
-from vmckpt.options.replication import SHARED, Options
+from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
@@ -32,7 +32,7 @@ from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.folding import fold_there
 from vmckpt.replicate.operator.stop import stop
-from vmckpt.replicate.request import REQUEST, Files, Request
+from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
@@ -61,10 +61,10 @@ def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
     directory.spec.write_text(SPEC)
     went = Qemu(directory.qemu("old"), ProcessId(1 << 22, 1), PLATFORM)
     directory.current.write_text(went.to_json())
-    request = Request(
+    request = ReplicationRequest(
         run="1", vm="web", spec=SPEC, platform=PLATFORM, primary=a, standby=b,
-        options=Options(str(tmp_path / "leases"), disks=SHARED), one_machine=True, qemu_id="old",
-        disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
+        options=ReplicationOptions(str(tmp_path / "leases"), disks=SHARED), one_machine=True,
+        qemu_id="old", disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
     )  # fmt: skip
     directory.aside_request.write_text(REQUEST.encode(request))
     (directory.aside / "disk0.qcow2").touch()
@@ -79,7 +79,7 @@ def recorded(
     tmp_path: Path, holder: str = OURS, in_sync: str | None = None, *, released: bool = False
 ) -> None:
     (tmp_path / "leases").mkdir(exist_ok=True)
-    put = Record(1, holder, 1, Span(0.1), in_sync, released)
+    put = LeaseRecord(1, holder, 1, LeaseSpan(0.1), in_sync, released)
     asyncio.run(FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET))
 
 
@@ -160,7 +160,7 @@ def test_an_arbiter_that_is_gone_or_forgot_holds_nothing_up_that_it_was_told_bef
     assert not home(tmp_path).aside.exists()
 
 
-def term(tmp_path: Path) -> Record:
+def term(tmp_path: Path) -> LeaseRecord:
     found = asyncio.run(FileStore(tmp_path / "leases").read("web"))
     assert found is not None
     return found.record
@@ -222,7 +222,7 @@ def test_a_layer_that_its_disk_is_ahead_of_is_not_folded(
 @contextmanager
 def a_standby(host: LocalHost) -> Iterator[None]:
     """A process that looks like its service."""
-    words = ["replica", "standby", str(Files.of(host, "web").path), ""]
+    words = ["replica", "standby", str(ServiceFiles.of(host, "web").path), ""]
     wait = "import sys; sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", wait, *words], stdin=subprocess.PIPE) as process:
         while not find_by_argument("\0".join(words)):

@@ -16,18 +16,18 @@ from vmckpt.epoch.epoch import Pages
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
+from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant
-from vmckpt.lease.standby import Move
+from vmckpt.lease.standby import StandbyMove
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
 from vmckpt.replicate import channel
 from vmckpt.replicate.channel import ALONE
-from vmckpt.replicate.disks.journal import Journal
+from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.primary import keeper
 from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.standby.replica import replica_in
 from vmckpt.replicate.standby.takeover import TakeOver
-from vmckpt.replicate.wire.epoch import Epoch
+from vmckpt.replicate.wire.epoch import ReceivedEpoch
 from vmckpt.replicate.wire.pages import PageBatch
 
 __all__ = ["ram_path"]
@@ -122,11 +122,11 @@ def test_one_that_is_given_up_in_it_has_the_whole_epoch(
         none, none, np.zeros(0, dtype=bool), np.zeros(0, dtype="<u8"), np.array([3]), page,
         7 * PAGE_BYTES // 8,
     )  # fmt: skip
-    epoch = Epoch(1, 1, 0, (batch,), b"base", b"state", ())
+    epoch = ReceivedEpoch(1, 1, 0, (batch,), b"base", b"state", ())
 
     async def main() -> None:
         monkeypatch.setattr(PageBatch, "apply", slow)
-        with mapped(ram_path) as ram, replica_in(ram, Journal([])) as replica:
+        with mapped(ram_path) as ram, replica_in(ram, DisksJournal([])) as replica:
             applying = asyncio.ensure_future(replica.apply(epoch))
             await at_work.wait()
             assert (replica.is_applying, replica.complete) == (True, False)
@@ -147,7 +147,7 @@ def test_one_that_is_given_up_in_it_has_the_whole_epoch(
 
 
 def test_nothing_is_decided_while_an_epoch_is_applied(tmp_path: Path) -> None:
-    store, span = FileStore(tmp_path), Span(0.2)
+    store, span = FileStore(tmp_path), LeaseSpan(0.2)
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
@@ -168,6 +168,6 @@ def test_nothing_is_decided_while_an_epoch_is_applied(tmp_path: Path) -> None:
         assert not standby.has_asked
         replica.is_applying = False
         async with asyncio.timeout(20):
-            assert await deciding is Move.PROMOTE
+            assert await deciding is StandbyMove.PROMOTE
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import pytest
 from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import Guest, marked_as
 from tests.silent_ends import Scripted as ScriptedQemu
-from vmckpt.cli.options.replicate_options import Wishes
+from vmckpt.cli.options.replicate_options import ReplicateArguments
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -25,14 +25,14 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.operator import begin
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.failback import came_from, failback, last_options
 from vmckpt.replicate.operator.keep import keep
 from vmckpt.replicate.operator.operate import failover
-from vmckpt.replicate.request import REQUEST, Files, Request
+from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -40,7 +40,7 @@ from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
 PLATFORM = Platform("q35", "tcg", "qemu64")
-OPTIONS = Options("/leases", ("agent", "{host}"), epoch_s=0.05)
+OPTIONS = ReplicationOptions("/leases", ("agent", "{host}"), epoch_s=0.05)
 
 
 def a_vm(tmp_path: Path) -> Vm:
@@ -63,10 +63,10 @@ def test_it_goes_back_to_where_it_came_from(tmp_path: Path) -> None:
 def test_what_was_wished_last_is_remembered(tmp_path: Path) -> None:
     vm = a_vm(tmp_path)
     assert asyncio.run(last_options(vm, vm.host)) is None
-    files = Files.of(vm.host, "web")
+    files = ServiceFiles.of(vm.host, "web")
     files.path.mkdir(parents=True)
     here = LocalHost("b", tmp_path, "127.0.0.1")
-    request = Request(
+    request = ReplicationRequest(
         run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=here, standby=here,
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
@@ -86,7 +86,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
         FaultyHost(name, tmp_path / name, "127.0.0.1", is_this_machine=False) for name in "ab"
     )
     vm = a_vm(tmp_path / "b")._replace(host=home)
-    request = Request(
+    request = ReplicationRequest(
         run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=target, standby=home,
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
     }[knows]
     for host, said in ((home, text), (target, told)):
         if said is not None:
-            files = Files.of(host, "web")
+            files = ServiceFiles.of(host, "web")
             files.path.mkdir(parents=True)
             files.request.write_text(said)
     found = asyncio.run(last_options(vm, target))
@@ -109,27 +109,31 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
         return
     assert (found.arbiter, found.fence, found.epoch_s) == ("", (), OPTIONS.epoch_s)
     with pytest.raises(RefusedError, match="b alone knows") as refused:
-        asyncio.run(failback(vm, target, Wishes().options(vm.host, target, found), "r", ()))
+        asyncio.run(
+            failback(vm, target, ReplicateArguments().options(vm.host, target, found), "r", ())
+        )
     assert "--lease" in refused.value.remedy
-    assert Wishes(lease="etcd:http://c:2379").options(vm.host, target, found).fence == ()
+    assert (
+        ReplicateArguments(lease="etcd:http://c:2379").options(vm.host, target, found).fence == ()
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (Options("leases"), "no place for leases"),
-        (Options("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
-        (Options("/leases", epoch_s=60.0), "would hold back what the guest sends"),
-        (Options("/leases", ("agent",)), "hosts of one machine"),
+        (ReplicationOptions("leases"), "no place for leases"),
+        (ReplicationOptions("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
+        (ReplicationOptions("/leases", epoch_s=60.0), "would hold back what the guest sends"),
+        (ReplicationOptions("/leases", ("agent",)), "hosts of one machine"),
     ],
 )
 def test_a_program_begins_nothing_that_a_command_would_not(
-    tmp_path: Path, options: Options, said: str
+    tmp_path: Path, options: ReplicationOptions, said: str
 ) -> None:
     standby = LocalHost("a", tmp_path / "a", "127.0.0.1")
     with pytest.raises((UsageError, RefusedError), match=said):
         asyncio.run(start(a_vm(tmp_path / "b"), standby, options, "r"))
-    assert not Files.of(standby, "web").path.exists()
+    assert not ServiceFiles.of(standby, "web").path.exists()
 
 
 def test_of_two_who_begin_a_protection_one_does(
@@ -146,7 +150,7 @@ def test_of_two_who_begin_a_protection_one_does(
     monkeypatch.setattr(begin, "check", checked)
 
     async def main() -> None:
-        options = Options(str(tmp_path / "leases"))
+        options = ReplicationOptions(str(tmp_path / "leases"))
         beginning = asyncio.ensure_future(start(vm, first, options, "1"))
         async with asyncio.timeout(20):
             await begins.wait()
@@ -161,7 +165,7 @@ def test_of_two_who_begin_a_protection_one_does(
 @pytest.mark.parametrize("options", [None, {"arbiter": 1}, {"arbiter": "/x", "fence": "sh"}])
 def test_wishes_of_other_types_are_none(tmp_path: Path, options: object) -> None:
     vm = a_vm(tmp_path)
-    files = Files.of(vm.host, "web")
+    files = ServiceFiles.of(vm.host, "web")
     files.path.mkdir(parents=True)
     files.request.write_text(json.dumps({"format": 2, "options": options}))
     with pytest.raises(UsageError):
@@ -170,7 +174,7 @@ def test_wishes_of_other_types_are_none(tmp_path: Path, options: object) -> None
 
 def test_one_that_another_host_protects_is_left_so(tmp_path: Path) -> None:
     vm, other = a_vm(tmp_path), LocalHost("c", tmp_path / "c", "127.0.0.1")
-    files = Files.of(vm.host, "web")
+    files = ServiceFiles.of(vm.host, "web")
 
     async def answer(word: str) -> dict[str, Any]:
         return {"role": "primary", "state": "protected", "primary": "b", "standby": "a"}
@@ -188,7 +192,7 @@ def test_one_that_another_host_protects_is_left_so(tmp_path: Path) -> None:
 
 def taken_over(vm: Vm, took_over_ms: float | None) -> None:
     """By lab-b, whose service has ended; how long it took until the guest ran, if it did."""
-    files = Files.of(vm.host, "web")
+    files = ServiceFiles.of(vm.host, "web")
     status = {
         "role": "standby", "state": "promoted", "primary": "a", "standby": "b", "why": "the word",
         "run": "1", "qemu_id": "0", "primary_qemu_id": "9", "took_over_ms": took_over_ms,
@@ -260,14 +264,14 @@ class Scripted:
 
     def has_ended(self, name: str, **status: Any) -> None:
         """Its last word."""
-        files = Files.of(self.hosts[name], "web")
+        files = ServiceFiles.of(self.hosts[name], "web")
         files.path.mkdir(parents=True, exist_ok=True)
         files.request.write_text("{}")
         files.status.write_text(json.dumps(status | {"why": "", "took_over_ms": 12.0}))
 
     @asynccontextmanager
     async def answers(self, name: str, **status: Any) -> AsyncIterator[None]:
-        files = Files.of(self.hosts[name], "web")
+        files = ServiceFiles.of(self.hosts[name], "web")
         files.path.mkdir(parents=True, exist_ok=True)
         files.request.write_text("{}")
 

@@ -13,13 +13,13 @@ from tests.contract.test_replication_leftovers import home, record, requested, s
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Right, right_of
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary.claim import Claim
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
 
@@ -56,7 +56,7 @@ def replaced(hosts: tuple[LocalHost, LocalHost], tmp_path: Path, ending: str = "
 def test_who_may_run_the_guest_of_a_former_primary(
     holder: str, in_sync: str | None, right: Right, *, released: bool
 ) -> None:
-    assert right_of(Record(2, holder, 1, Span(1.0), in_sync, released), "a/1") is right
+    assert right_of(LeaseRecord(2, holder, 1, LeaseSpan(1.0), in_sync, released), "a/1") is right
     assert right_of(None, "a/1") is Right.FORGOTTEN
 
 
@@ -66,7 +66,7 @@ def test_a_stale_home_is_not_started_while_its_successor_is_out_of_reach(
 ) -> None:
     vm = replaced(hosts, tmp_path, ending)
     record(tmp_path, "b/1", None)
-    elsewhere, offline = LocalHost("c", tmp_path / "c", "127.0.0.1"), Options(offline=True)
+    elsewhere, offline = LocalHost("c", tmp_path / "c", "127.0.0.1"), MigrationOptions(offline=True)
     for begun in (
         lambda: DirectVm(vm).start(),
         lambda: DirectVm(vm).migrate(elsewhere, offline, lambda _: None),
@@ -75,7 +75,7 @@ def test_a_stale_home_is_not_started_while_its_successor_is_out_of_reach(
         with pytest.raises(RefusedError, match="may run on b"):
             asyncio.run(begun())
     # Nor by any command that goes past the driver, whatever became of the service's own files.
-    asyncio.run(hosts[0].remove(Files.of(hosts[0], "web").path))
+    asyncio.run(hosts[0].remove(ServiceFiles.of(hosts[0], "web").path))
     with pytest.raises(BusyError, match="another host may run"):
         asyncio.run(read_again(vm))
     with pytest.raises(RefusedError, match="may run on b"):

@@ -23,12 +23,12 @@ from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Versioned
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.options import replication
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import recovery
@@ -40,10 +40,10 @@ from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import epochs, primary
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.primary.epochs import Epochs
-from vmckpt.replicate.primary.protection import Ending, Protection
+from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.recovery import recover
-from vmckpt.replicate.request import Files, read_request
+from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby.standby import Standby
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
@@ -57,14 +57,14 @@ def hosts(tmp_path: Path) -> Hosts:
     return LocalHost("a", tmp_path / "a", "127.0.0.1"), LocalHost("b", tmp_path / "b", "127.0.0.1")
 
 
-def protected(hosts: Hosts, tmp_path: Path) -> tuple[Vm, Files]:
+def protected(hosts: Hosts, tmp_path: Path) -> tuple[Vm, ServiceFiles]:
     """A home with its claim, and both services' files."""
     vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
     Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
     return vm, files
 
 
-def elsewhere(files: Files) -> None:
+def elsewhere(files: ServiceFiles) -> None:
     """Its hosts are two machines: this one does not know what the other has."""
     request = json.loads(files.request.read_text())
     files.request.write_text(json.dumps(request | {"one_machine": False}))
@@ -75,7 +75,7 @@ class Lost(FileStore):
 
     is_lost = False
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         if self.is_lost:
             self.is_lost = False
             raise OutcomeUnknownError("no answer", why="it was lost", remedy="-")
@@ -91,7 +91,7 @@ def test_a_standby_that_cannot_go_on_gives_its_term_up_though_it_once_got_no_ans
     store = Lost(tmp_path / "leases")
     service: Any = Standby.__new__(Standby)
     service._request = read_request(files.path)
-    service._lease = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(0.1))
+    service._lease = Lease(store, "web", Claimant("b/1", replica="b/1"), LeaseSpan(0.1))
 
     async def main() -> None:
         await service._lease.take()
@@ -111,7 +111,7 @@ def test_a_stop_goes_by_how_the_services_ended_not_by_what_they_said_before(
     """Its QEMU died as it was asked to stop: its term stayed the standby's, which was gone."""
     vm, files = protected(hosts, tmp_path)
     record(tmp_path, "a/1", "b/1", released=True)
-    Files.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
 
     async def answer(word: str) -> dict[str, Any]:
         told = {"role": "primary", "state": "protected", "run": "1", "why": "-"}
@@ -138,7 +138,7 @@ def test_a_stop_has_a_standby_give_up_the_term_that_it_ended_with(
     record(tmp_path, "b/1", None)
     left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "-"}
     files.status.write_text(json.dumps(left))
-    Files.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
     monkeypatch.setattr(stopping, "BEGIN_S", 10.0)
     asyncio.run(stop("web", hosts))
     assert stands(tmp_path).holder == "a/1/recovery"
@@ -186,7 +186,7 @@ def test_a_stop_removes_what_was_taken_over_from(hosts: Hosts, tmp_path: Path) -
     replaced(hosts, tmp_path)
     record(tmp_path, "b/1", None)
     found = home(hosts[1], "new")
-    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     asyncio.run(stop("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is None
     assert asyncio.run(read_vm(found.host, "web")) is not None
@@ -206,11 +206,11 @@ def test_of_two_homes_the_one_that_lost_its_term_goes_whatever_became_of_the_oth
     record(tmp_path, "a/1", "b/1")
     assert not asyncio.run(settle("web", hosts))  # it may still be the one that is to run
     store = FileStore(tmp_path / "leases")
-    asyncio.run(store.replace("web", Record(2, "b/1", 1, Span(0.1)), over=1))
+    asyncio.run(store.replace("web", LeaseRecord(2, "b/1", 1, LeaseSpan(0.1)), over=1))
     if has_said_so:
         requested(hosts, tmp_path)
         word = promoted_on(hosts[1], "newer") | {"primary_qemu_id": "older"}
-        Files.of(hosts[1], "web").status.write_text(json.dumps(word))
+        ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(word))
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is None
     assert asyncio.run(read_vm(hosts[1], "web")) is not None
@@ -269,7 +269,7 @@ def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
         return resume_guest
 
     service._epochs = SimpleNamespace(one=none, stands_still="")
-    service._replica, service._asked = "b/1", Ending.YOURS
+    service._replica, service._asked = "b/1", ProtectionEnding.YOURS
 
     async def main() -> None:
         async with asyncio.timeout(5):
@@ -340,7 +340,7 @@ def test_a_qemu_that_answers_nothing_is_not_ended_for_a_standby_that_is_lost(
                 asyncio.run(one._qemu_gone(is_off=False))
             _spare(qemu)
         else:
-            assert asyncio.run(one._qemu_gone(is_off=False)) is Ending.YOURS
+            assert asyncio.run(one._qemu_gone(is_off=False)) is ProtectionEnding.YOURS
         assert qemu.wait(10) == -signal.SIGKILL
 
 
@@ -394,7 +394,7 @@ def test_a_recovery_lets_go_of_a_qemu_that_a_guard_held(
     record(tmp_path, "a/1", "b/1")
     freed = list[str]()
 
-    async def free(_vm: Vm, _files: Files) -> None:
+    async def free(_vm: Vm, _files: ServiceFiles) -> None:
         freed.append(_state(qemu.pid))
 
     monkeypatch.setattr(recovery, "_free", free)
@@ -423,14 +423,14 @@ def taken_over(hosts: Hosts, tmp_path: Path) -> Vm:
     """A VM that its standby on b took over from a, and which is off there."""
     requested(hosts, tmp_path)
     vm = home(hosts[1], "new")
-    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     record(tmp_path, "b/1", None)
     return vm
 
 
 def robbed(tmp_path: Path) -> None:
     """`stop --standby-is-dead` on a, while b was off."""
-    taken = Record(2, "a/1/recovery", 1, Span(0.1))
+    taken = LeaseRecord(2, "a/1/recovery", 1, LeaseSpan(0.1))
     asyncio.run(FileStore(tmp_path / "leases").replace("web", taken, over=1))
 
 
@@ -443,11 +443,14 @@ def test_a_home_that_took_over_is_not_started_once_its_term_was_taken_from_it(
         asyncio.run(require_decided(vm))
     vm.directory.current.write_text(vm.qemu.to_json().replace("new", "started-anew"))
     robbed(tmp_path)
-    elsewhere_, offline = LocalHost("c", tmp_path / "c", "127.0.0.1"), Options(offline=True)
+    elsewhere_, offline = (
+        LocalHost("c", tmp_path / "c", "127.0.0.1"),
+        MigrationOptions(offline=True),
+    )
     for begun in (
         lambda: DirectVm(vm).start(),
         lambda: DirectVm(vm).migrate(elsewhere_, offline, lambda _: None),
-        lambda: start(vm, elsewhere_, replication.Options("/leases"), "2"),
+        lambda: start(vm, elsewhere_, replication.ReplicationOptions("/leases"), "2"),
     ):
         with pytest.raises(RefusedError, match="may run on a"):
             asyncio.run(begun())

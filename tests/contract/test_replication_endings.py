@@ -21,7 +21,7 @@ from vmckpt.errors import HostDownError, NotFoundError, VmckptError
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate import recovery
 from vmckpt.replicate.operator import begin, sides
 from vmckpt.replicate.operator import keep as keeping
@@ -30,7 +30,7 @@ from vmckpt.replicate.operator.operate import failover, require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary.claim import Claim, examine
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm import lifecycle
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import held
@@ -155,7 +155,7 @@ def made(case: Case, tmp_path: Path) -> Hosts:
     for host, role, state in zip(
         hosts, ("primary", "standby"), (case.ending, case.standby), strict=True
     ):
-        files = Files.of(host, "web")
+        files = ServiceFiles.of(host, "web")
         request = json.loads(files.request.read_text())
         files.request.write_text(json.dumps(request | {"one_machine": False}))
         if state is None:
@@ -235,9 +235,9 @@ class Operator:
             case "migrate --offline":
                 await require_decided(vm)  # as it begins
             case "start":
-                await begin.start(vm, other, Options("/leases"), "2")
+                await begin.start(vm, other, ReplicationOptions("/leases"), "2")
             case _:
-                await failback(vm, other, Options("-"), "2", self._hosts)
+                await failback(vm, other, ReplicationOptions("-"), "2", self._hosts)
 
     async def _found(self) -> Vm:
         """As every command finds it."""

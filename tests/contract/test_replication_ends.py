@@ -24,31 +24,31 @@ from vmckpt.hosts.processes.process import ProcessId, identify, is_alive
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
+from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant
-from vmckpt.lease.standby import Move
+from vmckpt.lease.standby import StandbyMove
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
-from vmckpt.replicate.disks.journal import Journal
+from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary import keeper
-from vmckpt.replicate.primary.keeper import Keeper
-from vmckpt.replicate.primary.protection import Ending, Protection
-from vmckpt.replicate.primary.stream import StandbyLostError, Stream
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.primary.keeper import TermKeeper
+from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
+from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.standby.following import Following
 from vmckpt.replicate.standby.replica import replica_in
 from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.beats import Hearing, Sender
-from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
-from vmckpt.replicate.wire.errors import DamagedError
-from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Kind, Outbound
+from vmckpt.replicate.wire.epoch import Assembler, Composer, ReceivedEpoch
+from vmckpt.replicate.wire.errors import DamagedFrameError
+from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, FrameKind, Inbound, Outbound
 from vmckpt.replicate.wire.messages import PROTOCOL, Begin, Failure, Hello, decode_failure
 from vmckpt.replicate.wire.pages import Encoder, Shadow, as_words
 from vmckpt.vm.argv import Platform
@@ -80,7 +80,7 @@ def test_frames_come_as_they_were_sent_and_the_end_is_told() -> None:
         ours, theirs = await _pair()
         await ours.fail(Failure("stopped", "what", "why", "-"))
         head, payload = await theirs.receive()
-        assert (head.kind, head.term) == (Kind.FAILURE, 7)
+        assert (head.kind, head.term) == (FrameKind.FAILURE, 7)
         assert decode_failure(payload).kind == "stopped"
         ours.abort()
         with pytest.raises(HostDownError):
@@ -104,10 +104,10 @@ def test_a_primary_of_another_protocol_is_refused_by_name() -> None:
         following._progress = int  # type: ignore[method-assign]
         receiving = asyncio.ensure_future(following.receive(theirs))
         hello = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, protocol=4)
-        await ours.send(ours.outbound.frame(Kind.HELLO, 0, hello.encode()))
+        await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
         head, payload = await ours.receive()
         said = decode_failure(payload)
-        assert head.kind is Kind.FAILURE
+        assert head.kind is FrameKind.FAILURE
         assert said.what == "primary and standby speak different protocols"
         assert said.why == f"the other side's HELLO is of protocol 4, here is {PROTOCOL}"
         assert said.remedy == "install the same vmckpt on both hosts"
@@ -121,10 +121,10 @@ def test_a_primary_of_another_protocol_is_refused_by_name() -> None:
 def test_a_flipped_bit_is_found() -> None:
     async def talk() -> None:
         ours, theirs = await _pair()
-        frame = ours.outbound.frame(Kind.ACK, 3, [b"payload"])
+        frame = ours.outbound.frame(FrameKind.ACK, 3, [b"payload"])
         frame[-1] = b"paxload"
         await ours.send(frame)
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedFrameError):
             await theirs.receive()
         ours.abort()
         theirs.abort()
@@ -134,7 +134,7 @@ def test_a_flipped_bit_is_found() -> None:
 
 def test_a_service_answers_and_one_that_has_ended_is_no_answer(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    files = Files.of(host, "web")
+    files = ServiceFiles.of(host, "web")
     files.path.mkdir(parents=True)
 
     async def answer(word: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_a_service_answers_and_one_that_has_ended_is_no_answer(tmp_path: Path) -
 
 def test_who_asked_before_a_service_ends_is_answered(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    files = Files.of(host, "web")
+    files = ServiceFiles.of(host, "web")
     files.path.mkdir(parents=True)
 
     async def talk() -> None:
@@ -177,7 +177,7 @@ def test_who_asked_before_a_service_ends_is_answered(tmp_path: Path) -> None:
 
 def test_a_standby_whose_primary_is_silent_is_not_stopped(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    files = Files.of(host, "web")
+    files = ServiceFiles.of(host, "web")
 
     async def answer(word: str) -> dict[str, Any]:
         return {"role": "standby", "state": "following", "asked": word}
@@ -198,13 +198,13 @@ def test_a_vm_whose_standby_may_go_on_with_it_is_neither_started_nor_moved(
     tmp_path: Path,
 ) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    files, directory = Files.of(host, "web"), vm_dir(tmp_path, "web")
+    files, directory = ServiceFiles.of(host, "web"), vm_dir(tmp_path, "web")
     spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
     qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
     vm = Vm(spec, host, directory, qemu)
     files.path.mkdir(parents=True)
     files.request.write_text('{"primary": {"name": "a"}, "vm": "web", "run": "1"}')
-    elsewhere, options = LocalHost("b", tmp_path / "b", "127.0.0.1"), Options(offline=True)
+    elsewhere, options = LocalHost("b", tmp_path / "b", "127.0.0.1"), MigrationOptions(offline=True)
     for begun in (
         lambda: DirectVm(vm).start(),
         lambda: DirectVm(vm).migrate(elsewhere, options, lambda _: None),
@@ -217,13 +217,13 @@ def test_a_vm_whose_standby_may_go_on_with_it_is_neither_started_nor_moved(
 
 
 def test_a_primary_without_its_guard_ends_its_protection(tmp_path: Path) -> None:
-    lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(1.0))
+    lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), LeaseSpan(1.0))
 
     def gone(line: str) -> None:
         raise BrokenPipeError(line)
 
     async def main() -> None:
-        keeper = Keeper(lease, gone)
+        keeper = TermKeeper(lease, gone)
         await keeper.take(None)
         async with asyncio.timeout(10):
             with pytest.raises(OperationFailedError, match="guard"):
@@ -240,7 +240,7 @@ def test_a_replica_is_what_was_sent_epoch_by_epoch(ram_path: Path) -> None:
     assembler = Assembler(PAGES, (), last=0)
     with mapped(ram_path) as ram:
         ram.write([(0, PAGE_BYTES)], b"x" * PAGE_BYTES)  # what a new QEMU may leave there
-    with mapped(ram_path) as ram, replica_in(ram, Journal([])) as replica:
+    with mapped(ram_path) as ram, replica_in(ram, DisksJournal([])) as replica:
         ram.reserve()
         assert ram_path.stat().st_blocks * 512 == PAGES * PAGE_BYTES
         for number, state in ((1, b""), (2, b"devices")):
@@ -259,7 +259,7 @@ def test_a_replica_is_what_was_sent_epoch_by_epoch(ram_path: Path) -> None:
         assert (replica.epoch, replica.device_state) == (2, b"devices")
 
 
-def _taken(assembler: Assembler, frame: list[Buffer]) -> Epoch | None:
+def _taken(assembler: Assembler, frame: list[Buffer]) -> ReceivedEpoch | None:
     data = b"".join(bytes(part) for part in frame)
     inbound = Inbound(0)
     inbound.sequence = int.from_bytes(data[24:28])
@@ -303,8 +303,10 @@ async def _over_a_relay(bytes_per_s: float) -> AsyncIterator[tuple[Channel, Chan
         await asyncio.sleep(0)
 
 
-def _keeper(directory: Path) -> Keeper:
-    return Keeper(Lease(FileStore(directory), "web", Claimant("a/1"), Span(60.0)), lambda _: None)
+def _keeper(directory: Path) -> TermKeeper:
+    return TermKeeper(
+        Lease(FileStore(directory), "web", Claimant("a/1"), LeaseSpan(60.0)), lambda _: None
+    )
 
 
 def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
@@ -317,16 +319,16 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
 
     async def main() -> None:
         async with _over_a_relay(1 << 20) as (ours, theirs):
-            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+            stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
             beats = 0
 
             async def standby() -> None:
                 nonlocal beats
                 while True:
                     head, _ = await theirs.receive()
-                    beats += head.kind is Kind.HEARTBEAT
-                    if head.kind is Kind.COMMIT:
-                        theirs.put(theirs.outbound.frame(Kind.ACK, head.epoch, []))
+                    beats += head.kind is FrameKind.HEARTBEAT
+                    if head.kind is FrameKind.COMMIT:
+                        theirs.put(theirs.outbound.frame(FrameKind.ACK, head.epoch, []))
 
             work = (standby(), theirs.beat(), stream.beat(), stream.receive())
             tasks = [asyncio.ensure_future(one) for one in work]
@@ -345,7 +347,7 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
 def test_a_connection_that_was_left_with_a_word_is_not_lost(tmp_path: Path) -> None:
     async def end(*, with_a_word: bool) -> bool:
         ours, theirs = await _pair()
-        stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+        stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
         if with_a_word:
             await stream.end("stopped", "asked for")
         theirs.abort()
@@ -366,7 +368,7 @@ def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(
 
     async def main() -> None:
         async with _over_a_relay(1.0) as (ours, _):
-            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+            stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
             began_s = asyncio.get_running_loop().time()
             with pytest.raises(HostDownError, match="has ended"):
                 for _ in range(8):
@@ -386,7 +388,7 @@ def test_frames_are_made_as_there_is_room_for_them() -> None:
                 nonlocal made
                 for _ in range(64):
                     made += 1
-                    yield ours.outbound.frame(Kind.PAGES, 1, [bytes(1 << 20)])
+                    yield ours.outbound.frame(FrameKind.PAGES, 1, [bytes(1 << 20)])
 
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(ours.send_all(frames()), 0.3)
@@ -403,7 +405,7 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
         long_ago_s = boottime_s() - 2 * SILENCE_S
         primary = SimpleNamespace(heard_s=long_ago_s, epoch_s=long_ago_s)
         anything: Any = None
-        lease: Any = SimpleNamespace(span=Span(1.0))
+        lease: Any = SimpleNamespace(span=LeaseSpan(1.0))
         taking = TakeOver(anything, lease, replica, primary, asyncio.Event(), lack=it_waits)  # type: ignore[arg-type]
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         assert not taking.is_due(receiving)
@@ -418,7 +420,7 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
 
 def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) -> None:
     """Cut off from the arbiter it has stopped its guest; one that renews its lease is followed."""
-    store, span = FileStore(tmp_path), Span(0.5)
+    store, span = FileStore(tmp_path), LeaseSpan(0.5)
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
@@ -437,13 +439,13 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
         assert not taking.is_due(receiving)
         heard.epoch_s -= 60
         assert taking.is_due(receiving)
-        assert await taking.settled(receiving) is Move.FOLLOW
+        assert await taking.settled(receiving) is StandbyMove.FOLLOW
         async with asyncio.timeout(20):
-            move = Move.FOLLOW
-            while move is Move.FOLLOW:
+            move = StandbyMove.FOLLOW
+            while move is StandbyMove.FOLLOW:
                 await asyncio.wait({receiving}, timeout=0.05)
                 move = await taking.settled(receiving)
-        assert move is Move.PROMOTE
+        assert move is StandbyMove.PROMOTE
         with pytest.raises(RefusedError):
             await primary.renew()
 
@@ -452,7 +454,7 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
 
 def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path: Path) -> None:
     """Or a guest whose service was killed with it, and whose QEMU is well, would be fenced."""
-    store, span = FileStore(tmp_path), Span(0.5)
+    store, span = FileStore(tmp_path), LeaseSpan(0.5)
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
@@ -469,7 +471,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
         taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_has_ended)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         receiving.set_result("lost")
-        assert await taking.settled(receiving) is Move.STAND_DOWN
+        assert await taking.settled(receiving) is StandbyMove.STAND_DOWN
         assert taking.why.endswith("the QEMU that waited here has ended")
         assert not standby.has_asked
         await primary.renew()
@@ -519,7 +521,7 @@ def test_a_killed_qemu_of_a_large_guest_is_dead_long_before_its_memory_is_free(
 ) -> None:
     """Or the primary says that it goes on alone, and the standby drops the only guest."""
 
-    async def left_to_the_standby(_why: str, ending: Ending) -> Ending:
+    async def left_to_the_standby(_why: str, ending: ProtectionEnding) -> ProtectionEnding:
         return ending
 
     monkeypatch.setattr("vmckpt.replicate.primary.protection.DYING_S", 0.0)
@@ -544,7 +546,7 @@ def test_a_killed_qemu_of_a_large_guest_is_dead_long_before_its_memory_is_free(
         held._epochs = SimpleNamespace(is_safe=True)
         held._keeper = SimpleNamespace(solo=asyncio.Event().wait)
         held._dead_here = left_to_the_standby
-        assert await held._not_solo() is Ending.YOURS
+        assert await held._not_solo() is ProtectionEnding.YOURS
 
     argv = [sys.executable, "-c", LARGE]
     with (

@@ -16,17 +16,17 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.qemu.replies import RunState
-from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.primary import _guarded
 from vmckpt.replicate.primary.protection import Protection
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.contract
 def test_it_says_what_it_died_of(tmp_path: Path) -> None:
     itself = identify(os.getpid())
     assert itself
-    directory, files = vm_dir(tmp_path, "web"), Files(tmp_path)
+    directory, files = vm_dir(tmp_path, "web"), ServiceFiles(tmp_path)
     spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
     qemu = Qemu(directory.qemu("0"), itself, Platform("q35", "tcg", "qemu64"))
     vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
@@ -54,7 +54,7 @@ class Watched(FileStore):
         super().__init__(directory)
         self.told, self.told_before = list[str](), list[str]()
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         if record.in_sync is not None:
             self.told_before = [*self.told]
         return await super().replace(vm, record, over=over)
@@ -65,7 +65,7 @@ def test_nothing_stops_the_guest_before_anybody_may_take_over(tmp_path: Path) ->
     store = Watched(tmp_path)
 
     async def main() -> None:
-        keeper = Keeper(Lease(store, "web", Claimant("a/1"), Span(0.5)), store.told.append)
+        keeper = TermKeeper(Lease(store, "web", Claimant("a/1"), LeaseSpan(0.5)), store.told.append)
         await keeper.take(None)
         keeping = asyncio.ensure_future(keeper.keep())
         async with asyncio.timeout(20):
@@ -85,7 +85,7 @@ def test_a_qemu_that_is_held_is_let_go_when_no_term_is_needed_any_more(tmp_path:
     """Its service waits for its answer, and so never came to what ends the protection."""
 
     class Gone(FileStore):
-        async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
             if record.attempt > 2:
                 raise ArbiterDownError("it is gone for good", why="a test's", remedy="-")
             return await super().replace(vm, record, over=over)
@@ -93,7 +93,9 @@ def test_a_qemu_that_is_held_is_let_go_when_no_term_is_needed_any_more(tmp_path:
     told = list[str]()
 
     async def main() -> None:
-        keeper = Keeper(Lease(Gone(tmp_path), "web", Claimant("a/1"), Span(0.5)), told.append)
+        keeper = TermKeeper(
+            Lease(Gone(tmp_path), "web", Claimant("a/1"), LeaseSpan(0.5)), told.append
+        )
         await keeper.take(None)
         assert await keeper.in_sync("b/1")
         assert math.isfinite(float(told[-1]))

@@ -9,12 +9,12 @@ import pytest
 from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import ArbiterDownError, Versioned
-from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.keeper import TermKeeper
 
-SPAN = Span(1.0)
+SPAN = LeaseSpan(1.0)
 
 
 class Deaf(FileStore):
@@ -22,7 +22,7 @@ class Deaf(FileStore):
 
     is_down = False
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         if self.is_down:
             raise ArbiterDownError("the arbiter is down", why="a test's", remedy="-")
         return await super().replace(vm, record, over=over)
@@ -37,7 +37,7 @@ class Lossy(FileStore):
         super().__init__(place)
         self.stuck = asyncio.Event()
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         put = await super().replace(vm, record, over=over)
         if self.is_stuck:
             self.stuck.set()
@@ -48,8 +48,8 @@ class Lossy(FileStore):
         return put
 
 
-def primary_of(store: FileStore, told: list[str]) -> Keeper:
-    return Keeper(Lease(store, "web", Claimant("a/1"), SPAN), told.append)
+def primary_of(store: FileStore, told: list[str]) -> TermKeeper:
+    return TermKeeper(Lease(store, "web", Claimant("a/1"), SPAN), told.append)
 
 
 def standby_of(store: FileStore) -> Lease:
@@ -60,7 +60,7 @@ def is_standbys(holder: str) -> bool:
     return holder.startswith("b/1")
 
 
-async def hand_over(keeper: Keeper) -> None:
+async def hand_over(keeper: TermKeeper) -> None:
     await keeper.take(None)
     assert await keeper.in_sync("b/1")
     assert keeper.may_run()
@@ -68,7 +68,7 @@ async def hand_over(keeper: Keeper) -> None:
     assert not keeper.may_run()
 
 
-async def taken_over(store: FileStore, told: list[str]) -> tuple[Keeper, Lease]:
+async def taken_over(store: FileStore, told: list[str]) -> tuple[TermKeeper, Lease]:
     """A primary that has handed over, and its standby, which has the term."""
     keeper, standby = primary_of(store, told), standby_of(store)
     await hand_over(keeper)

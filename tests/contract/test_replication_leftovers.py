@@ -28,27 +28,27 @@ from vmckpt.errors import (
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument, identify
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET, Versioned
-from vmckpt.migrate.steps.disk_files import CopiedDisk as CopiedFile
+from vmckpt.migrate.steps.disk_files import MovedDisk as CopiedFile
 from vmckpt.migrate.steps.disk_files import create_files, remove_files
 from vmckpt.options.migration import Disks
-from vmckpt.options.replication import COPY, SHARED, Options
+from vmckpt.options.replication import COPY, SHARED, ReplicationOptions
 from vmckpt.preflight.migration.disks import DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, answering
-from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
+from vmckpt.replicate.disks.copies import CopiedDisk, StandbyFile, prepare, read_mark
 from vmckpt.replicate.operator import begin, sides
 from vmckpt.replicate.operator import stop as stopping
-from vmckpt.replicate.operator.leftover_copies import Fate, settle_here
+from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 from vmckpt.replicate.operator.leftovers import remove_stale_home
 from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import primary
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import REQUEST, Files, Request, read_request
+from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
@@ -85,29 +85,29 @@ def requested(
     disks: tuple[CopiedDisk, ...] = (),
     kind: str = COPY,
     lease_s: float = 0.1,
-) -> Files:
+) -> ServiceFiles:
     """Both services were asked, and were killed; the primary's files."""
     primary, standby = hosts
-    options = Options(str(tmp_path / "leases"), lease_s=lease_s, disks=kind)
-    request = Request(
+    options = ReplicationOptions(str(tmp_path / "leases"), lease_s=lease_s, disks=kind)
+    request = ReplicationRequest(
         run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM,
         primary=primary, standby=standby, options=options, one_machine=True, qemu_id="old",
         disks=disks,
     )  # fmt: skip
     for host in hosts:
-        files = Files.of(host, "web")
+        files = ServiceFiles.of(host, "web")
         files.path.mkdir(parents=True)
         files.request.write_text(REQUEST.encode(request))
-    return Files.of(primary, "web")
+    return ServiceFiles.of(primary, "web")
 
 
 def record(tmp_path: Path, holder: str, in_sync: str | None, *, released: bool = False) -> None:
     (tmp_path / "leases").mkdir(exist_ok=True)
-    put = Record(1, holder, 1, Span(0.1), in_sync, released)
+    put = LeaseRecord(1, holder, 1, LeaseSpan(0.1), in_sync, released)
     asyncio.run(FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET))
 
 
-def stands(tmp_path: Path) -> Record:
+def stands(tmp_path: Path) -> LeaseRecord:
     found = asyncio.run(FileStore(tmp_path / "leases").read("web"))
     assert found is not None
     return found.record
@@ -123,7 +123,7 @@ def test_a_stop_after_both_were_killed_leaves_no_replica_that_may_take_over(
     assert said["state"] == "ended"
     assert (stands(tmp_path).term, stands(tmp_path).in_sync) == (2, None)
     assert not files.path.exists()
-    assert not Files.of(hosts[1], "web").path.exists()
+    assert not ServiceFiles.of(hosts[1], "web").path.exists()
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
     with pytest.raises(NotFoundError):
         asyncio.run(stop("web", hosts))
@@ -142,14 +142,14 @@ def test_a_start_does_not_push_aside_what_was_killed_and_may_be_taken_over_from(
     files.status.write_text(json.dumps(ended | {"run": "0"}))
     with pytest.raises(OperationFailedError):
         asyncio.run(begin._require_new(vm, hosts[1]))
-    assert Files.of(hosts[1], "web").request.exists()
+    assert ServiceFiles.of(hosts[1], "web").request.exists()
     requested_again(files, ended)
     asyncio.run(begin._require_new(vm, hosts[1]))
     assert not files.path.exists()
-    assert not Files.of(hosts[1], "web").path.exists()
+    assert not ServiceFiles.of(hosts[1], "web").path.exists()
 
 
-def requested_again(files: Files, status: dict[str, str]) -> None:
+def requested_again(files: ServiceFiles, status: dict[str, str]) -> None:
     files.path.mkdir(exist_ok=True)
     files.request.write_text("{}")
     files.status.write_text(json.dumps(status))
@@ -190,7 +190,7 @@ def test_a_home_is_kept_of_a_guest_that_the_standby_could_not_go_on_with(
         recovering = asyncio.ensure_future(recover(files.path, at_any_rate=True))
         await asyncio.sleep(0.3)
         assert not recovering.done()
-        await abandon(Files.of(hosts[1], "web").path)
+        await abandon(ServiceFiles.of(hosts[1], "web").path)
         await recovering
 
     asyncio.run(both())
@@ -206,7 +206,7 @@ class LosesAnAnswer(FileStore):
         super().__init__(place)
         self._left, self._made = number, made
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         self._left -= 1
         if self._left:
             return await super().replace(vm, record, over=over)
@@ -229,7 +229,7 @@ def test_a_dead_standbys_term_is_given_up_whatever_answer_is_lost(
     record(tmp_path, "b/1", None)
     store = LosesAnAnswer(tmp_path / "leases", number, made=made)
     monkeypatch.setattr(recovery, "open_arbiter", lambda _: store)
-    asyncio.run(abandon(Files.of(hosts[1], "web").path))
+    asyncio.run(abandon(ServiceFiles.of(hosts[1], "web").path))
     assert (stands(tmp_path).holder[:3], stands(tmp_path).released) == ("b/1", True)
 
 
@@ -289,9 +289,9 @@ def test_a_guest_whose_taking_over_was_cut_off_runs_only_while_the_term_counts(
         async with stands_still_at(hosts[1], did):
             if holder == "nothing":
                 with pytest.raises(OperationFailedError, match="is paused on b"):
-                    await abandon(Files.of(hosts[1], "web").path)
+                    await abandon(ServiceFiles.of(hosts[1], "web").path)
             else:
-                await abandon(Files.of(hosts[1], "web").path)
+                await abandon(ServiceFiles.of(hosts[1], "web").path)
             return await read_vm(hosts[1], "web")
 
     if holder != "nothing":
@@ -404,13 +404,13 @@ def until_seen(child: "subprocess.Popen[bytes]", mark: str) -> None:
         assert child.poll() is None
 
 
-def stopped(files: Files) -> Path:
+def stopped(files: ServiceFiles) -> Path:
     """What the service writes when it is stopped in good order."""
     return files.path.parent.parent / "stopped"
 
 
 @contextmanager
-def service(files: Files, ear_after_s: float = 0, *, silent: bool = False) -> Iterator[None]:
+def service(files: ServiceFiles, ear_after_s: float = 0, *, silent: bool = False) -> Iterator[None]:
     """A process that looks like a primary's service."""
     directory = files.path
     words = ["replica", "primary", str(directory), str(ear_after_s), str(float(silent))]
@@ -435,7 +435,7 @@ def test_a_beginning_that_is_undone_stops_the_primary_as_soon_as_that_hears(
 
         async def main() -> None:
             async with asyncio.timeout(20):
-                await begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web"))
+                await begin._undo(hosts[0], files, hosts[1], ServiceFiles.of(hosts[1], "web"))
 
         asyncio.run(main())
     assert stopped(files).exists()
@@ -445,35 +445,35 @@ def test_a_beginning_that_is_undone_stops_the_primary_as_soon_as_that_hears(
 @pytest.mark.parametrize(
     ("fate", "run", "stays"),
     [
-        (Fate.DISCARD, "1", False),
-        (Fate.DISCARD, "0", False),
-        (Fate.UNDO, "1", False),
-        (Fate.UNDO, "0", True),
-        (Fate.KEEP, "1", True),
+        (CopiesFate.DISCARD, "1", False),
+        (CopiesFate.DISCARD, "0", False),
+        (CopiesFate.UNDO, "1", False),
+        (CopiesFate.UNDO, "0", True),
+        (CopiesFate.KEEP, "1", True),
     ],
 )
 def test_copies_of_a_killed_standby_go_or_are_there_for_the_next_one(
-    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: Fate, run: str, stays: bool
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: CopiesFate, run: str, stays: bool
 ) -> None:
     requested(hosts, tmp_path, (CopiedDisk(0, 4096),))
-    copy = Copy(hosts[1].state_dir / "images/web.raw", 4096, "raw")
+    copy = StandbyFile(hosts[1].state_dir / "images/web.raw", 4096, "raw")
     prepare([copy], "web", run)
-    settle_here(Files.of(hosts[1], "web").path, fate)
+    settle_here(ServiceFiles.of(hosts[1], "web").path, fate)
     assert copy.path.exists() is stays
-    if fate is Fate.KEEP:  # also when the next one is undone
+    if fate is CopiesFate.KEEP:  # also when the next one is undone
         prepare([copy], "web", "2")
-        settle_here(Files.of(hosts[1], "web").path, Fate.UNDO)
+        settle_here(ServiceFiles.of(hosts[1], "web").path, CopiesFate.UNDO)
         assert copy.path.exists()
 
 
-@pytest.mark.parametrize("fate", Fate)
+@pytest.mark.parametrize("fate", CopiesFate)
 def test_a_disk_that_both_hosts_have_is_no_copy_whatever_stands_on_it(
-    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: Fate
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: CopiesFate
 ) -> None:
     requested(hosts, tmp_path, (CopiedDisk(0, 4096),), SHARED)
-    disk = Copy(hosts[1].state_dir / "images/web.raw", 4096, "raw")
+    disk = StandbyFile(hosts[1].state_dir / "images/web.raw", 4096, "raw")
     prepare([disk], "web", "1")
-    settle_here(Files.of(hosts[1], "web").path, fate)
+    settle_here(ServiceFiles.of(hosts[1], "web").path, fate)
     assert read_mark(disk.path) == ("copy", "1", "web")
 
 
@@ -486,7 +486,7 @@ def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_
     words = ["replica", "recover", str(files.path), str(files.request)]
     with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE) as child:
         until_seen(child, f"replica\0recover\0{files.path}\0")
-        undoing = begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web"))
+        undoing = begin._undo(hosts[0], files, hosts[1], ServiceFiles.of(hosts[1], "web"))
         asyncio.run(undoing)
         assert child.stdout is not None
         assert b'"vm": "web"' in child.stdout.read()
@@ -499,7 +499,7 @@ def test_a_beginning_that_is_undone_leaves_what_tells_that_its_standby_took_over
     """The primary died when both were in sync: of two homes nobody knew which was stale."""
     files = requested(hosts, tmp_path)
     home(hosts[1], "new", Replaced("a", "old"))
-    theirs = Files.of(hosts[1], "web")
+    theirs = ServiceFiles.of(hosts[1], "web")
     asyncio.run(begin._undo(hosts[0], files, hosts[1], theirs))
     assert not files.path.exists()
     assert theirs.request.exists()
@@ -520,7 +520,7 @@ def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
         argv = [sys.executable, "-c", script, *waiting.mark.strip("\0").split("\0")]
         with subprocess.Popen(argv) as qemu:
             until_seen(qemu, waiting.mark)
-            asyncio.run(begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web")))
+            asyncio.run(begin._undo(hosts[0], files, hosts[1], ServiceFiles.of(hosts[1], "web")))
             assert qemu.wait(10) == -9, pidfile
         other.kill()
     assert not directory.path.exists()
@@ -563,7 +563,7 @@ class WithoutArbiter:
     async def stop(
         self, known: Iterable[LocalHost], *, standby_is_dead: bool = False
     ) -> dict[str, Any]:
-        async with answering(Files.of(self.host, "web").control, self._answer):
+        async with answering(ServiceFiles.of(self.host, "web").control, self._answer):
             try:
                 return await stop("web", known, standby_is_dead=standby_is_dead)
             finally:
@@ -577,7 +577,7 @@ def waiting_standby(host: LocalHost) -> Iterator["subprocess.Popen[bytes]"]:
     directory = vm_dir(host.state_dir, "web")
     directory.path.mkdir(parents=True)
     directory.spec.write_text(SPEC)
-    argv = ["sleep", "60", "replica", "standby", str(Files.of(host, "web").path), ""]
+    argv = ["sleep", "60", "replica", "standby", str(ServiceFiles.of(host, "web").path), ""]
     with subprocess.Popen(["sh", "-c", "read line", *argv], stdin=subprocess.PIPE) as process:
         while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
             time.sleep(0.001)
@@ -595,7 +595,7 @@ def test_a_stop_without_an_arbiter_ends_the_standby_and_lets_the_guest_go_on(
         assert service.wait(5) < 0
     assert [word for word in waits.told if word != "status"][-1] == GO_ALONE
     assert not vm_dir(hosts[1].state_dir, "web").path.exists()
-    assert not any(Files.of(host, "web").path.exists() for host in hosts)
+    assert not any(ServiceFiles.of(host, "web").path.exists() for host in hosts)
 
 
 def test_an_arbiter_that_answers_again_has_the_primary_end_as_usual(

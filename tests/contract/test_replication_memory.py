@@ -17,13 +17,13 @@ from tests.faulty_host import Fault, FaultyHost
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import promises
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.preflight.replication.memory import (
     checks,
@@ -58,7 +58,7 @@ def sized(
     """Another machine, with so much memory that nobody has yet."""
     faults = (
         Fault("available_memory_bytes", answers=free_bytes),
-        Fault("memory_room", answers=Room(0, 0, is_given=False)),
+        Fault("memory_room", answers=FreeMemory(0, 0, is_given=False)),
         Fault("page_tracking", answers=how),
     )
     return FaultyHost(name, path, "127.0.0.1", is_this_machine=False, faults=faults)
@@ -166,11 +166,11 @@ def _until(look: Any, wanted: range) -> int:
 
 
 def test_a_service_without_its_memory_says_how_much_is_lacking(tmp_path: Path) -> None:
-    def promise(promise: Promise, *, overcommit: bool) -> Room:
+    def promise(promise: Promise, *, overcommit: bool) -> FreeMemory:
         assert (promise.holder, promise.file) == ("", None)
         if overcommit:
             promise.record.write_text("")
-        return Room(3 * GIB, 2 * GIB, is_given=overcommit)
+        return FreeMemory(3 * GIB, 2 * GIB, is_given=overcommit)
 
     full = Fault("promise_memory", by=promise)
     host = FaultyHost("lab-a", tmp_path, "127.0.0.1", faults=(full,))
@@ -290,7 +290,7 @@ def epochs_of(dirty: Sequence[int], ram_bytes: int, tmp_path: Path) -> tuple[Epo
     )  # fmt: skip
     keeper: Any = SimpleNamespace(is_silent=lambda: False, may_run=lambda: True)
     stream: Any = sent
-    return Epochs(grip, stream, keeper, Options("/leases", epoch_s=3600.0)), sent
+    return Epochs(grip, stream, keeper, ReplicationOptions("/leases", epoch_s=3600.0)), sent
 
 
 def captured(epochs: Epochs) -> None:

@@ -17,9 +17,9 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
+from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant
-from vmckpt.lease.standby import Move
+from vmckpt.lease.standby import StandbyMove
 from vmckpt.replicate import paths
 from vmckpt.replicate.paths import (
     HEARD,
@@ -243,7 +243,7 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
     tmp_path: Path, *, over_second: bool
 ) -> None:
     """Its connection is lost and it renews its lease: only who is silent on both is fenced."""
-    store, span = FileStore(tmp_path), Span(60.0)
+    store, span = FileStore(tmp_path), LeaseSpan(60.0)
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     long_ago_s = boottime_s() - 2 * SILENCE_S
@@ -264,12 +264,14 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         receiving.set_result(LOST)
         assert taking.is_due(receiving)
-        assert await taking._next(receiving) is (Move.FOLLOW if over_second else Move.CLAIM)
+        assert await taking._next(receiving) is (
+            StandbyMove.FOLLOW if over_second else StandbyMove.CLAIM
+        )
         if over_second:  # until it says that it goes on alone
             settling = asyncio.ensure_future(taking.settled(receiving))
             await until(lambda: "its lease is waited for" in taking.why)
             await primary.record_solo()
-            assert await settling is Move.STALE
+            assert await settling is StandbyMove.STALE
             assert "a lives" in taking.why
 
     asyncio.run(main())

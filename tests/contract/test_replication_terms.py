@@ -15,14 +15,14 @@ from tests.contract.test_replication_leftovers import home, record, requested, s
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.replicate import recovery
 from vmckpt.replicate.primary import protection
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.recovery import recover
-from vmckpt.replicate.request import Files, read_request
+from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import standby
 from vmckpt.replicate.standby.standby import Standby
 from vmckpt.vm.start import Replaced
@@ -48,7 +48,7 @@ def test_a_guest_goes_on_nowhere_while_the_arbiter_knows_of_no_term(
         assert not going_on.done()
         assert not leases.exists()
         home(hosts[1], "new", Replaced("a", "old"))
-        put = Record(2, "b/1", 1, Span(0.1))
+        put = LeaseRecord(2, "b/1", 1, LeaseSpan(0.1))
         await FileStore(leases).replace("web", put, over=NONE_YET)
         assert not await going_on
 
@@ -142,7 +142,7 @@ def test_a_term_is_given_up_when_the_arbiter_knows_of_it_and_waited_for_no_longe
         await asyncio.wait({giving_up}, timeout=0.3)
         assert not giving_up.done()
         if is_known:
-            put = Record(2, "b/1", 1, Span(0.1))
+            put = LeaseRecord(2, "b/1", 1, LeaseSpan(0.1))
             await FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET)
         else:
             now_s += 2 * GIVEN_UP_S
@@ -169,7 +169,7 @@ class Arbiter(FileStore):
         self.asked += 1
         return await super().read(vm)
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         if self.refusals > 0:
             self.refusals -= 1
             raise ArbiterDownError("the arbiter is away", why="a test's", remedy="-")
@@ -204,7 +204,7 @@ class Ending:
         self.store = Arbiter(tmp_path / "leases")
         for module in (standby, recovery):
             monkeypatch.setattr(module, "open_arbiter", lambda _: self.store)
-        files = Files.of(hosts[1], "web")
+        files = ServiceFiles.of(hosts[1], "web")
         waiting: Any = Waiting(self.store)
         self.waiting = waiting
         self.standby = Standby(read_request(files.path), files, waiting, ())
@@ -321,7 +321,7 @@ def test_a_replaced_primary_ends_as_soon_as_its_standby_has_the_guest(
 
     killed = list[str]()
     waiting: Any = protection.Protection.__new__(protection.Protection)
-    waiting._protect = lambda _: answer(protection.Ending.REPLACED)
+    waiting._protect = lambda _: answer(protection.ProtectionEnding.REPLACED)
     waiting._woken_by_its_end = nullcontext
     waiting._stream = SimpleNamespace(receive=receive, beat=never, is_taken=False)
     waiting._keeper = SimpleNamespace(keep=never, take_back=lambda _: answer(False))

@@ -8,9 +8,9 @@ import pytest
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.standby.trial import try_means
 from vmckpt.replicate.wire.messages import Hello, Process
@@ -26,22 +26,22 @@ HELLO = Hello(
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
+def options(tmp_path: Path) -> ReplicationOptions:
     """A place where the primary holds term 3."""
     store = FileStore(tmp_path)
-    asyncio.run(store.replace("web", Record(3, "a/run", 1, Span(1.0)), over=NONE_YET))
-    return Options(str(tmp_path))
+    asyncio.run(store.replace("web", LeaseRecord(3, "a/run", 1, LeaseSpan(1.0)), over=NONE_YET))
+    return ReplicationOptions(str(tmp_path))
 
 
-def tried(options: Options, hello: Hello = HELLO, term: int = 3) -> None:
+def tried(options: ReplicationOptions, hello: Hello = HELLO, term: int = 3) -> None:
     asyncio.run(try_means(options, hello, term))
 
 
-def test_who_reads_the_primarys_term_may_be_its_standby(options: Options) -> None:
+def test_who_reads_the_primarys_term_may_be_its_standby(options: ReplicationOptions) -> None:
     tried(options)
 
 
-def test_who_reads_another_place_may_not(options: Options, tmp_path: Path) -> None:
+def test_who_reads_another_place_may_not(options: ReplicationOptions, tmp_path: Path) -> None:
     for hello, term in (
         (HELLO, 4),
         (replace(HELLO, holder="b/run"), 3),
@@ -52,11 +52,11 @@ def test_who_reads_another_place_may_not(options: Options, tmp_path: Path) -> No
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with pytest.raises(RefusedError) as refused:
-        tried(Options(str(elsewhere)))
+        tried(ReplicationOptions(str(elsewhere)))
     assert "what stands there for the standby is nothing" in refused.value.why
 
 
-def test_an_arbiter_that_is_down_or_knows_us_not_is_found_out(options: Options) -> None:
+def test_an_arbiter_that_is_down_or_knows_us_not_is_found_out(options: ReplicationOptions) -> None:
     with pytest.raises(HostDownError):
         tried(replace(options, arbiter="etcd:http://127.0.0.1:1"))
     with pytest.raises(UsageError, match="credentials"):
@@ -64,7 +64,7 @@ def test_an_arbiter_that_is_down_or_knows_us_not_is_found_out(options: Options) 
 
 
 def test_the_agent_has_to_check_the_host_that_it_would_fence(
-    options: Options, tmp_path: Path
+    options: ReplicationOptions, tmp_path: Path
 ) -> None:
     agent = tmp_path / "agent"
     agent.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ "$1" = a ]\n')
@@ -77,6 +77,6 @@ def test_the_agent_has_to_check_the_host_that_it_would_fence(
         tried(replace(options, fence=("/nowhere/agent",)))
 
 
-def test_on_one_machine_no_agent_is_asked(options: Options) -> None:
+def test_on_one_machine_no_agent_is_asked(options: ReplicationOptions) -> None:
     here = replace(HELLO, machine=this_machine())
     tried(replace(options, fence=("/bin/false",)), here)

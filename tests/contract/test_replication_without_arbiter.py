@@ -23,20 +23,20 @@ from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
-from vmckpt.lease.standby import Move
+from vmckpt.lease.standby import StandbyMove
 from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.operate import failover, require_decided
-from vmckpt.replicate.operator.sides import Side, sides
+from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
-from vmckpt.replicate.primary.keeper import Keeper
-from vmckpt.replicate.primary.protection import Ending, Protection
+from vmckpt.replicate.primary.keeper import TermKeeper
+from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import Files, read_request
+from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import takeover
 from vmckpt.replicate.standby.following import LOST
 from vmckpt.replicate.standby.takeover import TakeOver
@@ -74,7 +74,7 @@ def test_an_operators_release_comes_before_a_recovery_that_waits_for_the_arbiter
     broken(tmp_path)
     freed = list[str]()
 
-    async def free(vm: Vm, _files: Files) -> None:
+    async def free(vm: Vm, _files: ServiceFiles) -> None:
         freed.append(vm.name)
 
     monkeypatch.setattr(recovery, "_free", free)
@@ -126,7 +126,7 @@ def test_a_guest_that_its_standby_passed_on_is_not_run_where_the_arbiter_is_not_
 ) -> None:
     """A primary that was out of reach came back; its standby's host had nothing of the VM."""
     protected(hosts, tmp_path)
-    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     third = LocalHost("c", tmp_path / "c", "127.0.0.1")
     home(third, "newer")
     waits = WithoutArbiter(hosts[0], monkeypatch)
@@ -151,7 +151,7 @@ def test_where_a_guest_went_that_a_standby_had_is_the_operators_to_say(
     monkeypatch.setattr(waits, "_answer", answer)
     if not is_silent:
         told = promoted_on(hosts[1], "new")
-        Files.of(hosts[1], "web").status.write_text(json.dumps(told))
+        ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(told))
     with pytest.raises(RefusedError, match="not certain") as refused:
         asyncio.run(waits.stop((*hosts, third)))
     assert "--standby-is-dead" in refused.value.remedy
@@ -166,7 +166,7 @@ def test_a_standby_that_has_the_guest_is_not_dead_whatever_is_said(
     """Its host answers: the guest ran twice."""
     vm, _ = protected(hosts, tmp_path)
     record(tmp_path, "b/1", None)
-    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     home(hosts[1], "new", Replaced("a", "old"))
     waits = WithoutArbiter(hosts[0], monkeypatch)
     with pytest.raises(RefusedError, match="'web' is on b"):
@@ -183,7 +183,7 @@ def test_a_primary_that_was_killed_does_not_have_what_its_standby_has(
 ) -> None:
     """The arbiter's directory is not mounted there any more: its guest was let run beside it."""
     vm, _ = protected(hosts, tmp_path)
-    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     home(hosts[1], "new", Replaced("a", "old"))
     freed = list[str]()
 
@@ -208,7 +208,7 @@ def test_what_an_earlier_replication_left_elsewhere_ends_no_stop(
     asyncio.run(hosts[0].remove(files.path.parents[1] / "vms/web"))
     home(hosts[1], "new", Replaced("a", "old"))
     record(tmp_path, "b/2", None)
-    theirs = Files.of(hosts[1], "web")
+    theirs = ServiceFiles.of(hosts[1], "web")
     asked = json.loads(theirs.request.read_text())
     now = {"run": "2", "primary": asked["standby"], "standby": asked["primary"] | {"name": "c"}}
     theirs.request.write_text(json.dumps(asked | now))
@@ -230,7 +230,7 @@ def test_a_guest_whose_taking_over_was_cut_off_goes_on_by_the_operators_word(
 ) -> None:
     """It is at home with the standby, paused, and its arbiter gone: each command named another."""
     vm, _ = protected(hosts, tmp_path)
-    elsewhere(Files.of(hosts[1], "web"))
+    elsewhere(ServiceFiles.of(hosts[1], "web"))
     there = home(hosts[1], "new", Replaced("a", "old"))
     broken(tmp_path)
     monkeypatch.setattr(stopping, "ABANDON_S", 0.5)
@@ -249,7 +249,9 @@ def test_a_guest_whose_taking_over_was_cut_off_goes_on_by_the_operators_word(
 
 def test_an_arbiter_that_was_put_back_is_said_to_fail(tmp_path: Path) -> None:
     """The guest was paused for good, without a word, and `stop` did not end it."""
-    keeper = Keeper(Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(1.0)), lambda _: None)
+    keeper = TermKeeper(
+        Lease(FileStore(tmp_path), "web", Claimant("a/1"), LeaseSpan(1.0)), lambda _: None
+    )
     versions = tmp_path / "web.leases"
 
     async def main() -> None:
@@ -274,14 +276,14 @@ class Away(FileStore):
     async def read(self, vm: str) -> Versioned | None:
         raise ArbiterDownError("the arbiter is away", why="a test's", remedy="-")
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         raise ArbiterDownError("the arbiter is away", why="a test's", remedy="-")
 
 
 def protection(store: FileStore, lives: Callable[[], bool]) -> Any:
     """One whose standby is in sync, and lost."""
     one: Any = Protection.__new__(Protection)
-    one._keeper = Keeper(Lease(store, "web", Claimant("a/1"), Span(1.0)), lambda _: None)
+    one._keeper = TermKeeper(Lease(store, "web", Claimant("a/1"), LeaseSpan(1.0)), lambda _: None)
     one._epochs, one._is_handing_over, one._why = SimpleNamespace(is_safe=True), False, ""
 
     async def said(*_: Any) -> None:
@@ -296,12 +298,12 @@ def test_a_primary_that_waits_for_the_arbiter_ends_with_its_qemu(tmp_path: Path)
     lives = [True, True, False]
     one = protection(Away(tmp_path), lambda: bool(lives and lives.pop(0)))
 
-    async def main() -> Ending:
+    async def main() -> ProtectionEnding:
         async with asyncio.timeout(5):
-            ending: Ending = await one._go_on_alone()
+            ending: ProtectionEnding = await one._go_on_alone()
             return ending
 
-    assert asyncio.run(main()) is Ending.YOURS
+    assert asyncio.run(main()) is ProtectionEnding.YOURS
 
 
 class Leaving(FileStore):
@@ -329,8 +331,8 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
 ) -> None:
     """Not where that is heard, nor where it was seen to go on alone: the arbiter went with it."""
     store = Leaving(tmp_path)
-    primary = Lease(store, "web", Claimant("a/1"), Span(60.0))
-    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(60.0))
+    primary = Lease(store, "web", Claimant("a/1"), LeaseSpan(60.0))
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), LeaseSpan(60.0))
     heard_s = boottime_s() if is_heard else 0.0
     following: Any = SimpleNamespace(heard_s=heard_s, epoch_s=0.0, hello=None, term=1, why="",
         heard_by_path_s=lambda: (heard_s,))  # fmt: skip
@@ -360,7 +362,7 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
         await asyncio.wait({settling}, timeout=1.0)
         assert settling.done() is takes
         if takes:
-            assert settling.result() is Move.PROMOTE
+            assert settling.result() is StandbyMove.PROMOTE
         settling.cancel()
 
     asyncio.run(main())
@@ -372,7 +374,7 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
     """It was heard then, and is cut off hours later."""
     store = Leaving(tmp_path)
     store.is_away = True
-    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(60.0))
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), LeaseSpan(60.0))
     now_s = [1000.0]
     monkeypatch.setattr(takeover, "boottime_s", lambda: now_s[0])
     following: Any = SimpleNamespace(hello=None, heard_by_path_s=lambda: (1000.0,))
@@ -382,7 +384,7 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
     async def waits() -> str:
         return ""
 
-    async def main() -> list[Move]:
+    async def main() -> list[StandbyMove]:
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         taking = TakeOver(request, standby, replica, following, asyncio.Event(), lack=waits)
         taking.go_alone()
@@ -391,7 +393,7 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
             moves.append(await taking._next(receiving))
         return moves
 
-    assert asyncio.run(main()) == [Move.WAIT, Move.PROMOTE, Move.WAIT]
+    assert asyncio.run(main()) == [StandbyMove.WAIT, StandbyMove.PROMOTE, StandbyMove.WAIT]
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
@@ -419,7 +421,7 @@ def test_a_standby_whose_host_is_back_during_a_stop_is_seen(
     vm, _ = protected(hosts, tmp_path)
     said = list[bool]()
 
-    async def at_first(name: str, all_hosts: Hosts) -> list[Side]:
+    async def at_first(name: str, all_hosts: Hosts) -> list[ReplicaSide]:
         return await sides(name, all_hosts[:1])
 
     async def released(_host: Host, _name: str, *, standby_is_dead: bool) -> dict[str, Any]:
@@ -428,7 +430,7 @@ def test_a_standby_whose_host_is_back_during_a_stop_is_seen(
 
     monkeypatch.setattr(stopping, "sides", at_first)
     monkeypatch.setattr(stopping, "_released", released)
-    words = ["replica", "standby", str(Files.of(hosts[1], "web").path), "-"]
+    words = ["replica", "standby", str(ServiceFiles.of(hosts[1], "web").path), "-"]
     script = "import time; time.sleep(60)"
     with running(vm), subprocess.Popen([sys.executable, "-c", script, *words]) as service:
         with suppress(VmckptError):

@@ -16,7 +16,7 @@ from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.operate import restoring
 from vmckpt.checkpoint.restore import restore_disks as module
 from vmckpt.checkpoint.restore.making import settle
-from vmckpt.checkpoint.restore.restore import Source, Wish
+from vmckpt.checkpoint.restore.restore import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored, restore_disks
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
@@ -31,8 +31,8 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
 PLATFORM = Platform("pc-q35-9.9", "tcg", "qemu64")
-IN_PLACE = Wish(None, in_place=True, eager=False, plugged=True, keep_macs=False)
-COPY = Wish("copy", in_place=False, eager=False, plugged=False, keep_macs=False)
+IN_PLACE = RestoreOptions(None, in_place=True, eager=False, plugged=True, keep_macs=False)
+COPY = RestoreOptions("copy", in_place=False, eager=False, plugged=False, keep_macs=False)
 
 
 def spec(folder: Path, image: str = "web.raw", memory: str = "64M") -> str:
@@ -73,11 +73,11 @@ def at_home(host: LocalHost, text: str, process: ProcessId) -> None:
     directory.current.write_text(qemu.to_json())
 
 
-def restored(host: LocalHost, wish: Wish = IN_PLACE) -> DisksRestored:
+def restored(host: LocalHost, wish: RestoreOptions = IN_PLACE) -> DisksRestored:
     place = str(host.state_dir / "checkpoints")
     with open_store(place) as store:
         found = store.find("one")
-    return asyncio.run(restore_disks(host, Source(place, found.id), wish))
+    return asyncio.run(restore_disks(host, CheckpointSource(place, found.id), wish))
 
 
 def as_before(host: LocalHost) -> bool:
@@ -239,7 +239,9 @@ def test_a_cancelled_one_is_undone(host: LocalHost, monkeypatch: pytest.MonkeyPa
         place = str(host.state_dir / "checkpoints")
         with open_store(place) as store:
             found = store.find("one")
-        work = asyncio.ensure_future(restore_disks(host, Source(place, found.id), IN_PLACE))
+        work = asyncio.ensure_future(
+            restore_disks(host, CheckpointSource(place, found.id), IN_PLACE)
+        )
         await begun.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -14,13 +14,15 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.migrate.elsewhere import retell as told
 from vmckpt.migrate.elsewhere.watch import JOB_ON
-from vmckpt.migrate.report import Report
+from vmckpt.migrate.report import MigrationReport
 from vmckpt.vm.paths import lock_path
 
 pytestmark = pytest.mark.contract
 RUN = "20261122-120000-abcd"
-REPORT = Report(RUN, "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
-                None, None, None, 1 << 20, 2, ("a warning",), "here")  # fmt: skip
+REPORT = MigrationReport(
+    RUN, "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
+    None, None, None, 1 << 20, 2, ("a warning",), "here",
+)  # fmt: skip
 SAMPLE = Progress(1.0, "active", 1, 200, 100, 100, 5.0, 0.0, None, 0, 0, None)
 EVENTS: tuple[Event, ...] = (PhaseBegan(0.1, "transfer"), SAMPLE, Note(1.5, "x", "so"))
 
@@ -31,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told_here(state: Path) -> Report:
+def told_here(state: Path) -> MigrationReport:
     """The report, which names the record that stands here, wherever it was written."""
     return replace(REPORT, run_record=str(state / "runs" / f"{RUN}.json"))
 
@@ -44,7 +46,7 @@ def kept(state: Path, result: dict[str, object] | None, **request: str) -> RunRe
     return record
 
 
-def retold() -> tuple[Report, list[Event]]:
+def retold() -> tuple[MigrationReport, list[Event]]:
     heard: list[Event] = []
     return asyncio.run(told.retell(RUN, heard.append)), heard
 
@@ -88,7 +90,7 @@ def test_one_under_way_is_waited_for(state: Path, monkeypatch: pytest.MonkeyPatc
     record = kept(state, None)
     host, owner = LocalHost("local", state, "127.0.0.1"), Owner(RUN, "migrate", 1, 0.0)
 
-    async def main() -> Report:
+    async def main() -> MigrationReport:
         waiting = asyncio.Event()
         async with host.lock(lock_path(state, "web"), owner):
             attached = asyncio.ensure_future(told.retell(RUN, lambda _: waiting.set()))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripted_qmp import Server, play
 from vmckpt.checkpoint.restore.whole_again import load_whole
-from vmckpt.checkpoint.take import Wish
+from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.checkpoint.whole import _TakingWhole, let_go
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
@@ -50,7 +50,7 @@ def test_a_guest_that_could_not_be_saved_is_let_run_whatever_qemu_says(tmp_path:
         await server.answer(command, {})
 
     async def client(monitor: Monitor) -> None:
-        wish = Wish("one", {}, "test", 0.0)
+        wish = TakeOptions("one", {}, "test", 0.0)
         taking = _TakingWhole(vm, monitor, wish, cast("Any", None), print)
         with pytest.raises(CommandRefusedError, match="stuck"):
             await taking._undone()
@@ -82,7 +82,7 @@ def test_a_saved_file_that_its_qemu_has_stretched_takes_no_memory(tmp_path: Path
     """By its size it would: some bytes for each page, and a hole has any number of them."""
     vm = a_vm(tmp_path, ProcessId(1, 1))
     taking = _TakingWhole(
-        vm, cast("Any", None), Wish("one", {}, "t", 0.0), cast("Any", None), print
+        vm, cast("Any", None), TakeOptions("one", {}, "t", 0.0), cast("Any", None), print
     )
     taking.file = tmp_path / "saved"
     taking.file.touch()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.commands import vmckpt
-from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.fleet.schedule.record import add, new_record
-from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.fleet.schedule.run import clock
 
 pytestmark = pytest.mark.contract
@@ -34,9 +34,11 @@ def test_a_vm_that_is_not_there_has_no_schedule(state: Path) -> None:
 
 
 def test_what_there_is_is_shown_run_and_removed(state: Path) -> None:
-    asked = Request("web", When.CRON, "Asia/Tokyo", cron="30 3 * * *", rule=Rule(daily=7))
+    asked = ScheduleRequest(
+        "web", When.CRON, "Asia/Tokyo", cron="30 3 * * *", rule=RetentionRule(daily=7)
+    )
     add(new_record("web", asked, clock()))
-    hourly = Request("db", When.EVERY, "UTC", every_s=3600.0)
+    hourly = ScheduleRequest("db", When.EVERY, "UTC", every_s=3600.0)
     add(new_record("db", hourly, clock()))
     (state / "schedules/bad.json").write_text("{")
     _, listed = schedule(state, "list")

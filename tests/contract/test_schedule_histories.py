@@ -17,8 +17,8 @@ import pytest
 from tests.guest_like import memory, save
 from tests.schedule_world import World, one_history
 from vmckpt.codec import builtins, convert
-from vmckpt.fleet.schedule.record import Record, new_record, schedules_dir
-from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.record import ScheduleRecord, new_record, schedules_dir
+from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.fleet.schedule.work import Checkpoints
 from vmckpt.store.damage.subset import part_of
@@ -51,7 +51,9 @@ def test_no_run_is_missed_and_none_is_doubled() -> None:
 
 def test_damage_that_a_check_finds_is_said_and_the_run_is_done() -> None:
     loop = asyncio.new_event_loop()
-    request = Request(vm="web", when=When.EVERY, zone="UTC", every_s=60.0, check_percent=2.0)
+    request = ScheduleRequest(
+        vm="web", when=When.EVERY, zone="UTC", every_s=60.0, check_percent=2.0
+    )
     try:
         world = World(loop, random.Random(1), request, damage=["the store is damaged"])
         world.work(70.0)
@@ -72,7 +74,7 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
     """Of every second run nothing is read, as of one that finds its VM off."""
     percent = 34.0
     places = [str(tmp_path / name) for name in ("one", "two")]
-    request = Request("web", When.EVERY, zone="UTC", every_s=60.0, check_percent=percent)
+    request = ScheduleRequest("web", When.EVERY, zone="UTC", every_s=60.0, check_percent=percent)
     record = replace(new_record("web", request, clock()), places=("no-such:", *places))
     for number, place in enumerate(places):
         with create_store(place) as store:
@@ -87,7 +89,7 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
         record = replace(record, checked=found.parts)
     assert read == {places[0]}
     assert record.checked == dict.fromkeys(places, 4)
-    again = convert(Record, json.loads(json.dumps(builtins(record))))
+    again = convert(ScheduleRecord, json.loads(json.dumps(builtins(record))))
     assert again.checked == record.checked
 
 
@@ -105,7 +107,7 @@ def test_a_host_that_dies_in_a_run_holds_the_schedule_up_no_longer_than_to_the_n
 ) -> None:
     loop = asyncio.new_event_loop()
     by_calendar = when is When.CRON
-    request = Request(
+    request = ScheduleRequest(
         vm="web", when=when, zone="UTC", every_s=None if by_calendar else 60.0,
         cron="* * * * *" if by_calendar else None,
     )  # fmt: skip

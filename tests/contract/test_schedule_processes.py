@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.fleet.schedule.record import Record, add, load, new_record
-from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.record import ScheduleRecord, add, load, new_record
+from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.fleet.schedule.run import DONE, clock
 from vmckpt.hosts.processes.process import find_by_argument
 
@@ -37,8 +37,8 @@ def begin(place: Path, verb: str) -> "subprocess.Popen[str]":
     )
 
 
-def every(seconds: float) -> Record:
-    add(new_record("web", Request("web", When.EVERY, "UTC", every_s=seconds), clock()))
+def every(seconds: float) -> ScheduleRecord:
+    add(new_record("web", ScheduleRequest("web", When.EVERY, "UTC", every_s=seconds), clock()))
     return load("web")
 
 
@@ -105,7 +105,7 @@ def test_a_clock_that_is_set_has_no_calendar_time_run_twice_or_left_out(place: P
     # As if it had been added a minute before the hour, which begins when the clock steps.
     hour_s = (now.wall_s // 3600 + 1) * 3600
     base_s = hour_s - 60 - now.wall_s
-    request = Request("web", When.CRON, "UTC", cron="0 * * * *")
+    request = ScheduleRequest("web", When.CRON, "UTC", cron="0 * * * *")
     add(new_record("web", request, now._replace(wall_s=hour_s - 60)))
     for off_s in (0, 3600, -3600, 7200):
         (place / "off").write_text(str(base_s + off_s))

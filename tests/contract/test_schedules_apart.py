@@ -9,11 +9,11 @@ import pytest
 from tests.schedule_work import OnlyTaking
 from vmckpt.errors import HostDownError, NotFoundError
 from vmckpt.fleet.schedule import scheduler
-from vmckpt.fleet.schedule.due import Moment
-from vmckpt.fleet.schedule.learned import Seen
-from vmckpt.fleet.schedule.record import Record, add, load, new_record, schedules_dir
-from vmckpt.fleet.schedule.request import Request, When
-from vmckpt.fleet.schedule.run import Event, Point, Tools, clock
+from vmckpt.fleet.schedule.due import ClockReading
+from vmckpt.fleet.schedule.learned import VmSample
+from vmckpt.fleet.schedule.record import ScheduleRecord, add, load, new_record, schedules_dir
+from vmckpt.fleet.schedule.request import ScheduleRequest, When
+from vmckpt.fleet.schedule.run import Event, Point, SchedulerTools, clock
 
 pytestmark = pytest.mark.contract
 
@@ -21,20 +21,22 @@ Take = Callable[[str], Awaitable[None]]
 
 
 class Scripted(OnlyTaking):
-    """`Work` that does `take` for each VM, and then has a checkpoint."""
+    """`ScheduleActions` that does `take` for each VM, and then has a checkpoint."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
 
-    async def find(self, record: Record) -> Point | None:
+    async def find(self, record: ScheduleRecord) -> Point | None:
         return None
 
-    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+    async def take(
+        self, record: ScheduleRecord, begins: Callable[[str, str], None]
+    ) -> Point | None:
         begins("store", "host")
         await self._take(record.vm)
         return Point("a" * 32, "point", 0.01, 1.0, 100)
 
-    async def look(self, record: Record, now: Moment) -> Seen | None:
+    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         raise HostDownError("host is down", why="it has no power", remedy="wait")
 
 
@@ -47,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scheduled(*names: str, when: When = When.EVERY) -> None:
     for name in names:
-        add(new_record(name, Request(name, when, "UTC", every_s=3600.0), clock()))
+        add(new_record(name, ScheduleRequest(name, when, "UTC", every_s=3600.0), clock()))
 
 
 def is_done(name: str) -> bool:
@@ -56,7 +58,9 @@ def is_done(name: str) -> bool:
 
 async def served(take: Take, until: Callable[[], bool]) -> list[Event]:
     told: list[Event] = []
-    serving = asyncio.ensure_future(scheduler.serve(Tools(clock, Scripted(take), told.append)))
+    serving = asyncio.ensure_future(
+        scheduler.serve(SchedulerTools(clock, Scripted(take), told.append))
+    )
     try:
         async with asyncio.timeout(10):
             while not until():
@@ -106,7 +110,7 @@ def test_run_due_tells_what_was_done_whatever_stands_in_one_ones_way() -> None:
         if vm == "auto":
             raise NotFoundError("there is no VM 'auto'", why="-", remedy="-")
 
-    tools = Tools(clock, Scripted(take), lambda event: None)
+    tools = SchedulerTools(clock, Scripted(take), lambda event: None)
     found = asyncio.run(scheduler.run_due([], tools))
     assert {one.schedule: one.outcome for one in found} == {
         "auto": None,

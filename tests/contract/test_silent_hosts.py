@@ -11,7 +11,7 @@ from vmckpt.errors import HostDownError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.outcome import settle as settling
 from vmckpt.migrate.outcome.ends import End, Pair
-from vmckpt.migrate.outcome.ownership import Move
+from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.outcome.recover import unknown
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.vm.paths import VmDir
@@ -64,7 +64,10 @@ def test_nothing_is_settled_without_it_and_it_is_named(
     monkeypatch.setattr(settling, "SILENT_POLL_S", 0.05)
     told: list[str] = []
     pair = pair_of(tmp_path)
-    assert asyncio.run(settling.settle(pair, told.append, kept, timeout_s=0.0)) is Move.UNKNOWN
+    assert (
+        asyncio.run(settling.settle(pair, told.append, kept, timeout_s=0.0))
+        is OwnershipMove.UNKNOWN
+    )
     assert told == ["b gives no answer: asking for 0.3 s"]
     assert "b gives no answer" in asyncio.run(unknown(pair)).why
 

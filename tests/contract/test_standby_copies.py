@@ -16,11 +16,11 @@ from tests.qcow2 import read_qcow2
 from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES
-from vmckpt.replicate.disks.copies import Copy, discard, mark_as_disks, prepare, read_mark
-from vmckpt.replicate.disks.image import Image, opened
-from vmckpt.replicate.disks.journal import Journal, journal_of
+from vmckpt.replicate.disks.copies import StandbyFile, discard, mark_as_disks, prepare, read_mark
+from vmckpt.replicate.disks.image import WritableImage, opened
+from vmckpt.replicate.disks.journal import DisksJournal, journal_of
 from vmckpt.replicate.disks.known import BLOCK_BYTES, blocks_of, digest_of
-from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
+from vmckpt.replicate.wire.messages import Digests, DiskWrite, HelloDisk
 
 SIZE = 5 * BLOCK_BYTES + 512
 
@@ -30,7 +30,7 @@ KINDS = pytest.mark.parametrize("kind", ["raw", "qcow2"])
 
 def made(directory: Path, name: str = "disk.img", kind: str = "raw") -> Path:
     path = directory / name
-    prepare([Copy(path, SIZE, kind)], "web", "run1")
+    prepare([StandbyFile(path, SIZE, kind)], "web", "run1")
     return path
 
 
@@ -52,7 +52,7 @@ def test_what_was_the_vms_disk_is_gone_on_from_and_stays(tmp_path: Path) -> None
     path = tmp_path / "disk.raw"
     path.write_bytes(b"x" * SIZE)
     mark_as_disks([path], "web")
-    prepare([Copy(path, SIZE, "raw")], "web", "run2")
+    prepare([StandbyFile(path, SIZE, "raw")], "web", "run2")
     discard([path], "web")
     assert path.read_bytes() == b"x" * SIZE
 
@@ -71,7 +71,7 @@ def test_a_qcow2_that_was_the_vms_disk_gets_places_for_all_and_keeps_what_it_hol
     written(path, [3, 1])
     before = read_qcow2(path)
     for run in ("run1", "run2"):  # of which the second finds all of it there
-        prepare([Copy(path, SIZE, "qcow2")], "web", run)
+        prepare([StandbyFile(path, SIZE, "qcow2")], "web", run)
         length = path.stat().st_size
         assert read_qcow2(path) == before
     with opened(path, "qcow2") as image:
@@ -95,9 +95,9 @@ def test_one_for_whose_tables_there_is_no_room_is_what_it_was(
 
     with monkeypatch.context() as patched, pytest.raises(StorageError, match="cannot make a copy"):
         patched.setattr(os, "fsync", full)
-        prepare([Copy(path, SIZE, "qcow2")], "web", "run1")
+        prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")
     assert read_qcow2(path) == before
-    prepare([Copy(path, SIZE, "qcow2")], "web", "run1")
+    prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")
     assert read_qcow2(path) == before
 
 
@@ -110,7 +110,7 @@ def test_a_qcow2_that_cannot_be_gone_on_from_is_left_as_it_is(tmp_path: Path) ->
     for path, why in ((plain, "no qcow2"), (over, "a backing file"), (longer, f"{2 * SIZE} bytes")):
         before = path.read_bytes()
         with pytest.raises(RefusedError, match="is another disk") as caught:
-            prepare([Copy(path, SIZE, "qcow2")], "web", "run1")
+            prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")
         assert why in caught.value.why
         assert path.read_bytes() == before
 
@@ -122,11 +122,15 @@ def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
         if other:
             mark_as_disks([theirs], other)
         with pytest.raises(RefusedError, match="exists on the standby already"):
-            prepare([Copy(new, SIZE, "raw"), Copy(theirs, SIZE, "raw")], "web", "run1")
+            prepare(
+                [StandbyFile(new, SIZE, "raw"), StandbyFile(theirs, SIZE, "raw")], "web", "run1"
+            )
         assert not new.exists()
     mark_as_disks([theirs], "web")
     with pytest.raises(RefusedError, match="is another disk"):
-        prepare([Copy(new, SIZE, "raw"), Copy(theirs, SIZE + 512, "raw")], "web", "run1")
+        prepare(
+            [StandbyFile(new, SIZE, "raw"), StandbyFile(theirs, SIZE + 512, "raw")], "web", "run1"
+        )
     discard([theirs], "web")
     assert theirs.read_bytes() == b"y" * SIZE
     assert read_mark(new) is None
@@ -141,14 +145,14 @@ def test_what_a_qemu_has_open_is_neither_gone_on_from_nor_removed(tmp_path: Path
         discard([path], "web")
         assert path.exists()
         with pytest.raises(RefusedError, match="is in use"):
-            prepare([Copy(path, SIZE, "raw")], "web", "run2")
+            prepare([StandbyFile(path, SIZE, "raw")], "web", "run2")
     discard([path], "web")
     assert not path.exists()
 
 
 def test_no_room_for_a_file_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot make a copy"):
-        prepare([Copy(Path("/proc/vmckpt/disk.raw"), SIZE, "raw")], "web", "run1")
+        prepare([StandbyFile(Path("/proc/vmckpt/disk.raw"), SIZE, "raw")], "web", "run1")
 
 
 @KINDS
@@ -199,7 +203,7 @@ def test_reserving_changes_nothing_that_is_read(tmp_path: Path, kind: str) -> No
         assert path.stat().st_blocks * 512 >= 2 * BLOCK_BYTES
 
 
-class Full(Image):
+class Full(WritableImage):
     """A copy whose file system is full, or breaks when it is written to."""
 
     def __init__(self, *, breaks: bool) -> None:
@@ -219,7 +223,7 @@ WRITES = [DiskWrite(0, 0, b"x" * 512)]
 
 def test_without_room_nothing_of_an_epoch_is_applied(tmp_path: Path) -> None:
     async def run() -> None:
-        journal = Journal([(tmp_path / "disk.raw", Full(breaks=False))])
+        journal = DisksJournal([(tmp_path / "disk.raw", Full(breaks=False))])
         with pytest.raises(StorageError, match="has no room for"):
             await journal.ready_for(WRITES)
         await journal.applied()
@@ -231,7 +235,7 @@ def test_a_copy_that_cannot_be_written_is_found_before_anybody_goes_on_from_it(
     tmp_path: Path,
 ) -> None:
     async def run() -> None:
-        journal = Journal([(tmp_path / "disk.raw", Full(breaks=True))])
+        journal = DisksJournal([(tmp_path / "disk.raw", Full(breaks=True))])
         await journal.ready_for(WRITES)
         journal.take(WRITES)
         for _ in range(2):
@@ -246,10 +250,10 @@ def test_a_copy_that_cannot_be_written_is_found_before_anybody_goes_on_from_it(
 def test_epochs_are_applied_one_after_the_other(tmp_path: Path) -> None:
     async def run() -> None:
         paths = [made(tmp_path, "a.raw"), made(tmp_path, "b.raw")]
-        async with journal_of([Copy(path, SIZE, "raw") for path in paths]) as journal:
-            journal.require_same([Disk("disk0", SIZE), Disk("disk1", SIZE)])
+        async with journal_of([StandbyFile(path, SIZE, "raw") for path in paths]) as journal:
+            journal.require_same([HelloDisk("disk0", SIZE), HelloDisk("disk1", SIZE)])
             with pytest.raises(OperationFailedError, match="others than"):
-                journal.require_same([Disk("disk0", SIZE)])
+                journal.require_same([HelloDisk("disk0", SIZE)])
             told = [one async for one in journal.digests()]
             assert told == [Digests(n, 0, opened_digests(path)) for n, path in enumerate(paths)]
             for number in range(1, 20):

@@ -51,7 +51,7 @@ from vmckpt.store.files.config import KEYS, MERGED, ONE_KEY, Config, copies, rea
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.keyring import add_key, restore_backup, rotate_key
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.sealing.seal import Box
 from vmckpt.store.store import Store
 
@@ -116,7 +116,7 @@ def kind(
         key = None
         if request.param == "encrypted directory":
             make_key_file(tmp_path / "key")
-            key = KeySource(Keeper.FILE, str(tmp_path / "key"))
+            key = KeySource(KeyHolder.FILE, str(tmp_path / "key"))
         yield Kind(lambda: Asked(LocalBackend(path)), path, key)
 
 
@@ -643,7 +643,7 @@ def test_the_format_is_3_before_anything_is_merged_and_stays(tmp_path: Path) -> 
     keys = []
     for name in ("one", "two", "three"):
         make_key_file(tmp_path / name)
-        keys.append(KeySource(Keeper.FILE, str(tmp_path / name)))
+        keys.append(KeySource(KeyHolder.FILE, str(tmp_path / name)))
     place = tmp_path / "store"
     with create_store(str(place), keys[0]) as store:
         add_key(store.opened.backend, keys[0], keys[1], "second")
@@ -793,7 +793,7 @@ def test_what_a_bundle_says_is_data(tmp_path: Path, ready: Ready) -> None:
 def write_bundle(store: Store, rows: object, content_bytes: int = 100) -> None:
     """A bundle with that list, sealed as it should be; its content is a hole."""
     name = f"bundles/{'1' * 32}-7"
-    head = store.opened.files.header(header.Kind.BUNDLE).new()
+    head = store.opened.files.header(header.FileKind.BUNDLE).new()
     seal = store.opened.sealer.file(head, name)
     text = compress(json.dumps(rows).encode(), 3)
     first, second = seal.seal(Box.LIST, 0, text), seal.seal(Box.LIST, 1, text)

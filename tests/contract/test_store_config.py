@@ -33,7 +33,7 @@ from vmckpt.store.keyring import (
     rotate_key,
 )
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.sealing.wrapping import keys_of
 
 RAM = memory(64, 1)
@@ -44,7 +44,7 @@ NewKey = Callable[[str], KeySource]
 def new_key(tmp_path: Path) -> NewKey:
     def made(name: str) -> KeySource:
         make_key_file(tmp_path / name)
-        return KeySource(Keeper.FILE, str(tmp_path / name))
+        return KeySource(KeyHolder.FILE, str(tmp_path / name))
 
     return made
 
@@ -209,7 +209,11 @@ def test_a_mistyped_backup_says_which_line(tmp_path: Path, change: str) -> None:
 
 def test_keys_come_and_go_and_no_data_are_written(tmp_path: Path, new_key: NewKey) -> None:
     path = tmp_path / "store"
-    first, second, third = new_key("1"), new_key("2"), KeySource(Keeper.COMMAND, "echo 'a phrase'")
+    first, second, third = (
+        new_key("1"),
+        new_key("2"),
+        KeySource(KeyHolder.COMMAND, "echo 'a phrase'"),
+    )
     with create_store(str(path), first) as store:
         manifest = save(store, RAM)
     backend = LocalBackend(path)
@@ -251,7 +255,7 @@ def test_the_key_that_is_given_is_not_removed_nor_one_that_is_not_there(
         with pytest.raises(NotFoundError, match="no key"):
             remove_key(backend, key, "00000000")
         # A command that prints something else each time would open nothing.
-        unsteady = KeySource(Keeper.COMMAND, "date +%N")
+        unsteady = KeySource(KeyHolder.COMMAND, "date +%N")
         with pytest.raises(RefusedError, match="does not open"):
             rotate_key(backend, key, unsteady, "")
     with (
@@ -320,7 +324,7 @@ def test_check_of_a_store_that_was_opened_before_its_keys_changed_keeps_the_chan
     ],
 )
 def test_a_config_that_makes_no_sense_is_damage(tmp_path: Path, change: dict[str, object]) -> None:
-    path, phrase = tmp_path / "store", KeySource(Keeper.COMMAND, "echo phrase")
+    path, phrase = tmp_path / "store", KeySource(KeyHolder.COMMAND, "echo phrase")
     create_store(str(path), phrase).close()
     config = read_config(LocalBackend(path))
     config.key.update(change)

@@ -28,7 +28,7 @@ from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.store.store import Store
 
 CALLS = ("write", "rename", "unlink", "link", "ftruncate", "mkdir")
@@ -89,7 +89,7 @@ class World:
         self.made: list[Made] = []
         self.lost: set[str] = set()
         self.may_go: set[str] = set()
-        self.keys = [KeySource(Keeper.FILE, str(folder.parent / f"key-{n}")) for n in (0, 1)]
+        self.keys = [KeySource(KeyHolder.FILE, str(folder.parent / f"key-{n}")) for n in (0, 1)]
 
     def open(self) -> Store:
         for key in self.keys:

@@ -14,7 +14,7 @@ from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
 PAGES = 64
 FLIPS = 120
@@ -28,7 +28,7 @@ class Small:
         key = None
         if encrypted:
             make_key_file(folder / "key")
-            key = KeySource(Keeper.FILE, str(folder / "key"))
+            key = KeySource(KeyHolder.FILE, str(folder / "key"))
         self.place, self.key = folder / "store", key
         self.states: list[tuple[Manifest, Memory]] = []
         first = memory(PAGES, 1)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.guest_like import memory, require_same, save
-from vmckpt.checkpoint.catalogue.retention import Candidate, Rule, plan
-from vmckpt.checkpoint.facts import Facts, UnknownFactsError
+from vmckpt.checkpoint.catalogue.retention import Candidate, RetentionRule, plan
+from vmckpt.checkpoint.facts import CheckpointFacts, UnknownFactsError
 from vmckpt.store.backends.archive import MAGIC as ARCHIVE
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
@@ -23,7 +23,7 @@ from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.checkpoint_file import AreaMap, Maps, encode_maps
-from vmckpt.store.files.header import Kind
+from vmckpt.store.files.header import FileKind
 from vmckpt.store.files.manifest import (
     BLOCK_CHUNK_BYTES,
     LATEST_UNIX_S,
@@ -138,7 +138,7 @@ def write_checkpoint(
     """A checkpoint's file, sealed as it has to be, that says that; its id."""
     files, checkpoint_id = store.opened.files, f"{number:032x}"
     name = f"checkpoints/{checkpoint_id}"
-    header = files.header(Kind.CHECKPOINT).new()
+    header = files.header(FileKind.CHECKPOINT).new()
     seal = files.sealer.file(header, name)
     first = seal.seal(Box.MANIFEST, 0, compress(manifest, 3))
     second = seal.seal(Box.MAPS, 0, maps)
@@ -249,19 +249,19 @@ def test_hostile_packs(bench: Bench, what: str) -> None:
 
 
 def test_facts_of_any_type_are_unknown_facts() -> None:
-    good = Facts(
+    good = CheckpointFacts(
         name="n", host="h", taken_unix_s=1.0, trigger="", tags={}, spec="", platform={},
         qemu_version="", machine={}, firmware=None, memory_bytes=1, disks=(), macs=(),
         pause_ms=1.0, passes=1, took_s=1.0, changed_pages=0,
         group={"id": "g", "name": "n", "members": {"a": "b"}},
     ).to_json()  # fmt: skip
-    assert Facts.from_json(good).name == "n"
+    assert CheckpointFacts.from_json(good).name == "n"
     wrong: list[Any] = [None, [], {}, "text", 5, -1.5, True, [5], [{}], {"a": 1}, {"a": {}}]
     for name in good:
         fitting = 0
         for value in wrong:
             try:
-                Facts.from_json({**good, name: value})
+                CheckpointFacts.from_json({**good, name: value})
                 fitting += 1
             except UnknownFactsError:
                 continue
@@ -314,7 +314,7 @@ def test_no_time_is_one_that_has_no_date(bench: Bench) -> None:
         found = store.catalogue()
         assert len(found.damaged) == 2
         there = [Candidate(m.id, m.created_unix_s, m.added_bytes) for m in found.manifests]
-    assert plan(there, Rule(hourly=1, weekly=1), now_unix_s=1.7e9)[last].keep
+    assert plan(there, RetentionRule(hourly=1, weekly=1), now_unix_s=1.7e9)[last].keep
     assert time.localtime(LATEST_UNIX_S).tm_year < 9999
 
 

@@ -16,7 +16,7 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.open import create_store, new_archive, open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
 RAM = memory(64, 1)
 
@@ -24,7 +24,7 @@ RAM = memory(64, 1)
 @pytest.fixture
 def key(tmp_path: Path) -> KeySource:
     make_key_file(tmp_path / "key")
-    return KeySource(Keeper.FILE, str(tmp_path / "key"))
+    return KeySource(KeyHolder.FILE, str(tmp_path / "key"))
 
 
 def test_nothing_of_the_guest_is_in_the_files(tmp_path: Path, key: KeySource) -> None:
@@ -46,7 +46,7 @@ def test_the_key_opens_it_and_no_other(tmp_path: Path, key: KeySource) -> None:
         require_same(store, manifest, RAM)
     make_key_file(tmp_path / "other")
     with pytest.raises(RefusedError, match="does not open"):
-        open_store(place, KeySource(Keeper.FILE, str(tmp_path / "other")))
+        open_store(place, KeySource(KeyHolder.FILE, str(tmp_path / "other")))
     with pytest.raises(RefusedError, match="no key was given"):
         open_store(place)
 
@@ -64,12 +64,12 @@ def test_the_environment_names_the_key(
 
 
 def test_a_passphrase_will_do(tmp_path: Path) -> None:
-    place, asked = str(tmp_path / "store"), KeySource(Keeper.COMMAND, "echo 'correct horse'")
+    place, asked = str(tmp_path / "store"), KeySource(KeyHolder.COMMAND, "echo 'correct horse'")
     with create_store(place, asked) as store:
         assert store.config.key["kind"] == "passphrase"
     open_store(place, asked).close()
     with pytest.raises(RefusedError, match="does not open"):
-        open_store(place, KeySource(Keeper.COMMAND, "echo 'wrong horse'"))
+        open_store(place, KeySource(KeyHolder.COMMAND, "echo 'wrong horse'"))
 
 
 def test_a_key_file_is_its_owners_alone(tmp_path: Path, key: KeySource) -> None:
@@ -85,11 +85,11 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path, key: KeySource) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "why"),
     [
-        (KeySource(Keeper.FILE, "/nowhere/key"), NotFoundError, "no key file"),
-        (KeySource(Keeper.COMMAND, "ls /nowhere"), RefusedError, "No such file"),
-        (KeySource(Keeper.COMMAND, "no-such-command"), RefusedError, "does not run"),
-        (KeySource(Keeper.COMMAND, "'"), RefusedError, "quotation"),
-        (KeySource(Keeper.COMMAND, "true"), UsageError, "is empty"),
+        (KeySource(KeyHolder.FILE, "/nowhere/key"), NotFoundError, "no key file"),
+        (KeySource(KeyHolder.COMMAND, "ls /nowhere"), RefusedError, "No such file"),
+        (KeySource(KeyHolder.COMMAND, "no-such-command"), RefusedError, "does not run"),
+        (KeySource(KeyHolder.COMMAND, "'"), RefusedError, "quotation"),
+        (KeySource(KeyHolder.COMMAND, "true"), UsageError, "is empty"),
     ],
 )
 def test_keys_that_are_not_had(
@@ -142,7 +142,7 @@ def add(folder: Path, name: str, kind: str) -> None:
 
 
 def test_ssh_agent_opens_it(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, source = str(agent / "store"), KeySource(Keeper.AGENT)
+    place, source = str(agent / "store"), KeySource(KeyHolder.AGENT)
     with pytest.raises(NotFoundError, match="no Ed25519 key"):
         create_store(place, source)
     add(agent, "ecdsa", "ecdsa")
@@ -178,7 +178,9 @@ def test_the_key_of_a_store_that_is_there_stays_whatever_comes_after(
     monkeypatch.setattr(place, "require_as_known", full)
     with pytest.raises(StorageError):
         init(str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
-    open_store(str(tmp_path / "store"), KeySource(Keeper.FILE, str(tmp_path / "new.key"))).close()
+    open_store(
+        str(tmp_path / "store"), KeySource(KeyHolder.FILE, str(tmp_path / "new.key"))
+    ).close()
 
 
 def _as_an_older_vmckpt_has_made_it(at: Path) -> None:
@@ -213,4 +215,4 @@ def test_a_key_that_opens_the_store_stays_whatever_comes_after(
         _goes_after_the_change(monkeypatch)
     with nullcontext() if is_link else pytest.raises(NotFoundError):
         change(store=str(at), key_file=old, new_key_file=new)
-    open_store(str(at), KeySource(Keeper.FILE, new)).close()
+    open_store(str(at), KeySource(KeyHolder.FILE, new)).close()

@@ -16,7 +16,7 @@ import pytest
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint.catalogue.known_stores import known, require_unchanged
 from vmckpt.checkpoint.catalogue.place import (
-    Place,
+    StorePlace,
     access_to,
     is_there,
     open_or_create,
@@ -26,14 +26,14 @@ from vmckpt.checkpoint.catalogue.place import (
 from vmckpt.errors import NotFoundError, RefusedError, StorageError
 from vmckpt.fleet.schedule.checks import require_stores
 from vmckpt.fleet.schedule.record import new_record
-from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.store.files.config import NAMES, Config, read_config
 from vmckpt.store.keyring import add_key, remove_key
 from vmckpt.store.open import Access, create_store, open_store
-from vmckpt.store.sealing.keys import KEY_FILE, Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.keys import KEY_FILE, KeyHolder, KeySource, make_key_file
 from vmckpt.store.sealing.wrapping import clear, keys_of
 
 RAM = memory(64, 1)
@@ -48,8 +48,8 @@ class Victim:
     id: str
 
     @property
-    def place(self) -> Place:
-        return Place(local_host(), str(self.path))
+    def place(self) -> StorePlace:
+        return StorePlace(local_host(), str(self.path))
 
     def replace(self, config: Config) -> None:
         """What an attacker does who can write to the location."""
@@ -66,7 +66,7 @@ class Victim:
         asyncio.run(_used(self.place, self.key))
 
 
-async def _used(place: Place, key: KeySource | None) -> str:
+async def _used(place: StorePlace, key: KeySource | None) -> str:
     async with opened(place, key) as store:
         return store.config.id
 
@@ -76,7 +76,7 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Victim:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv(KEY_FILE, raising=False)
     make_key_file(tmp_path / "key")
-    key = KeySource(Keeper.FILE, str(tmp_path / "key"))
+    key = KeySource(KeyHolder.FILE, str(tmp_path / "key"))
     with create_store(str(tmp_path / "store"), key) as store:
         save(store, RAM)
         return Victim(tmp_path / "store", key, store.config.id)
@@ -167,7 +167,7 @@ async def _read(victim: Victim, secret: bytes | None) -> None:
 
 def test_an_older_list_of_keys_is_refused(victim: Victim, tmp_path: Path) -> None:
     make_key_file(tmp_path / "second")
-    second = KeySource(Keeper.FILE, str(tmp_path / "second"))
+    second = KeySource(KeyHolder.FILE, str(tmp_path / "second"))
     with open_store(str(victim.path), victim.key) as store:
         add_key(store.opened.backend, victim.key, second, "second")
         old = store.config
@@ -186,7 +186,7 @@ def test_a_list_of_keys_that_no_holder_of_a_key_wrote_is_refused(
     victim: Victim, tmp_path: Path
 ) -> None:
     make_key_file(tmp_path / "second")
-    second = KeySource(Keeper.FILE, str(tmp_path / "second"))
+    second = KeySource(KeyHolder.FILE, str(tmp_path / "second"))
     with open_store(str(victim.path), victim.key) as store:
         add_key(store.opened.backend, victim.key, second, "second")
     with open_store(str(victim.path), victim.key) as store:
@@ -211,7 +211,7 @@ def test_a_location_that_is_empty_now_gets_no_new_store(victim: Victim) -> None:
 
 
 def test_a_named_location_is_never_made_a_store_by_the_way(victim: Victim, tmp_path: Path) -> None:
-    mount_point = Place(local_host(), str(tmp_path / "mnt"))
+    mount_point = StorePlace(local_host(), str(tmp_path / "mnt"))
     with pytest.raises(NotFoundError, match="there is no store"):
         asyncio.run(access_to(mount_point, None, to_write=True, named=True))
     assert asyncio.run(access_to(mount_point, None, to_write=True, named=False)).may_be_made
@@ -247,7 +247,7 @@ def test_a_schedule_is_refused_whose_stores_its_key_does_not_fit(
 ) -> None:
     create_store(str(tmp_path / "clear")).close()
     vm: Any = _At(local_host())
-    hourly = Request("web", When.EVERY, "UTC", every_s=3600.0, key_file=victim.key.where)
+    hourly = ScheduleRequest("web", When.EVERY, "UTC", every_s=3600.0, key_file=victim.key.where)
 
     def require(store: str, *copies: str) -> None:
         record = new_record("web", replace(hourly, store=store, copies=copies), clock())
@@ -268,7 +268,7 @@ def test_keys_of_an_older_list_are_not_changed_as_if_it_were_the_stores(
 ) -> None:
     """It would be signed anew, a revision later, with a key in it that was removed."""
     make_key_file(tmp_path / "second")
-    second = KeySource(Keeper.FILE, str(tmp_path / "second"))
+    second = KeySource(KeyHolder.FILE, str(tmp_path / "second"))
     with open_store(str(victim.path), victim.key) as store:
         add_key(store.opened.backend, victim.key, second, "second")
         first, _ = keys_of(read_config(store.opened.backend))

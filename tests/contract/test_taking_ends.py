@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish
+from vmckpt.checkpoint.take import StopTimes, TakenCheckpoint, TakeOptions, Taking
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.open import create_store
@@ -35,10 +35,10 @@ def taking(tmp_path: Path, fails: Exception | None = None) -> Any:
     async def called(call: Callable[[], Any]) -> Any:
         return call()
 
-    async def moment(_: object) -> Moment:
+    async def moment(_: object) -> StopTimes:
         if fails is not None:
             raise fails
-        return Moment(1.0, [0.01], 1, 1, "epoch", "")
+        return StopTimes(1.0, [0.01], 1, 1, "epoch", "")
 
     async def stored(_: object) -> None:
         pass
@@ -53,7 +53,7 @@ def taking(tmp_path: Path, fails: Exception | None = None) -> Any:
     vm.qemu = SimpleNamespace(files=directory.qemu("0"))
     monitor: Any = None
     aside: Any = called
-    made: Any = Taking(vm, monitor, Wish("one", {}, "operator", 1.0), aside, print)
+    made: Any = Taking(vm, monitor, TakeOptions("one", {}, "operator", 1.0), aside, print)
     made._disks, made._moment, made._store_disks, made._facts = Disks(), moment, stored, described
     return made
 
@@ -64,7 +64,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_a_filter_that_does_not_go_away_fails_no_checkpoint(store: Store, tmp_path: Path) -> None:
-    taken: Taken = asyncio.run(taking(tmp_path)._take(store))
+    taken: TakenCheckpoint = asyncio.run(taking(tmp_path)._take(store))
     assert store.ids() == [taken.id]
     assert taken.not_ended == f"{STAYS.what}: busy"
     assert taken.to_json()["not_ended"] == taken.not_ended

@@ -19,7 +19,7 @@ from vmckpt.hosts.processes import process
 from vmckpt.hosts.remote import tls
 from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session
-from vmckpt.hosts.remote.tls import Place, have_listen, open_link
+from vmckpt.hosts.remote.tls import TlsEndpoint, have_listen, open_link
 
 
 async def until(true: Callable[[], object], what: str) -> None:
@@ -30,7 +30,7 @@ async def until(true: Callable[[], object], what: str) -> None:
 
 
 @asynccontextmanager
-async def listening(tmp_path: Path) -> AsyncIterator[Place]:
+async def listening(tmp_path: Path) -> AsyncIterator[TlsEndpoint]:
     """A host b that listens, ended for certain."""
     there = LocalHost("b", tmp_path / "b", "127.0.0.1")
     directory = tmp_path / "b/jobs/r1"
@@ -42,7 +42,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[Place]:
             process.kill(left)
 
 
-def over(place: Place, tmp_path: Path) -> RemoteHost:
+def over(place: TlsEndpoint, tmp_path: Path) -> RemoteHost:
     session = Session("b", tmp_path / "b", partial(open_link, "b", place))
     return RemoteHost("b", tmp_path / "b", "127.0.0.1", session=session)
 
@@ -143,7 +143,7 @@ def test_who_stays_after_its_end_is_put_out(
         listener = asyncio.create_task(tls.listen(directory, tmp_path / "b"))
         await until((directory / "listens.json").exists, "it listens")
         said = json.loads((directory / "listens.json").read_text())
-        host = over(Place("127.0.0.1", said["port"], said["fingerprint"], "ab"), tmp_path)
+        host = over(TlsEndpoint("127.0.0.1", said["port"], said["fingerprint"], "ab"), tmp_path)
         held = host.lock(tmp_path / "b/locks/web", Owner("r", "migrate to b", 1, 1.0))
         await held.__aenter__()
         await host.remove(directory)
@@ -171,7 +171,7 @@ def test_ports_are_taken_in_turn_and_an_end_of_them_is_told(tmp_path: Path) -> N
 
 def test_a_link_to_nobody_says_where(tmp_path: Path) -> None:
     async def play() -> None:
-        place = Place("127.0.0.1", 1, "0" * 64, "0" * 64)
+        place = TlsEndpoint("127.0.0.1", 1, "0" * 64, "0" * 64)
         with pytest.raises(HostDownError, match=r"cannot reach b at 127\.0\.0\.1 port 1"):
             await over(place, tmp_path).exists(tmp_path)
 

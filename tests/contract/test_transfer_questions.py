@@ -14,8 +14,8 @@ from vmckpt.migrate.outcome.ends import Pair
 from vmckpt.migrate.steps import transfer as transfers
 from vmckpt.migrate.steps.disks import DiskMirrors
 from vmckpt.migrate.steps.switchover import Socketed, Switchover
-from vmckpt.migrate.steps.transfer import Ending, Transfer
-from vmckpt.options.migration import Method, Options
+from vmckpt.migrate.steps.transfer import Transfer, TransferEnding
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 
@@ -87,10 +87,10 @@ def test_short_rounds_are_no_reason_to_ask(
             clock=lambda: 0.0, emit=lambda _: None, note=lambda *_: None,
         )  # fmt: skip
         moving = Transfer(
-            monitor, Options(Method.PRECOPY), lambda: 0.0, lambda _: None, lambda *_: None,
+            monitor, MigrationOptions(Method.PRECOPY), lambda: 0.0, lambda _: None, lambda *_: None,
             disks=none, switchover=Decided(monitor, tmp_path, let_go=let_go),
         )  # fmt: skip
-        assert await moving.run("tcp:::1") is Ending.COMPLETED
+        assert await moving.run("tcp:::1") is TransferEnding.COMPLETED
 
     play(serve, client)
     assert asked[0] <= most

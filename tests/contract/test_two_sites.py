@@ -8,9 +8,9 @@ import pytest
 
 from tests.guest_like import RAM, memory
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.look import Pruned, prune
-from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.checkpoint.catalogue.whose import chosen, of_vm
 from vmckpt.errors import BusyError, NotFoundError, UsageError
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
@@ -20,7 +20,7 @@ from vmckpt.store.transaction import Origin, new_id
 from vmckpt.vm.identity import new_identity
 
 BERLIN, PARIS = sorted([new_identity(), new_identity()])
-RULE = Rule(keep_last=1)
+RULE = RetentionRule(keep_last=1)
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +40,11 @@ def take(
         return new.commit(facts(f"p{number}").to_json())
 
 
-def listed(place: Path) -> list[Entry]:
+def listed(place: Path) -> list[CatalogueEntry]:
     return asyncio.run(catalogue([], str(place), vm="web")).entries
 
 
-def pruned(entries: list[Entry], *, apply: bool = True) -> Pruned:
+def pruned(entries: list[CatalogueEntry], *, apply: bool = True) -> Pruned:
     return asyncio.run(prune(entries, RULE, {}, None, apply=apply))
 
 

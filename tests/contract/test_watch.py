@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.job_examples import REPORT
 from vmckpt.codec import builtins
 from vmckpt.errors import VmckptError, VmLostError
 from vmckpt.events.record import RunRecord
@@ -18,16 +19,14 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.handle import attach
 from vmckpt.jobs.kind import OUTCOME, Outcome
-from vmckpt.migrate.elsewhere.job import MIGRATE, Result
+from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationResult
 from vmckpt.migrate.elsewhere.watch import watch
 from vmckpt.migrate.outcome.recover import FINISHED, Recovery
-from vmckpt.migrate.report import Report
+from vmckpt.migrate.report import MigrationReport
 
 pytestmark = pytest.mark.contract
 
 LOST = VmLostError("'web' is lost", why="both ends are gone", remedy="-")
-REPORT = Report("r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
-                None, None, None, 7, 3, (), "")  # fmt: skip
 RECOVERY = Recovery("r1", "web", "b", "release", FINISHED)
 
 
@@ -54,7 +53,7 @@ def full(source: LocalHost) -> Iterator[None]:
         subprocess.run(["umount", state], check=True)
 
 
-def watched(source: LocalHost, end: Result | VmckptError) -> tuple[object, list[Event]]:
+def watched(source: LocalHost, end: MigrationResult | VmckptError) -> tuple[object, list[Event]]:
     """What watching a job that ended so returns or raises, and what it tells."""
     job, said = attach(MIGRATE, source, "r1"), list[Event]()
     job.files.path.mkdir(parents=True)
@@ -82,15 +81,15 @@ def test_a_full_disk_does_not_hide_that_a_vm_is_lost(source: LocalHost) -> None:
 
 @pytest.mark.usefixtures("full")
 def test_a_full_disk_does_not_hide_that_a_vm_has_moved(source: LocalHost) -> None:
-    ended, said = watched(source, Result(report=REPORT))
-    assert isinstance(ended, Report)
+    ended, said = watched(source, MigrationResult(report=REPORT))
+    assert isinstance(ended, MigrationReport)
     assert ended.outcome == "completed"
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
 
 
 @pytest.mark.usefixtures("full")
 def test_a_full_disk_does_not_hide_a_recovery(source: LocalHost) -> None:
-    ended, _ = watched(source, Result(recovery=RECOVERY))
+    ended, _ = watched(source, MigrationResult(recovery=RECOVERY))
     assert ended == RECOVERY
 
 
@@ -111,8 +110,8 @@ def test_a_record_of_the_source_that_is_none_is_not_kept_here(source: LocalHost,
     path = source.state_dir / "runs/r1.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | HOSTILE[what]))
     RunRecord("r1", "migrate", {"vm": "web", "source": "a"}).save(runs_dir())
-    ended, said = watched(source, Result(report=REPORT))
-    assert isinstance(ended, Report)
+    ended, said = watched(source, MigrationResult(report=REPORT))
+    assert isinstance(ended, MigrationReport)
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
     assert RunRecord.load(runs_dir() / "r1.json").request == {"vm": "web", "source": "a"}
 
@@ -122,7 +121,7 @@ def test_what_was_asked_of_a_run_is_as_it_is_known_here(source: LocalHost) -> No
     theirs.add(Note(0.5, "x", "y"))
     theirs.save(source.state_dir / "runs")
     RunRecord("r1", "migrate", {"vm": "web"}).save(runs_dir())
-    watched(source, Result(report=REPORT))
+    watched(source, MigrationResult(report=REPORT))
     kept = RunRecord.load(runs_dir() / "r1.json")
     assert kept.request == {"vm": "web", "disk_bytes": 7}
     assert (kept.forecast, len(kept.events)) == (None, 1)

@@ -15,7 +15,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.identity import host_identity, read_host_identity
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.left import keep_at, without_stale
 from vmckpt.migrate.outcome.machines import ends
 from vmckpt.migrate.outcome.recover import FINISHED, recover
@@ -38,7 +38,7 @@ class World:
         self.y = LocalHost("local", path / "y", "127.0.0.1")
         self.b = Scripted("b", path / "b", "127.0.0.1", guest=guest)
         self.told: list[str] = []
-        self.journal = Journal(
+        self.journal = MigrationJournal(
             "r1", "web", source, target, "q1", "q2", "/nowhere", was_running=True,
             step="transfer", platform=PLATFORM,
         )  # fmt: skip

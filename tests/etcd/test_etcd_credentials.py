@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests.etcd_cluster import Cluster, Papers, running
-from vmckpt.lease.credentials import Credentials, read_credentials
+from vmckpt.lease.credentials import EtcdCredentials, read_credentials
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.gateway import Gateway
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET, ArbiterDownError
 
-FIRST = Record(1, "lab-a", 1, Span(1.0, 0.05))
+FIRST = LeaseRecord(1, "lab-a", 1, LeaseSpan(1.0, 0.05))
 
 
 def make_papers(folder: Path) -> Papers:
@@ -54,7 +54,7 @@ def make_papers(folder: Path) -> Papers:
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Credentials]]:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, EtcdCredentials]]:
     """A member that wants both, and what its user `vmckpt` has, read from a file."""
     folder = tmp_path_factory.mktemp("etcd")
     papers = make_papers(folder)
@@ -92,12 +92,12 @@ async def _admit(root: Gateway) -> None:
         await root.ask(f"/v3/auth/{verb}", words)
 
 
-def store(cluster: Cluster, credentials: Credentials, timeout_s: float = 20.0) -> EtcdStore:
+def store(cluster: Cluster, credentials: EtcdCredentials, timeout_s: float = 20.0) -> EtcdStore:
     return EtcdStore([Gateway(url, credentials) for url in cluster.urls], timeout_s=timeout_s)
 
 
 def test_who_has_credentials_is_served_also_by_a_member_that_started_anew(
-    known: tuple[Cluster, Credentials],
+    known: tuple[Cluster, EtcdCredentials],
 ) -> None:
     cluster, credentials = known
 
@@ -112,7 +112,7 @@ def test_who_has_credentials_is_served_also_by_a_member_that_started_anew(
     asyncio.run(main())
 
 
-def test_who_has_none_is_not(known: tuple[Cluster, Credentials], tmp_path: Path) -> None:
+def test_who_has_none_is_not(known: tuple[Cluster, EtcdCredentials], tmp_path: Path) -> None:
     cluster, credentials = known
     wrong = tmp_path / "password"
     wrong.write_text("guess")

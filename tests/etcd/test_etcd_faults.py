@@ -16,14 +16,14 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
 LIMIT_S = 20.0
 SHORT_S = 1.5
-SPAN = Span(1.0, 0.05)
-FIRST = Record(1, "lab-a", 1, SPAN)
+SPAN = LeaseSpan(1.0, 0.05)
+FIRST = LeaseRecord(1, "lab-a", 1, SPAN)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def store(cluster: Cluster, timeout_s: float = LIMIT_S) -> EtcdStore:
 
 
 def put(where: EtcdStore, vm: str, attempt: int, over: int) -> Versioned:
-    return asyncio.run(where.replace(vm, Record(1, "lab-a", attempt, SPAN), over=over))
+    return asyncio.run(where.replace(vm, LeaseRecord(1, "lab-a", attempt, SPAN), over=over))
 
 
 def test_without_its_leader_a_majority_goes_on(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from tests.jobs import at_work
 from tests.qemu.test_checkpoint import all_there, guest, kill_service, load, sound
 from tests.qemu.world import World, eventually, qemu, world
 from vmckpt.store.open import open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource
+from vmckpt.store.sealing.keys import KeyHolder, KeySource
 
 
 @pytest.mark.timeout(300)
@@ -46,7 +46,7 @@ async def _sealed(made: World) -> None:
     assert shown.code in (0, 5), shown
     await sound(made)
     await asyncio.to_thread(made.ok, "checkpoint", "restore", "two", "--in-place", *opened)
-    with open_store(place, KeySource(Keeper.FILE, key)) as store:
+    with open_store(place, KeySource(KeyHolder.FILE, key)) as store:
         secret = store.opened.secret
     _require_nowhere(made, secret)
     await sound(made)

@@ -12,15 +12,15 @@ from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET
-from vmckpt.options.replication import SHARED, Options
+from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks.aside import fold, put_aside
 from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.disks.mirrors import Source
-from vmckpt.replicate.request import Request
+from vmckpt.replicate.disks.mirrors import MirrorSource
+from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -43,7 +43,7 @@ TAKES = "driver=raw,node-name={node},file.driver=file,file.filename={image}"
 class Aside:
     """A VM of two shared disks, whose device writes aside."""
 
-    def __init__(self, vm: Vm, request: Request) -> None:
+    def __init__(self, vm: Vm, request: ReplicationRequest) -> None:
         self.vm, self.request = vm, request
         self.images = [disk.on(vm.host.state_dir) for disk in vm.spec.disks]
 
@@ -55,7 +55,7 @@ class Aside:
 
     async def begin(self) -> None:
         async with self.asked() as monitor:
-            sources = [Source(number, f"disk{number}", SIZE_BYTES) for number in (0, 1)]
+            sources = [MirrorSource(number, f"disk{number}", SIZE_BYTES) for number in (0, 1)]
             await put_aside(monitor, self.request, self.vm, sources)
             await commands.cont(monitor)
 
@@ -118,14 +118,14 @@ async def two_disks(version: str, path: Path, second: str = TAKES) -> AsyncItera
         vm = Vm(parse_spec(text, "it", path), host, directory, Qemu(files, process, PLATFORM))
         directory.spec.write_text(text)
         directory.current.write_text(vm.qemu.to_json())
-        request = Request(
+        request = ReplicationRequest(
             run="1", vm="web", spec=text, platform=PLATFORM, primary=host,
             standby=LocalHost("b", path / "b", "127.0.0.1"),
-            options=Options(str(path / "leases"), disks=SHARED), one_machine=True, qemu_id="0",
-            disks=(CopiedDisk(0, SIZE_BYTES), CopiedDisk(1, SIZE_BYTES)),
+            options=ReplicationOptions(str(path / "leases"), disks=SHARED), one_machine=True,
+            qemu_id="0", disks=(CopiedDisk(0, SIZE_BYTES), CopiedDisk(1, SIZE_BYTES)),
         )  # fmt: skip
         (path / "leases").mkdir()
-        alone = Record(1, "a/1", 1, Span(0.1))
+        alone = LeaseRecord(1, "a/1", 1, LeaseSpan(0.1))
         await FileStore(path / "leases").replace("web", alone, over=NONE_YET)
         directory.aside.mkdir()
         (directory.aside / "disk1.folded").write_text("of a fold that was killed at its very end")

@@ -31,7 +31,7 @@ from vmckpt.qemu.block import block_job_cancel, query_disk_images, yank_nodes
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.disks.mirrors import PREFIX
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.inventory import read_vm
 
 pytestmark = pytest.mark.long
@@ -155,7 +155,7 @@ def copies_some(made: World) -> bool:
 
     async def asked() -> dict[str, Any]:
         host = made.asked("lab-a")
-        return await ask(host, Files.of(host, "guest"), "status")
+        return await ask(host, ServiceFiles.of(host, "guest"), "status")
 
     try:
         told = asyncio.run(asked())

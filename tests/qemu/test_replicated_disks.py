@@ -22,9 +22,9 @@ from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
-from vmckpt.replicate.disks.image import Image, opened
+from vmckpt.replicate.disks.image import WritableImage, opened
 from vmckpt.replicate.disks.known import blocks_of
-from vmckpt.replicate.disks.mirrors import PREFIX, Mirrors, Source, mirrored
+from vmckpt.replicate.disks.mirrors import PREFIX, Mirrors, MirrorSource, mirrored
 from vmckpt.replicate.wire.messages import Digests, encode_digests
 from vmckpt.replicate.wire.sections import Packer
 from vmckpt.vm.inventory import Vm, read_vm
@@ -45,7 +45,7 @@ async def captured(made: World) -> AsyncIterator[tuple[Vm, Monitor, Capture]]:
             yield vm, monitor, capture
 
 
-async def begun(mirrors: Mirrors, copy: Image) -> None:
+async def begun(mirrors: Mirrors, copy: WritableImage) -> None:
     told = Digests(0, 0, copy.digests(0, blocks_of(copy.size_bytes)))
     mirrors.tell(memoryview(b"".join(encode_digests(told, Packer()))))
     while not await mirrors.are_copied():
@@ -71,7 +71,7 @@ async def _same_at_every_epoch(made: World, guest: LabGuest) -> None:
         control = await stack.enter_async_context(loaded(made, guest))
         _, monitor, capture = await stack.enter_async_context(captured(made))
         image_ = stack.enter_context(opened(copy, "raw"))
-        sources = [Source(0, "disk0", disk.stat().st_size)]
+        sources = [MirrorSource(0, "disk0", disk.stat().st_size)]
         socket = made.state_dir / "disks.sock"
         async with mirrored(monitor, sources, socket, told.append, lambda _: None) as mirrors:
             await begun(mirrors, image_)

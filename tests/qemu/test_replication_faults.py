@@ -31,7 +31,7 @@ from vmckpt.lab.network import set_link, shape_link
 from vmckpt.lab.processes import run, tool
 from vmckpt.lease.file_store import FileStore
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 
 NAME, LOAD = "guest", "rate=10M set=32M pattern=uniform content=random"
 FIRST, PROTECTED, HANDED_OVER = "first copy", "protected", "being handed over"
@@ -211,7 +211,7 @@ async def hand_over(made: World, home: str) -> None:
     """Ask for it as `replicate failover` does; a service that dies over it gives no answer."""
     host = made.asked(home)
     with suppress(HostDownError):
-        await ask(host, Files.of(host, NAME), "failover")
+        await ask(host, ServiceFiles.of(host, NAME), "failover")
 
 
 @asynccontextmanager

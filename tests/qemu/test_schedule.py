@@ -14,7 +14,7 @@ import pytest
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.checkpoint.operate import create
-from vmckpt.checkpoint.take import Wish
+from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.errors import RefusedError
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.inventory import read_vm
@@ -54,7 +54,7 @@ async def ask_again(made: World, key: str) -> None:
     """Ask the VM's host for a checkpoint that was asked for before."""
     vm = await read_vm(made.asked("lab-a"), "guest")
     assert vm
-    wish = Wish("late", {}, "schedule", 0.010, id=key)
+    wish = TakeOptions("late", {}, "schedule", 0.010, id=key)
     await create(vm, None, wish, lambda _: None)
 
 

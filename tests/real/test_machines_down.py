@@ -14,9 +14,10 @@ import pytest
 from tests.qemu.small_lab import PROGRAM, REPOSITORY, a_state_dir, left
 from tests.real.machines import machines, packages
 from vmckpt.errors import OperationFailedError, RefusedError, UsageError
+from vmckpt.hosts.processes.process import is_alive
 from vmckpt.lab import lab as labs
 from vmckpt.lab.processes import tag
-from vmckpt.lab.real.build import Look
+from vmckpt.lab.real.build import MachineLook
 from vmckpt.lab.real.management import CABLE
 from vmckpt.lab.state import lab_directory, read
 
@@ -73,7 +74,7 @@ def test_a_host_whose_first_process_is_killed_is_gone_and_the_lab_says_so(state_
     with machines([PROGRAM]) as made:
         host = made.lab.host("lab-a")
         os.kill(host.holder.pid, 9)
-        while made.lab.host("lab-a").holder.is_alive():
+        while is_alive(host.holder):
             time.sleep(0.01)
         with pytest.raises(RefusedError, match="in pieces"):
             read(made.state_dir)
@@ -102,7 +103,7 @@ def test_killed_at_any_moment_then_down_leaves_nothing(
     outcomes = []
     for step in range(6):
         if verb == "down":
-            look = Look(packages())
+            look = MachineLook(packages())
             asyncio.run(labs.up(state_dir, hosts=2, qemus=[PROGRAM], look=look))
         with subprocess.Popen(
             [sys.executable, "-c", RUN, verb, str(state_dir), str(PROGRAM), str(packages())],
@@ -122,11 +123,11 @@ def test_killed_at_any_moment_then_down_leaves_nothing(
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(state_dir: Path, tmp_path: Path) -> None:
     for where, why in ((tmp_path, "does not hold"), (broken(tmp_path / "broken"), "sshd")):
         with pytest.raises((RefusedError, OperationFailedError)) as refused:
-            asyncio.run(labs.up(state_dir, hosts=1, qemus=[PROGRAM], look=Look(where)))
+            asyncio.run(labs.up(state_dir, hosts=1, qemus=[PROGRAM], look=MachineLook(where)))
         assert why in refused.value.why
         assert nothing_is_left(state_dir)
     with pytest.raises(UsageError):
-        asyncio.run(labs.up(state_dir, hosts=1, qemus=[], look=Look(packages())))
+        asyncio.run(labs.up(state_dir, hosts=1, qemus=[], look=MachineLook(packages())))
 
 
 def broken(folder: Path) -> Path:

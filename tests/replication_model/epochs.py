@@ -14,8 +14,8 @@ from tests.replication_model.world import Signal, State, sleep, wait
 from vmckpt.errors import OperationFailedError
 from vmckpt.replicate.channel import HEARTBEAT_S, TAKEN
 from vmckpt.replicate.primary.epochs import DOUBT_S, PROBE_S, PROBES
-from vmckpt.replicate.primary.keeper import Keeper
-from vmckpt.replicate.primary.protection import Ending
+from vmckpt.replicate.primary.keeper import TermKeeper
+from vmckpt.replicate.primary.protection import ProtectionEnding
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby
@@ -33,14 +33,14 @@ class Epochs(Proc):
 
     enforces = True
     qemu: Qemu
-    _keeper: Keeper
+    _keeper: TermKeeper
     _keeping: Task
 
     def __init__(self, host: Host, files: Files) -> None:
         super().__init__(host)
         self.files, self.name = files, f"{host.name}/{files.run}"
         files.service = self
-        self._asked: Ending | None = None
+        self._asked: ProtectionEnding | None = None
         self.is_safe = self._is_taken = False
         self._lost_why = self._replica = ""
         self._number = self._acknowledged = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from tests.replication_model.world import SPAN, State, World, sleep
 from vmckpt.errors import OutcomeUnknownError
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record
+from vmckpt.lease.record import LeaseRecord
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import ArbiterDownError, Versioned
 
@@ -126,7 +126,7 @@ class Host:
         await sleep(0.01)
         return found
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         await self._asks(vm)
         world = self.world
         if world.random.random() < world.trouble:
@@ -141,7 +141,7 @@ class Host:
             raise OutcomeUnknownError(vm, why="-", remedy="-")
         return found
 
-    def _put_late(self, record: Record, over: int) -> None:
+    def _put_late(self, record: LeaseRecord, over: int) -> None:
         self.world.put(record, over)
 
     async def _asks(self, vm: str) -> None:

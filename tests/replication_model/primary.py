@@ -13,8 +13,8 @@ from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
 from vmckpt.replicate.control import GO_ALONE
-from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, Keeper
-from vmckpt.replicate.primary.protection import SETTLED_HERE, TAKING_S, Ending
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
+from vmckpt.replicate.primary.protection import SETTLED_HERE, TAKING_S, ProtectionEnding
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby
@@ -36,7 +36,7 @@ class Primary(Epochs):
 
     def __init__(self, host: Host, files: Files) -> None:
         super().__init__(host, files)
-        self._ending: Ending | None = None
+        self._ending: ProtectionEnding | None = None
         self.has_ear = self._is_armed = self._is_ending = self._is_handing_over = False
         self._guard: Guard | None = None
         self._main = self.begin(self._serve())
@@ -85,7 +85,7 @@ class Primary(Epochs):
 
     def _hand_over_if_not_asked(self) -> None:
         if self._asked is None:
-            self._asked = Ending.YOURS
+            self._asked = ProtectionEnding.YOURS
             self._woken.set()
 
     async def _ended_by_signal(self) -> None:
@@ -117,7 +117,7 @@ class Primary(Epochs):
             claimant = Claimant(self.name, succeeds=record.holder)
             dead = Holding(record.term, record.holder)
         lease = host.lease(claimant)
-        self._keeper = Keeper(lease, self._guard.tell, clock=host.clock, sleep=rest)
+        self._keeper = TermKeeper(lease, self._guard.tell, clock=host.clock, sleep=rest)
         await self._keeper.take(dead)
         home.gone_replica, home.claim, self._is_armed = None, self.name, True
         self.term = self._keeper.term
@@ -160,15 +160,15 @@ class Primary(Epochs):
             task.cancel()
         await self._conclude(ending)
 
-    async def _settled(self, ending: Ending) -> Ending:
-        if ending is not Ending.REPLACED:
+    async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
+        if ending is not ProtectionEnding.REPLACED:
             return ending
         if await self._has_term_back():
             return await self._go_on_here()
         self.qemu.end()
         return ending
 
-    async def _conclude(self, ending: Ending) -> None:
+    async def _conclude(self, ending: ProtectionEnding) -> None:
         home = self.host.home
         if ending in SETTLED_HERE and home is not None and home.claim is not None:
             home.claim = None
@@ -178,7 +178,7 @@ class Primary(Epochs):
         await sleep(0.01)
         self._end_well()
 
-    async def _protect(self) -> Ending:
+    async def _protect(self) -> ProtectionEnding:
         try:
             await sleep(COPY_S)
             if self._is_asked() or self.is_lost():
@@ -187,12 +187,12 @@ class Primary(Epochs):
                 await self._ask(lambda: self.qemu.set(is_held=True))
             while not self._is_asked():
                 if self._keeper.replaced.is_set():
-                    return Ending.REPLACED
+                    return ProtectionEnding.REPLACED
                 if self.is_lost() or self._keeping.is_done:
                     raise StandbyLostError(self._lost_why or "nothing keeps the lease")
                 if await self._epoch():
                     await wait(self._woken, EPOCH_S)
-            if self._asked is Ending.YOURS:
+            if self._asked is ProtectionEnding.YOURS:
                 return await self._hand_over()
             return await self._stop()
         except QemuLostError:
@@ -203,13 +203,13 @@ class Primary(Epochs):
 
     # -- endings: protection.Protection's --------------------------------------------------------
 
-    async def _hand_over(self) -> Ending:
+    async def _hand_over(self) -> ProtectionEnding:
         while not await self._epoch(resume_guest=False):
             if self._keeping.is_done and not self._keeper.replaced.is_set():
                 raise StandbyLostError("nothing keeps the lease")
             if self._keeper.replaced.is_set():
-                return Ending.REPLACED
-            if self._asked is not Ending.YOURS:
+                return ProtectionEnding.REPLACED
+            if self._asked is not ProtectionEnding.YOURS:
                 return await self._stop()
         self._is_handing_over = True
         await self._keeper.hand_over()
@@ -226,11 +226,11 @@ class Primary(Epochs):
                 return await self._go_on_here()
         return await self._handed_over()
 
-    async def _handed_over(self) -> Ending:
+    async def _handed_over(self) -> ProtectionEnding:
         if not self._is_taken and await self._has_term_back():
             return await self._go_on_here()
         self.qemu.end()
-        return Ending.YOURS
+        return ProtectionEnding.YOURS
 
     async def _has_term_back(self) -> bool:
         until_s = math.inf
@@ -243,41 +243,41 @@ class Primary(Epochs):
             await rest(RETRY_S)
         return False
 
-    async def _go_on_here(self) -> Ending:
+    async def _go_on_here(self) -> ProtectionEnding:
         self._send("fail", ALONE)
         self._abort()
         await self._let_go()
-        return Ending.ALONE
+        return ProtectionEnding.ALONE
 
-    async def _qemu_gone(self, *, is_off: bool) -> Ending:
+    async def _qemu_gone(self, *, is_off: bool) -> ProtectionEnding:
         if is_off:
             if not await self._keeper.solo():
-                return Ending.REPLACED
+                return ProtectionEnding.REPLACED
             self._send("fail", GUEST_OFF)
-            return Ending.GUEST_OFF
+            return ProtectionEnding.GUEST_OFF
         if not self.is_safe:
             await self._keeper.solo()
             self._send("fail", STOPPED)
-            return Ending.LOST
+            return ProtectionEnding.LOST
         return await self._dead_here()
 
-    async def _dead_here(self) -> Ending:
+    async def _dead_here(self) -> ProtectionEnding:
         self.qemu.end()
         try:
             await self._keeper.give_up()
         except VmckptError as exc:
             self.world.note(f"{self}: {exc.what}")
         self._send("fail", YOURS)
-        return Ending.YOURS
+        return ProtectionEnding.YOURS
 
-    async def _stop(self) -> Ending:
+    async def _stop(self) -> ProtectionEnding:
         if ending := await self._not_solo():
             return ending
         self._send("fail", STOPPED)
         await self._let_go()
-        return Ending.STOPPED
+        return ProtectionEnding.STOPPED
 
-    async def _go_on_alone(self) -> Ending:
+    async def _go_on_alone(self) -> ProtectionEnding:
         self._is_ending = True
         if self._is_handing_over:
             return await self._handed_over()
@@ -286,9 +286,9 @@ class Primary(Epochs):
         self._send("fail", ALONE)
         self._abort()
         await self._let_go()
-        return Ending.ALONE
+        return ProtectionEnding.ALONE
 
-    async def _not_solo(self) -> Ending | None:
+    async def _not_solo(self) -> ProtectionEnding | None:
         said: list[bool] = []
 
         async def solo() -> None:
@@ -300,7 +300,7 @@ class Primary(Epochs):
                 recording.cancel()
                 return await self._dead_here()
             await rest(RETRY_S)
-        return None if said[0] else Ending.REPLACED
+        return None if said[0] else ProtectionEnding.REPLACED
 
     async def _let_go(self) -> None:
         self._keeper.free()
@@ -318,7 +318,7 @@ class Primary(Epochs):
 
     def answer(self, word: str) -> None:
         """What `stop`, `failover` and GO_ALONE begin; it is done when the service has ended."""
-        self._asked = Ending.YOURS if word == "failover" else Ending.STOPPED
+        self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
         if word == GO_ALONE:
             if self.host.home is not None:
                 self.host.home.gone_replica = self._replica

@@ -14,7 +14,7 @@ from tests.replication_model.recovery import Abandon, give_up_term
 from tests.replication_model.world import Signal, State, sleep, wait
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.lease.rule import Claimant, Holding, is_entitled
-from vmckpt.lease.standby import Fencing, Move, View, decide
+from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
@@ -190,10 +190,10 @@ class Standby(Proc):
             if slow_s := self.world.plan.slow_s:
                 await sleep(self.world.random.uniform(0.0, slow_s))
             move = await self._settled()
-            if move is Move.PROMOTE:
+            if move is StandbyMove.PROMOTE:
                 self._is_promoting = True
                 await self._promote(warm)
-            if move is not Move.FOLLOW:
+            if move is not StandbyMove.FOLLOW:
                 return
 
     def _is_due(self) -> bool:
@@ -203,13 +203,13 @@ class Standby(Proc):
         is_idle = is_complete and now_s - self._epoch_s > self._lease.span.claimant_s
         return bool(self._receiving) or is_silent or is_idle or self._is_asked
 
-    async def _settled(self) -> Move:
+    async def _settled(self) -> StandbyMove:
         while True:
             move = await self._next()
-            if move in (Move.STALE, Move.STAND_DOWN):
+            if move in (StandbyMove.STALE, StandbyMove.STAND_DOWN):
                 self.world.note(f"{self}: {move.name}")
                 return move
-            if move is Move.PROMOTE or (move is Move.FOLLOW and not self._receiving):
+            if move is StandbyMove.PROMOTE or (move is StandbyMove.FOLLOW and not self._receiving):
                 return move
             try:
                 await self._do(move)
@@ -217,14 +217,14 @@ class Standby(Proc):
                 self.world.note(f"{self}: {move.name} failed, {exc.what}")
                 await sleep(TICK_S)
 
-    async def _next(self) -> Move:
+    async def _next(self) -> StandbyMove:
         if self._lease.held_until_s < self.host.clock() + MARGIN_S:
             try:
                 await self._lease.look()
             except VmckptError:
                 return self._without_arbiter()
         held, heard_s = self._lease.held, [one for one in self._heard_s if one > -math.inf]
-        view = View(
+        view = StandbyView(
             me=self._lease.claimant,
             complete=self.state is not None,
             follows_term=self._term,
@@ -238,7 +238,7 @@ class Standby(Proc):
         )
         return decide(view, now_s=self.host.clock(), margin_s=MARGIN_S, silence_s=SILENCE_S)
 
-    def _without_arbiter(self) -> Move:
+    def _without_arbiter(self) -> StandbyMove:
         """takeover.TakeOver._without_arbiter"""
         seen, me = self._lease.seen, self._lease.claimant
         is_heard = max(self._heard_s) > self.host.clock() - SILENCE_S
@@ -247,18 +247,18 @@ class Standby(Proc):
         )
         is_told = self.host.clock() < self._alone_until_s
         if not is_told or is_heard or is_stale or self.state is None:
-            return Move.WAIT
-        return Move.PROMOTE
+            return StandbyMove.WAIT
+        return StandbyMove.PROMOTE
 
-    async def _do(self, move: Move) -> None:
-        if move is Move.CLAIM:
+    async def _do(self, move: StandbyMove) -> None:
+        if move is StandbyMove.CLAIM:
             await self._lease.claim()
-        elif move is Move.FENCE:
+        elif move is StandbyMove.FENCE:
             self._fencing = Fencing.NONE
             await self._fence()
-        elif move is Move.TAKE:
+        elif move is StandbyMove.TAKE:
             await self._lease.take(self._dead)
-        elif move is Move.RENEW:
+        elif move is StandbyMove.RENEW:
             await self._lease.renew()
         else:
             await sleep(TICK_S)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET, Versioned
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.replication_model.process import Wire
     from tests.replication_model.qemu import Qemu
 
-SPAN = Span(3.0)
+SPAN = LeaseSpan(3.0)
 GUEST_S = 0.5
 # Without output commit a guest that thaws emits until it is stopped, or a pause that was cut off
 # lets it run once more: for no longer than this.
@@ -138,7 +138,7 @@ class World:
 
     # -- the arbiter: a register ----------------------------------------------------------------
 
-    def put(self, record: Record, over: int) -> Versioned:
+    def put(self, record: LeaseRecord, over: int) -> Versioned:
         if (self.stands.version if self.stands else NONE_YET) == over:
             self.stands = Versioned(record, over + 1)
             self.note(

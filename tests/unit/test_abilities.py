@@ -15,7 +15,7 @@ from vmckpt.qemu.abilities import (
     Abilities,
     Agreement,
     Refusal,
-    Wish,
+    WantedSettings,
     agree,
     splits_well,
 )
@@ -52,7 +52,7 @@ OLD = NEW._replace(
 )
 
 wishes = st.builds(
-    Wish,
+    WantedSettings,
     zero_copy=st.booleans(),
     postcopy_bandwidth_bytes_per_s=st.sampled_from([0, 1 << 20]),
     postcopy=st.booleans(),
@@ -75,20 +75,20 @@ qemus = st.builds(
 )
 
 
-def agreed(source: Abilities, target: Abilities, wish: Wish) -> Agreement:
+def agreed(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreement:
     result = agree(source, target, wish)
     assert isinstance(result, Agreement), result
     return result
 
 
-def refused(source: Abilities, target: Abilities, wish: Wish) -> list[Refusal]:
+def refused(source: Abilities, target: Abilities, wish: WantedSettings) -> list[Refusal]:
     result = agree(source, target, wish)
     assert isinstance(result, list), result
     return result
 
 
 def test_the_plainest_wish() -> None:
-    assert agreed(NEW, OLD, Wish(max_downtime_ms=250)) == Agreement(
+    assert agreed(NEW, OLD, WantedSettings(max_downtime_ms=250)) == Agreement(
         capabilities={
             "return-path": True,
             "events": True,
@@ -107,10 +107,10 @@ def test_the_plainest_wish() -> None:
 
 
 def test_the_switchover_waits_where_the_source_can_be_told_to() -> None:
-    wish = Wish(hold_switchover=True)
+    wish = WantedSettings(hold_switchover=True)
     assert agreed(NEW, OLD, wish).source_parameters[SWITCHOVER_SPEED] == HELD_BYTES_PER_S
     # What an earlier migration left is switched off.
-    assert agreed(NEW, OLD, Wish()).source_parameters[SWITCHOVER_SPEED] == 0
+    assert agreed(NEW, OLD, WantedSettings()).source_parameters[SWITCHOVER_SPEED] == 0
     assert SWITCHOVER_SPEED not in agreed(OLD, NEW, wish).source_parameters
 
 
@@ -120,7 +120,7 @@ def test_the_switchover_waits_where_the_source_can_be_told_to() -> None:
 def test_auto_converge_keeps_to_the_slowdown_that_is_allowed(
     most: int | None, first_and_most: tuple[int, int]
 ) -> None:
-    wish = Wish(auto_converge=True, most_throttle_percent=most)
+    wish = WantedSettings(auto_converge=True, most_throttle_percent=most)
     told = agreed(NEW, NEW, wish).source_parameters
     assert (told["cpu-throttle-initial"], told["max-cpu-throttle"]) == first_and_most
 
@@ -128,15 +128,15 @@ def test_auto_converge_keeps_to_the_slowdown_that_is_allowed(
 @pytest.mark.parametrize(
     ("wish", "told"),
     [
-        (Wish(throttle_initial_percent=40), (40, 10, 99)),
-        (Wish(throttle_increment_percent=25), (20, 25, 99)),
-        (Wish(throttle_initial_percent=60, most_throttle_percent=50), (50, 10, 50)),
+        (WantedSettings(throttle_initial_percent=40), (40, 10, 99)),
+        (WantedSettings(throttle_increment_percent=25), (20, 25, 99)),
+        (WantedSettings(throttle_initial_percent=60, most_throttle_percent=50), (50, 10, 50)),
         # An earlier migration's are not kept.
-        (Wish(), (20, 10, 99)),
+        (WantedSettings(), (20, 10, 99)),
     ],
 )
 def test_auto_converge_begins_and_goes_on_as_it_is_told(
-    wish: Wish, told: tuple[int, int, int]
+    wish: WantedSettings, told: tuple[int, int, int]
 ) -> None:
     names = ("cpu-throttle-initial", "cpu-throttle-increment", "max-cpu-throttle")
     found = agreed(NEW, NEW, wish._replace(auto_converge=True)).source_parameters
@@ -144,17 +144,17 @@ def test_auto_converge_begins_and_goes_on_as_it_is_told(
 
 
 def test_xbzrle_goes_without_channels_and_with_a_cache() -> None:
-    result = agreed(NEW, NEW, Wish(compression="xbzrle", xbzrle_cache_bytes=1 << 20))
+    result = agreed(NEW, NEW, WantedSettings(compression="xbzrle", xbzrle_cache_bytes=1 << 20))
     assert (result.capabilities["xbzrle"], result.capabilities["multifd"]) == (True, False)
     assert result.source_parameters["xbzrle-cache-size"] == 1 << 20
-    plain = agreed(NEW, NEW, Wish(compression="xbzrle"))
+    plain = agreed(NEW, NEW, WantedSettings(compression="xbzrle"))
     assert plain.source_parameters["xbzrle-cache-size"] == 64 << 20
-    [no] = refused(NEW, NEW, Wish(compression="xbzrle", channels=2))
+    [no] = refused(NEW, NEW, WantedSettings(compression="xbzrle", channels=2))
     assert no.option == "--parallel"
 
 
 def test_a_level_is_told_to_the_compression_that_is_used() -> None:
-    wish = Wish(channels=2, compression="zstd", compression_level=7)
+    wish = WantedSettings(channels=2, compression="zstd", compression_level=7)
     assert agreed(NEW, NEW, wish).source_parameters["multifd-zstd-level"] == 7
     again = agreed(NEW, NEW, wish._replace(compression_level=None)).source_parameters
     assert again["multifd-zstd-level"] == 1
@@ -162,32 +162,43 @@ def test_a_level_is_told_to_the_compression_that_is_used() -> None:
 
 
 def test_memory_goes_without_copying_over_plain_channels_alone() -> None:
-    assert agreed(NEW, NEW, Wish(channels=2, zero_copy=True)).capabilities["zero-copy-send"]
-    for wish in (Wish(zero_copy=True), Wish(channels=2, compression="zstd", zero_copy=True)):
+    assert agreed(NEW, NEW, WantedSettings(channels=2, zero_copy=True)).capabilities[
+        "zero-copy-send"
+    ]
+    for wish in (
+        WantedSettings(zero_copy=True),
+        WantedSettings(channels=2, compression="zstd", zero_copy=True),
+    ):
         assert [refusal.option for refusal in refused(NEW, NEW, wish)] == ["--zerocopy"]
     bare = NEW._replace(capabilities=NEW.capabilities - {"zero-copy-send"})
-    [no] = refused(bare, NEW, Wish(channels=2, zero_copy=True))
+    [no] = refused(bare, NEW, WantedSettings(channels=2, zero_copy=True))
     assert (no.option, "the source's QEMU" in no.reason) == ("--zerocopy", True)
 
 
 def test_a_limit_of_postcopy_needs_one_and_goes_with_the_next() -> None:
-    wish = Wish(postcopy=True, postcopy_bandwidth_bytes_per_s=5)
+    wish = WantedSettings(postcopy=True, postcopy_bandwidth_bytes_per_s=5)
     assert agreed(NEW, NEW, wish).source_parameters["max-postcopy-bandwidth"] == 5
-    assert agreed(NEW, NEW, Wish(postcopy=True)).source_parameters["max-postcopy-bandwidth"] == 0
+    assert (
+        agreed(NEW, NEW, WantedSettings(postcopy=True)).source_parameters["max-postcopy-bandwidth"]
+        == 0
+    )
     [no] = refused(NEW, NEW, wish._replace(postcopy=False))
     assert no.option == "--postcopy-bandwidth"
 
 
 def test_channels_are_the_same_on_both_ends() -> None:
     # Different counts hang both QEMUs for ever.
-    result = agreed(NEW, NEW, Wish(channels=3, compression="zstd"))
+    result = agreed(NEW, NEW, WantedSettings(channels=3, compression="zstd"))
     assert result.capabilities["multifd"]
     assert result.target_parameters == {"multifd-channels": 3, "multifd-compression": "zstd"}
     assert result.target_parameters.items() <= result.source_parameters.items()
 
 
 def test_channels_without_compression_switch_an_old_one_off() -> None:
-    assert agreed(NEW, NEW, Wish(channels=2)).source_parameters["multifd-compression"] == "none"
+    assert (
+        agreed(NEW, NEW, WantedSettings(channels=2)).source_parameters["multifd-compression"]
+        == "none"
+    )
 
 
 @pytest.mark.parametrize("lacking", ["multifd", ZERO_PAGES, None])
@@ -202,31 +213,34 @@ def test_memory_is_split_where_both_look_for_zeroes_in_every_channel(lacking: st
 
 def test_a_refusal_names_the_option_the_side_and_its_version() -> None:
     bare = OLD._replace(capabilities=OLD.capabilities - {"postcopy-ram"})
-    assert refused(NEW, bare, Wish(postcopy=True)) == [
+    assert refused(NEW, bare, WantedSettings(postcopy=True)) == [
         Refusal(
             "--method postcopy",
             "the target's QEMU 7.2.22 lacks migration capability 'postcopy-ram'",
         )
     ]
-    assert "the source's QEMU 7.2.22 lacks" in refused(bare, NEW, Wish(postcopy=True))[0].reason
-    both = refused(bare, bare, Wish(postcopy=True))[0].reason
+    assert (
+        "the source's QEMU 7.2.22 lacks"
+        in refused(bare, NEW, WantedSettings(postcopy=True))[0].reason
+    )
+    both = refused(bare, bare, WantedSettings(postcopy=True))[0].reason
     assert both.startswith("the source's QEMU 7.2.22 and the target's QEMU 7.2.22 lack")
 
 
 def test_a_compression_that_one_side_lacks_is_refused() -> None:
-    wish = Wish(channels=2, compression="zstd")
+    wish = WantedSettings(channels=2, compression="zstd")
     for source, target in ((NEW, OLD), (OLD, NEW)):
         assert [refusal.option for refusal in refused(source, target, wish)] == ["--compress"]
 
 
 def test_postcopy_with_channels_is_refused() -> None:
-    options = [r.option for r in refused(NEW, NEW, Wish(postcopy=True, channels=2))]
+    options = [r.option for r in refused(NEW, NEW, WantedSettings(postcopy=True, channels=2))]
     assert options == ["--parallel"]
 
 
 def test_every_reason_is_given_at_once() -> None:
     none = able(frozenset(), frozenset({"none"}))
-    wish = Wish(postcopy=True, auto_converge=True, channels=2, compression="zstd")
+    wish = WantedSettings(postcopy=True, auto_converge=True, channels=2, compression="zstd")
     assert {refusal.option for refusal in refused(NEW, none, wish)} == {
         "--method postcopy",
         "--compress",
@@ -238,12 +252,12 @@ def test_every_reason_is_given_at_once() -> None:
 @pytest.mark.parametrize("always", ["return-path", "events"])
 def test_no_migration_goes_without_a_return_path(always: str) -> None:
     lacking = NEW._replace(capabilities=NEW.capabilities - {always})
-    assert [r.option for r in refused(NEW, lacking, Wish())] == ["migrate"]
+    assert [r.option for r in refused(NEW, lacking, WantedSettings())] == ["migrate"]
 
 
 @given(qemus, qemus, wishes)
 def test_an_agreement_is_within_both_and_is_what_was_wished(
-    source: Abilities, target: Abilities, wish: Wish
+    source: Abilities, target: Abilities, wish: WantedSettings
 ) -> None:
     result = agree(source, target, wish)
     if isinstance(result, list):
@@ -269,7 +283,7 @@ def test_an_agreement_is_within_both_and_is_what_was_wished(
 
 @given(qemus, qemus, wishes)
 def test_whether_a_pair_agrees_does_not_depend_on_the_direction(
-    source: Abilities, target: Abilities, wish: Wish
+    source: Abilities, target: Abilities, wish: WantedSettings
 ) -> None:
     there, back = agree(source, target, wish), agree(target, source, wish)
     assert isinstance(there, list) is isinstance(back, list)

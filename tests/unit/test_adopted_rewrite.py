@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vmckpt.errors import RefusedError
-from vmckpt.qemu.inside import Drive
-from vmckpt.vm.adopted.facts import Facts
+from vmckpt.qemu.inside import GuestDrive
+from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
@@ -20,15 +20,15 @@ MIB = 1 << 20
 TCG = Platform("pc-i440fx-10.0", "tcg", "qemu64")
 
 
-def drive(file: str, device: str = "", **more: Any) -> Drive:
-    found = Drive(device, "", "#block144", "qcow2", file, read_only=False, direct=False)
+def drive(file: str, device: str = "", **more: Any) -> GuestDrive:
+    found = GuestDrive(device, "", "#block144", "qcow2", file, read_only=False, direct=False)
     return found._replace(**more)
 
 
-def facts(line: str, *drives: Drive, **more: Any) -> Facts:
+def facts(line: str, *drives: GuestDrive, **more: Any) -> AdoptedFacts:
     """Facts on a QEMU that was started so: nothing was plugged or unplugged since."""
     argv = ("/usr/bin/qemu-system-x86_64", *line.split())
-    found = Facts(
+    found = AdoptedFacts(
         argv=argv,
         cwd=Path("/home/me"),
         platform=TCG,

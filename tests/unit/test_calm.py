@@ -13,17 +13,17 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.last_measured import all_kept
 from vmckpt.forecast.model.choose import Choice, Intent, judge
 from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
-from vmckpt.forecast.model.forecast import Way
-from vmckpt.forecast.planner import Plan
-from vmckpt.memory.observe import Window
-from vmckpt.options.migration import Options
+from vmckpt.forecast.model.forecast import MigrationWay
+from vmckpt.forecast.planner import MigrationPlan
+from vmckpt.memory.observe import DirtyWindow
+from vmckpt.options.migration import MigrationOptions
 
 pytestmark = pytest.mark.unit
 
 SEEN = DirtyRate(
     source="page-tracking", why="", took_s=LOOK_S, ram_bytes=1 << 30,
     curve=DirtyCurve((DirtyPoint(LOOK_S, 90.0, 100.0, 110.0),), 1 << 18),
-    windows=(Window(0.0, LOOK_S, 100),), faults=100, ram=None, dirtied=None,
+    windows=(DirtyWindow(0.0, LOOK_S, 100),), faults=100, ram=None, dirtied=None,
 )  # fmt: skip
 
 
@@ -54,17 +54,19 @@ def test_what_was_measured_last_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert (name, measured.working_set_bytes) == ("web", 500 * 4096)
 
 
-def spare_s(intent: Intent, way: Way | None) -> float:
+def spare_s(intent: Intent, way: MigrationWay | None) -> float:
     offers = tuple(judge(one, intent) for one in FORECASTS)
     choice = Choice(way, "")
-    return Plan("web", "a", "b", SEEN, offers, (), (), choice, intent, Options(), ()).spare_s
+    return MigrationPlan(
+        "web", "a", "b", SEEN, offers, (), (), choice, intent, MigrationOptions(), ()
+    ).spare_s
 
 
 def test_what_may_be_waited_leaves_the_time_to_plan_anew_and_to_move() -> None:
     hybrid = FORECASTS[2].total_s.p90
     wanted = Intent(finish_within_s=100.0, gone_s=9.0)
-    assert spare_s(wanted, Way.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
+    assert spare_s(wanted, MigrationWay.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
     # Where nothing keeps the wishes as it is, a calm moment may.
     assert spare_s(wanted, None) == 91 - 1.25 * 9
-    assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), Way.HYBRID) == 0.0
-    assert spare_s(Intent(gone_s=9.0), Way.HYBRID) == inf
+    assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), MigrationWay.HYBRID) == 0.0
+    assert spare_s(Intent(gone_s=9.0), MigrationWay.HYBRID) == inf

@@ -6,8 +6,14 @@ import random
 import pytest
 
 from vmckpt.codec import builtins, convert
-from vmckpt.fleet.schedule.due import Moment
-from vmckpt.fleet.schedule.learned import MOST_COSTS, Cost, Learned, Seen, interval
+from vmckpt.fleet.schedule.due import ClockReading
+from vmckpt.fleet.schedule.learned import (
+    MOST_COSTS,
+    CheckpointCost,
+    LearnedCosts,
+    VmSample,
+    interval,
+)
 from vmckpt.forecast.model.interval import FailureRate, best_work_s, wall_time_ratio
 
 DAY_S = 86400.0
@@ -82,30 +88,38 @@ def test_what_is_learned_comes_within_five_percent(off: float) -> None:
     assert sum(one <= 0.05 for one in more) >= 95
 
 
-def at(seconds: float, boot: str = "a") -> Moment:
-    return Moment(1e9 + seconds, seconds, boot)
+def at(seconds: float, boot: str = "a") -> ClockReading:
+    return ClockReading(1e9 + seconds, seconds, boot)
 
 
 def test_up_time_is_what_was_seen_and_a_failure_what_ended_running() -> None:
-    seen = Learned().seen(Seen(at(0), "q1", alive=True)).seen(Seen(at(100), "q1", alive=True))
+    seen = (
+        LearnedCosts()
+        .seen(VmSample(at(0), "q1", alive=True))
+        .seen(VmSample(at(100), "q1", alive=True))
+    )
     assert (seen.up_s, seen.failures) == (100, 0)
-    failed = seen.seen(Seen(at(120), "q1", alive=False, ended_running=True))
+    failed = seen.seen(VmSample(at(120), "q1", alive=False, ended_running=True))
     assert (failed.up_s, failed.failures) == (110, 1)
     # It is counted once, and its next QEMU begins anew.
-    again = failed.seen(Seen(at(200), "q1", alive=False, ended_running=True))
-    again = again.seen(Seen(at(300), "q2", alive=True)).seen(Seen(at(310), "q2", alive=True))
+    again = failed.seen(VmSample(at(200), "q1", alive=False, ended_running=True))
+    again = again.seen(VmSample(at(300), "q2", alive=True)).seen(
+        VmSample(at(310), "q2", alive=True)
+    )
     assert (again.up_s, again.failures) == (120, 1)
     # One that was stopped or moved has not failed.
-    stopped = again.seen(Seen(at(400), "q2", alive=False)).seen(Seen(at(500), "q3", alive=True))
+    stopped = again.seen(VmSample(at(400), "q2", alive=False)).seen(
+        VmSample(at(500), "q3", alive=True)
+    )
     assert (stopped.up_s, stopped.failures) == (120, 1)
     # Over a reboot of the scheduler's machine the wall clock counts.
-    other = stopped.seen(Seen(Moment(1e9 + 900, 20, "b"), "q3", alive=True))
+    other = stopped.seen(VmSample(ClockReading(1e9 + 900, 20, "b"), "q3", alive=True))
     assert other.up_s == 120 + 400
 
 
 def test_the_interval_is_held_within_what_is_possible() -> None:
-    assert interval(Learned(), None, None) is None
-    learned = Learned().paid(Cost(0.02, 2.0))
+    assert interval(LearnedCosts(), None, None) is None
+    learned = LearnedCosts().paid(CheckpointCost(0.02, 2.0))
     free = interval(learned, 30 * DAY_S, None)
     assert free is not None
     assert free.every_s == pytest.approx(best_work_s(0.02, 30 * DAY_S) + 0.02)
@@ -115,19 +129,19 @@ def test_the_interval_is_held_within_what_is_possible() -> None:
     slow = interval(learned, 30 * DAY_S, 5.0)
     assert slow is not None
     assert (slow.every_s, slow.by) == (4.0, "how long one takes: --rpo cannot be kept")
-    assert convert(Learned, builtins(learned)) == learned
+    assert convert(LearnedCosts, builtins(learned)) == learned
 
 
 def test_what_it_costs_is_the_mean_and_what_it_takes_nearly_the_longest() -> None:
-    learned = Learned()
+    learned = LearnedCosts()
     for number in range(1, 11):
-        learned = learned.paid(Cost(float(number), 10.0 - number))
+        learned = learned.paid(CheckpointCost(float(number), 10.0 - number))
     assert learned.cost is not None
     assert learned.cost.stall_s == pytest.approx(5.5)
     assert 6 < learned.cost.took_s < 9
     # What is so now counts in the end, whatever was before.
     for _ in range(5 * MOST_COSTS):
-        learned = learned.paid(Cost(1.0, 1.0))
+        learned = learned.paid(CheckpointCost(1.0, 1.0))
     assert learned.cost is not None
     assert learned.cost.stall_s == pytest.approx(1.0, rel=0.05)
     assert learned.cost.took_s == pytest.approx(1.0, rel=0.05)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.facts import DiskFacts, Facts
-from vmckpt.checkpoint.restore.planned import Standing, plan_copy, plan_itself
+from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts
+from vmckpt.checkpoint.restore.planned import CheckpointStanding, plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.isolation import isolation_checks
@@ -40,10 +40,10 @@ driver = "vmgenid"
 guid = "11111111-1111-1111-1111-111111111111"
 """
 HOST = LocalHost("here", Path("/state"), "127.0.0.1")
-OURS = Standing("0" * 32, is_foreign=False, is_trusted=True, own=None)
+OURS = CheckpointStanding("0" * 32, is_foreign=False, is_trusted=True, own=None)
 
 
-def taken() -> Facts:
+def taken() -> CheckpointFacts:
     disks = (
         DiskFacts("/specs/web.qcow2", "qcow2", 1 << 30, False, "disk-0"),
         DiskFacts("/data/shared.raw", "raw", 1 << 20, True, None),

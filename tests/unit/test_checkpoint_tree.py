@@ -4,14 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
-from vmckpt.checkpoint.catalogue.place import Place
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
+from vmckpt.checkpoint.catalogue.place import StorePlace
 from vmckpt.checkpoint.catalogue.tree import lines, rows
-from vmckpt.checkpoint.facts import Facts, UnknownFactsError, machine_from_json, machine_to_json
-from vmckpt.qemu.compare import Machine
+from vmckpt.checkpoint.facts import (
+    CheckpointFacts,
+    UnknownFactsError,
+    machine_from_json,
+    machine_to_json,
+)
+from vmckpt.qemu.compare import GuestMachine
 from vmckpt.store.files.manifest import AreaFacts, Manifest
 
-MACHINE = Machine(
+MACHINE = GuestMachine(
     "pc-q35-10.0-machine",
     1,
     "qemu64-x86_64-cpu",
@@ -20,8 +25,8 @@ MACHINE = Machine(
 )
 
 
-def facts(name: str) -> Facts:
-    return Facts(
+def facts(name: str) -> CheckpointFacts:
+    return CheckpointFacts(
         name=name,
         host="lab-a",
         taken_unix_s=1.0,
@@ -43,14 +48,14 @@ def facts(name: str) -> Facts:
     )
 
 
-def entry(name: str, number: int, parent: str | None) -> Entry:
+def entry(name: str, number: int, parent: str | None) -> CatalogueEntry:
     areas = (AreaFacts("ram", 64 << 20, 4096, 256, 256, 256),)
     given = facts(name)
     manifest = Manifest(
         f"{name}{'0' * 31}", "web", parent and f"{parent}{'0' * 31}", number, 1 << 20, areas, (),
         (), given.to_json(),
     )  # fmt: skip
-    return Entry((Place(None, "s3://store"),), manifest, given)
+    return CatalogueEntry((StorePlace(None, "s3://store"),), manifest, given)
 
 
 def test_a_line_stays_flat_and_a_branch_moves_in() -> None:
@@ -78,12 +83,12 @@ def test_two_vms_of_one_name_are_told_apart() -> None:
     assert dict(lines(both[0]))["vm id"] == ids[0]
 
 
-def renamed(one: Entry, number: int, parent: int | None) -> Entry:
+def renamed(one: CatalogueEntry, number: int, parent: int | None) -> CatalogueEntry:
     ids = [None if n is None else f"{n:012d}{'0' * 20}" for n in (number, parent)]
     return replace(one, manifest=replace(one.manifest, id=str(ids[0]), parent=ids[1]))
 
 
-def with_vm_id(one: Entry, vm_id: str) -> Entry:
+def with_vm_id(one: CatalogueEntry, vm_id: str) -> CatalogueEntry:
     return replace(one, manifest=replace(one.manifest, vm_id=vm_id))
 
 
@@ -107,7 +112,7 @@ def test_a_machine_of_any_words_is_shown(said: dict[str, object]) -> None:
 
 def test_facts_survive_the_manifest() -> None:
     manifest = Manifest.decode("a" * 32, entry("a", 1, None).manifest.encode())
-    again = Facts.from_json(manifest.facts)
+    again = CheckpointFacts.from_json(manifest.facts)
     assert again == facts("a")
     assert machine_from_json(again.machine) == MACHINE
 
@@ -115,7 +120,7 @@ def test_facts_survive_the_manifest() -> None:
 def test_facts_of_another_version_are_told_apart() -> None:
     for broken in ({"format": 2}, {}, {"format": 1, "name": "x"}):
         try:
-            Facts.from_json(broken)
+            CheckpointFacts.from_json(broken)
         except UnknownFactsError:
             continue
         raise AssertionError(broken)

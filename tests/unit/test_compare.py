@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.qemu.compare import Features, Machine, differences
+from vmckpt.qemu.compare import Features, GuestMachine, differences
 
 
 def word(leaf: int, register: str, features: int, subleaf: int | None = None) -> Features:
@@ -16,8 +16,8 @@ def word(leaf: int, register: str, features: int, subleaf: int | None = None) ->
     return frozenset({tuple(sorted(named.items()))})
 
 
-def machine(features: Features) -> Machine:
-    return Machine("pc-q35-10.0-machine", 1, "max-x86_64-cpu", features, {})
+def machine(features: Features) -> GuestMachine:
+    return GuestMachine("pc-q35-10.0-machine", 1, "max-x86_64-cpu", features, {})
 
 
 EDX = word(1, "EDX", 0xF)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import TimedOutError
 from vmckpt.forecast.model.convergence import NO_GAIN, PATIENCE_ROUNDS, Rounds, eta_s, has_stalled
-from vmckpt.migrate.steps.steering import Figures, Order, Steering
-from vmckpt.options.migration import Method, OnTimeout, Options
+from vmckpt.migrate.steps.steering import Steering, SteeringOrder, TransferFigures
+from vmckpt.options.migration import Method, MigrationOptions, OnTimeout
 
 sizes = st.integers(0, 1 << 40)
 
@@ -76,13 +76,13 @@ def test_rounds_while_the_switchover_is_held_do_not_count() -> None:
 
 def steered(method: Method, lefts: list[int], *, held: int, fitting_bytes: float = 0.0) -> int:
     """In which round post-copy is asked for when the first so many are held; 0: in none."""
-    steering = Steering(Options(method=method))
+    steering = Steering(MigrationOptions(method=method))
     for number, left in enumerate(lefts, 1):
-        figures, is_held = Figures(number, left, 10**6 * number, 1e6, 1e6), number <= held
+        figures, is_held = TransferFigures(number, left, 10**6 * number, 1e6, 1e6), number <= held
         steering.see(figures, held=is_held)
         order = steering.steer(figures, 1.0, fitting_bytes=fitting_bytes)
         if order is not None:
-            assert order[0] is Order.START_POSTCOPY
+            assert order[0] is SteeringOrder.START_POSTCOPY
             return number
     return 0
 
@@ -96,15 +96,15 @@ def test_a_hybrid_that_is_held_back_or_about_to_end_does_not_go_over() -> None:
 
 
 def test_a_time_limit_may_count_in_what_sending_memory_once_takes() -> None:
-    options = Options(timeout_passes=3.0, on_timeout=OnTimeout.POSTCOPY)
+    options = MigrationOptions(timeout_passes=3.0, on_timeout=OnTimeout.POSTCOPY)
     steering, orders = Steering(options), list[float]()
     for number, at_s in enumerate((0.0, 2.0, 5.9, 6.1, 7.0), 1):
-        figures = Figures(number, 50, 10**6 * number, 1e6, 1e6)
+        figures = TransferFigures(number, 50, 10**6 * number, 1e6, 1e6)
         if steering.steer(figures, at_s) is not None:
             orders.append(at_s)
     assert orders == [6.1]
     giving_up = Steering(replace(options, on_timeout=OnTimeout.ABORT))
     for number, at_s in enumerate((0.0, 2.0, 5.9), 1):
-        giving_up.steer(Figures(number, 50, 1, 1e6, 1e6), at_s)
+        giving_up.steer(TransferFigures(number, 50, 1, 1e6, 1e6), at_s)
     with pytest.raises(TimedOutError, match=r"3 times the 2\.00 s"):
-        giving_up.steer(Figures(4, 50, 1, 1e6, 1e6), 6.1)
+        giving_up.steer(TransferFigures(4, 50, 1, 1e6, 1e6), 6.1)

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from vmckpt.forecast.model.course import BEGINS_S, STARTS, Course, From, OnAverage, Slowed
+from vmckpt.forecast.model.course import BEGINS_S, STARTS, DirtyProfile, From, OnAverage, Slowed
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.windows import Dirtied, Windows
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 # A second each: it dirties 100 pages, the same ones again, nothing, 100 others.
 CURVE = DirtyCurve.measured([[(1.0, 75.0)], [(2.0, 100.0)], [(4.0, 200.0)]], 1000)
 ROWS = ((100, 100, 100, 200), (100, 100, 200), (0, 100), (100,))
-COURSE = Course.seen((1.0, 2.0, 3.0, 4.0), ROWS, [()] * 4, CURVE)
+COURSE = DirtyProfile.seen((1.0, 2.0, 3.0, 4.0), ROWS, [()] * 4, CURVE)
 
 
 def test_distinct_pages_between_two_moments() -> None:
@@ -89,7 +89,7 @@ def test_a_long_window_is_a_span_with_what_its_parts_came_to() -> None:
 EVEN = DirtyCurve.measured([[(0.1, 50.0)], [(1.6, 800.0)], [(8.0, 4000.0)]], 1_000_000)
 
 
-def _in_long_windows(busy: Sequence[float], window: int = 16) -> Course:
+def _in_long_windows(busy: Sequence[float], window: int = 16) -> DirtyProfile:
     """Tenths of a second in which it dirties so many pages, looked at in windows of so many."""
     pages, counts, ends_s = list[int](), list[list[tuple[float, int]]](), list[float]()
     for first in range(0, len(busy), window):
@@ -98,7 +98,7 @@ def _in_long_windows(busy: Sequence[float], window: int = 16) -> Course:
         counts.append([(0.1 * (n + 1), round(one)) for n, one in enumerate(so_far[:-1])])
         ends_s.append(0.1 * (first + len(so_far)))
     rows = [list(accumulate(pages[first:])) for first in range(len(pages))]
-    return Course.seen(ends_s, rows, counts, EVEN)
+    return DirtyProfile.seen(ends_s, rows, counts, EVEN)
 
 
 def test_a_rhythm_is_seen_in_windows_that_are_longer_than_its_bursts() -> None:
@@ -117,7 +117,7 @@ def test_that_nothing_new_comes_where_nothing_new_could_says_nothing() -> None:
     same = DirtyCurve.measured([[(0.1, 100.0)], [(0.2, 100.0)], [(8.0, 100.0)]], 1_000_000)
     counts = [[(0.1 * n, 100) for n in range(1, 16)]] * 5
     rows = [[100] * (5 - first) for first in range(5)]
-    course = Course.seen([1.6 * n for n in range(1, 6)], rows, counts, same)
+    course = DirtyProfile.seen([1.6 * n for n in range(1, 6)], rows, counts, same)
     assert course.rhythm_s == 0.0
     assert course.between(2.4, 2.5) == pytest.approx(100)
     assert course.between(2.4, 4.0) == pytest.approx(100)
@@ -125,16 +125,16 @@ def test_that_nothing_new_comes_where_nothing_new_could_says_nothing() -> None:
 
 def test_two_looks_at_one_moment_are_one() -> None:
     counts = [[(0.5, 40), (0.5, 40), (1.0, 100)]]
-    course = Course.seen((1.0,), ((100,),), counts, CURVE)
+    course = DirtyProfile.seen((1.0,), ((100,),), counts, CURVE)
     assert course.between(0.0, 1.0) == pytest.approx(100)
     assert 0 < course.between(0.0, 0.5) < 60
 
 
-def _course(rates: list[int], span_s: float = 0.25) -> Course:
+def _course(rates: list[int], span_s: float = 0.25) -> DirtyProfile:
     """Each span dirties so many pages that no other does."""
     rows = tuple(tuple(accumulate(rates[first:])) for first in range(len(rates)))
     ends_s = tuple(span_s * n for n in range(1, len(rates) + 1))
-    return Course.seen(ends_s, rows, [()] * len(rates), CURVE)
+    return DirtyProfile.seen(ends_s, rows, [()] * len(rates), CURVE)
 
 
 # Three seconds of rest, one of work.
@@ -185,4 +185,4 @@ def test_what_has_no_rhythm_has_none(rates: list[int]) -> None:
 
 def test_a_long_last_span_has_no_rhythm_of_its_own() -> None:
     rows = ((500, 510, 1010), (10, 510), (500,))
-    assert Course.seen((0.25, 0.5, 8.0), rows, [()] * 3, CURVE).rhythm_s == 0.0
+    assert DirtyProfile.seen((0.25, 0.5, 8.0), rows, [()] * 3, CURVE).rhythm_s == 0.0

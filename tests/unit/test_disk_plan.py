@@ -10,7 +10,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.steps.disks import SILENCE_S, STALL_S, CopyWatch
 from vmckpt.options.migration import Disks
-from vmckpt.preflight.migration.disks import DiskCopy, Owned, Place, decide_disks, plan_disks
+from vmckpt.preflight.migration.disks import DiskCopy, DiskPaths, Owned, decide_disks, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.spec.spec import Disk
 
@@ -22,8 +22,10 @@ IMAGES = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ())}
 
 def place(
     *, shared: bool | None = False, why: str = "", taken: bool = False, directory: bool = True
-) -> Place:
-    return Place(0, HERE, THERE, shared, why, target_taken=taken, target_has_directory=directory)
+) -> DiskPaths:
+    return DiskPaths(
+        0, HERE, THERE, shared, why, target_taken=taken, target_has_directory=directory
+    )
 
 
 def test_a_disk_that_is_not_shared_is_copied() -> None:
@@ -104,7 +106,7 @@ def test_an_image_in_memory_is_no_device(tmp_path: Path) -> None:
         (place(directory=False), "disk-target", "no directory /b/images"),
     ],
 )
-def test_what_cannot_be_copied_is_an_obstacle(found: Place, code: str, words: str) -> None:
+def test_what_cannot_be_copied_is_an_obstacle(found: DiskPaths, code: str, words: str) -> None:
     plan = decide_disks([DISK], NODES, [found], IMAGES)
     (obstacle,) = plan.obstacles
     assert (obstacle.code, words in obstacle.reason, plan.copies) == (code, True, ())

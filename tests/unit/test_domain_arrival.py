@@ -9,9 +9,9 @@ from vmckpt.options.migration import AtTarget
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.preflight.finding import REFUSE, WARN
 from vmckpt.vm.domains.description import parse_domain
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.told import Seen
+from vmckpt.vm.domains.told import DomainInfo
 
 pytestmark = pytest.mark.unit
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -21,8 +21,8 @@ XML = f"""<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><os><type>hvm</t
 THERE = XML.replace("/here/", "/there/").replace("br0", "br1")
 
 
-def domain(*, persistent: bool = True, state: State = State.RUNNING) -> Domain:
-    seen = Seen(UUID, "web", state, 1, persistent, XML)
+def domain(*, persistent: bool = True, state: DomainState = DomainState.RUNNING) -> Domain:
+    seen = DomainInfo(UUID, "web", state, 1, persistent, XML)
     return Domain(LocalHost("a", Path("/"), "::1"), seen, parse_domain(XML))
 
 
@@ -56,7 +56,7 @@ def test_what_holds_only_while_it_runs_is_said() -> None:
     assert not list(arrival_checks(domain(), AtTarget(name="web2", graphics_uri="vnc://b")))
     assert not list(arrival_checks(domain(), None))
     # Of one that is off libvirt keeps what --xml says.
-    assert not list(arrival_checks(domain(state=State.SHUTOFF), AtTarget(xml=THERE)))
+    assert not list(arrival_checks(domain(state=DomainState.SHUTOFF), AtTarget(xml=THERE)))
     transient = domain(persistent=False)
     assert not list(arrival_checks(transient, AtTarget(xml=THERE)))
     [refused] = arrival_checks(transient, AtTarget(persistent_xml=THERE))

@@ -8,15 +8,15 @@ from vmckpt.migrate.domains.hold import Hold
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight.domains.checks import held_mib_per_s
 from vmckpt.units import MIB
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.job import DomainJob
 
 pytestmark = pytest.mark.unit
 # QEMU's own limit while libvirt has been told of none.
 DEFAULT_S = 0.3
 
 
-def job(number: int, mib_per_s: float) -> Job:
-    return Job(active=True, round=number, throughput_bytes_per_s=mib_per_s * MIB)
+def job(number: int, mib_per_s: float) -> DomainJob:
+    return DomainJob(active=True, round=number, throughput_bytes_per_s=mib_per_s * MIB)
 
 
 @given(memory_bytes=st.integers(16 * MIB, 1 << 44))

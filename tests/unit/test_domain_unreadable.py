@@ -12,8 +12,8 @@ from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.description import MOST_CHARS, parse_domain
-from vmckpt.vm.domains.flags import State
-from vmckpt.vm.domains.told import Seen
+from vmckpt.vm.domains.flags import DomainState
+from vmckpt.vm.domains.told import DomainInfo
 
 pytestmark = pytest.mark.unit
 WELL = "<domain type='kvm'><name>web</name><os><type>hvm</type></os></domain>"
@@ -44,11 +44,12 @@ def test_what_is_no_domain_is_said(xml: str) -> None:
 
 def test_the_others_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
-        async def domains(self) -> list[Seen]:
+        async def domains(self) -> list[DomainInfo]:
             ill = [
-                Seen(f"u{n}", f"ill{n}", State.RUNNING, 1, True, one) for n, one in enumerate(ILL)
+                DomainInfo(f"u{n}", f"ill{n}", DomainState.RUNNING, 1, True, one)
+                for n, one in enumerate(ILL)
             ]
-            return [*ill, Seen("u", "web", State.RUNNING, 1, True, WELL)]
+            return [*ill, DomainInfo("u", "web", DomainState.RUNNING, 1, True, WELL)]
 
     @asynccontextmanager
     async def libvirtd(_: Any) -> AsyncIterator[Session]:

@@ -6,19 +6,19 @@ from rich.console import Console
 from vmckpt.events.types import Note, PhaseBegan, Progress
 from vmckpt.fleet.drain.happenings import Began, Ended, Planned, Said, Went
 from vmckpt.fleet.drain.plan import DrainPlan
-from vmckpt.forecast.drain.crowding import Learned
-from vmckpt.forecast.drain.fleet import Cost, Move
+from vmckpt.forecast.drain.crowding import LearnedCrowding
+from vmckpt.forecast.drain.fleet import MoveCost, PlannedMove
 from vmckpt.forecast.drain.timetable import timetable
 from vmckpt.ui.drain import display, planned
 from vmckpt.ui.drain_live import MOST_ROWS, Screen
 
 
 def plan(count: int = 2, *, known: bool = True) -> DrainPlan:
-    cost = Cost(1.0, 2.0, 0.5)
-    table = timetable([Move(f"vm{n:02}", "a", "b", cost) for n in range(count)])
+    cost = MoveCost(1.0, 2.0, 0.5)
+    table = timetable([PlannedMove(f"vm{n:02}", "a", "b", cost) for n in range(count)])
     band_s = table.band_s() if known else None
     return DrainPlan(
-        table, (), (), {"c": "it is down"}, band_s, Learned(0.0, 0.06), ("a note",), {}
+        table, (), (), {"c": "it is down"}, band_s, LearnedCrowding(0.0, 0.06), ("a note",), {}
     )
 
 

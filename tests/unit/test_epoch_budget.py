@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.epoch.budget import MOST_PASSES, Budget
-from vmckpt.replicate.primary.pace import LONGEST_S, PAUSED_SHARE, SHORTEST_S, Pace
+from vmckpt.replicate.primary.pace import LONGEST_S, PAUSED_SHARE, SHORTEST_S, EpochPace
 
 
 def test_what_fits_the_pause_is_copied_in_it() -> None:
@@ -36,10 +36,10 @@ def test_the_cost_of_pages_is_learned() -> None:
 
 
 def test_an_asked_pace_is_kept_and_auto_keeps_the_pauses_small() -> None:
-    asked = Pace(0.025)
+    asked = EpochPace(0.025)
     asked.paused(1.0)
     assert asked.run_s == 0.025
-    auto = Pace(None)
+    auto = EpochPace(None)
     assert auto.run_s == SHORTEST_S
     for _ in range(50):
         auto.paused(0.010)

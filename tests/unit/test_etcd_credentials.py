@@ -6,7 +6,7 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.pki.one_time import make_one_time
-from vmckpt.lease.credentials import Credentials, read_credentials
+from vmckpt.lease.credentials import EtcdCredentials, read_credentials
 from vmckpt.lease.gateway import Gateway
 
 WHOLE = """
@@ -29,7 +29,7 @@ def test_paths_count_from_the_file(tmp_path: Path) -> None:
     secret = private(tmp_path / "secret", "s3cret\n")
     file = private(tmp_path / "etcd.toml", WHOLE.replace("/etc/secret", str(secret)))
     read = read_credentials(file)
-    assert read == Credentials(
+    assert read == EtcdCredentials(
         tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client-key.pem", "vmckpt", secret
     )
     assert read.password() == "s3cret"
@@ -58,14 +58,14 @@ def test_a_missing_file_and_bad_certificates_are_no_traceback(tmp_path: Path) ->
     with pytest.raises(UsageError):
         read_credentials(tmp_path / "etcd.toml")
     with pytest.raises(UsageError, match="cannot be used"):
-        Credentials(authority=private(tmp_path / "ca.pem", "none")).tls()
+        EtcdCredentials(authority=private(tmp_path / "ca.pem", "none")).tls()
     made = make_one_time()
     authority = private(tmp_path / "ca.pem", made.certificate)
-    assert Credentials(authority=authority).tls().check_hostname
+    assert EtcdCredentials(authority=authority).tls().check_hostname
 
 
 def test_credentials_never_go_in_clear() -> None:
     with pytest.raises(UsageError) as refused:
-        Gateway("http://192.0.2.1:2379", Credentials())
+        Gateway("http://192.0.2.1:2379", EtcdCredentials())
     assert "https" in refused.value.why
-    Gateway("https://192.0.2.1:2379", Credentials())
+    Gateway("https://192.0.2.1:2379", EtcdCredentials())

@@ -13,27 +13,27 @@ from vmckpt.cli.options.arguments import intent, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.forecast.calm import is_calm
 from vmckpt.forecast.model.choose import Intent, choose, judge
-from vmckpt.forecast.model.course import Course
+from vmckpt.forecast.model.course import DirtyProfile
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.model.first_pass import WINDOW_S, Stretch
 from vmckpt.forecast.model.forecast import (
     MODEL_SPREAD,
     Band,
     Forecast,
-    Limits,
-    Way,
+    MigrationLimits,
+    MigrationWay,
     forecast,
     from_json,
 )
 from vmckpt.forecast.model.guest import Guest
-from vmckpt.forecast.model.link import Costs, Link
+from vmckpt.forecast.model.link import LinkModel, PageCosts
 from vmckpt.forecast.model.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, play_precopy, wire
 
 pytestmark = pytest.mark.unit
 
 GIB_PAGES = 1 << 18
 # 400 MB/s, 2 us a zero page, 0.2 s around, 30 ms for the switch.
-LINK = Link(Costs(1e-5, 2e-6, 0.0, look_s=2e-6), 0.2, 0.03, 0.05, 0.01, moves=10)
+LINK = LinkModel(PageCosts(1e-5, 2e-6, 0.0, look_s=2e-6), 0.2, 0.03, 0.05, 0.01, moves=10)
 
 
 def uniform(rate_pages_per_s: float, set_pages: float, total_pages: int = GIB_PAGES) -> DirtyCurve:
@@ -59,7 +59,7 @@ GUESTS = st.builds(
     dirtied_zero_share=st.floats(0, 1),
 )
 LIMITS = st.builds(
-    Limits,
+    MigrationLimits,
     st.floats(0.001, 10),
     st.one_of(st.just(0.0), st.floats(1e6, 1e10)),
     st.integers(1, 8),
@@ -67,15 +67,17 @@ LIMITS = st.builds(
 )
 
 
-@given(GUESTS, LIMITS, st.sampled_from(Way))
-def test_a_forecast_keeps_its_promises(guest: Guest, limits: Limits, way: Way) -> None:
+@given(GUESTS, LIMITS, st.sampled_from(MigrationWay))
+def test_a_forecast_keeps_its_promises(
+    guest: Guest, limits: MigrationLimits, way: MigrationWay
+) -> None:
     found = forecast(way, guest, LINK, limits)
     for band in (found.total_s, found.downtime_s, found.sent_bytes, found.slowdown):
         assert list(band) == sorted(band)
         assert band.p10 >= 0
     if found.ends:
         filled = guest.total_pages - guest.zero_pages
-        part = guest.ratio if way is Way.ZSTD else 1.0
+        part = guest.ratio if way is MigrationWay.ZSTD else 1.0
         assert found.sent_bytes.p10 >= 0.99 * 4096 * filled * part
         assert found.total_s.p50 >= LINK.fixed_s
         assert found.downtime_s.p50 <= found.total_s.p50
@@ -87,22 +89,24 @@ def test_a_forecast_keeps_its_promises(guest: Guest, limits: Limits, way: Way) -
 
 @given(GUESTS, st.floats(0.001, 10))
 def test_a_precopy_that_ends_keeps_to_its_downtime(guest: Guest, limit_s: float) -> None:
-    found = forecast(Way.PRECOPY, guest, LINK, Limits(limit_s))
+    found = forecast(MigrationWay.PRECOPY, guest, LINK, MigrationLimits(limit_s))
     assert not found.ends or found.downtime_s.p50 <= limit_s + LINK.switch_s + 1e-9
 
 
 @given(GUESTS, LIMITS)
 def test_stopping_sends_least_and_post_copy_and_stopping_always_end(
-    guest: Guest, limits: Limits
+    guest: Guest, limits: MigrationLimits
 ) -> None:
-    stop, postcopy = (forecast(way, guest, LINK, limits) for way in (Way.STOP, Way.POSTCOPY))
+    stop, postcopy = (
+        forecast(way, guest, LINK, limits) for way in (MigrationWay.STOP, MigrationWay.POSTCOPY)
+    )
     assert stop.ends
     assert postcopy.ends
     assert stop.sent_bytes.p50 <= postcopy.sent_bytes.p50
 
 
 def test_an_idle_guest_is_sent_once() -> None:
-    found = forecast(Way.PRECOPY, guest(0.001, 100), LINK, Limits(0.3))
+    found = forecast(MigrationWay.PRECOPY, guest(0.001, 100), LINK, MigrationLimits(0.3))
     sending_s = GIB_PAGES / 2 * (1e-5 + 2e-6)
     assert found.total_s.p50 == pytest.approx(0.2 + sending_s + HELD_S + 0.03, rel=0.01)
     assert found.downtime_s.p50 == pytest.approx(0.03, rel=0.01)
@@ -113,7 +117,7 @@ def test_a_bandwidth_limit_holds_until_the_guest_stops() -> None:
     half = GIB_PAGES / 2
     layout = (Stretch(half, 0), Stretch(0, half))
     calm = replace(guest(0.001, 100), layout=layout)
-    found = forecast(Way.PRECOPY, calm, LINK, Limits(0.3, 50e6))
+    found = forecast(MigrationWay.PRECOPY, calm, LINK, MigrationLimits(0.3, 50e6))
     # A window's bytes go at its beginning: zeroes are looked through in the rest of the last.
     filled_s, zeroes_s = half * 4104 / (39 * BATCH_BYTES / WINDOW_S), half * 2e-6
     expected_s = 0.23 + filled_s + zeroes_s + HELD_S
@@ -123,8 +127,8 @@ def test_a_bandwidth_limit_holds_until_the_guest_stops() -> None:
 def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_does() -> None:
     hot = guest(200_000, GIB_PAGES / 2)  # 800 MB/s of distinct pages on a link of 400 MB/s
     precopy, throttled, hybrid = (
-        forecast(way, hot, LINK, Limits(0.05))
-        for way in (Way.PRECOPY, Way.AUTO_CONVERGE, Way.HYBRID)
+        forecast(way, hot, LINK, MigrationLimits(0.05))
+        for way in (MigrationWay.PRECOPY, MigrationWay.AUTO_CONVERGE, MigrationWay.HYBRID)
     )
     assert not precopy.ends
     assert throttled.ends
@@ -136,7 +140,7 @@ def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_do
 def test_auto_converge_does_not_end_where_it_may_slow_the_guest_too_little() -> None:
     hot = guest(200_000, GIB_PAGES / 2)
     free, little = (
-        forecast(Way.AUTO_CONVERGE, hot, LINK, Limits(0.05, most_throttle=most))
+        forecast(MigrationWay.AUTO_CONVERGE, hot, LINK, MigrationLimits(0.05, most_throttle=most))
         for most in (0.99, 0.1)
     )
     assert free.ends
@@ -145,19 +149,21 @@ def test_auto_converge_does_not_end_where_it_may_slow_the_guest_too_little() -> 
 
 
 @given(GUESTS, LIMITS)
-def test_a_guest_loses_no_more_than_auto_converge_may_take(guest: Guest, limits: Limits) -> None:
-    found = forecast(Way.AUTO_CONVERGE, guest, LINK, limits)
+def test_a_guest_loses_no_more_than_auto_converge_may_take(
+    guest: Guest, limits: MigrationLimits
+) -> None:
+    found = forecast(MigrationWay.AUTO_CONVERGE, guest, LINK, limits)
     assert found.slowdown.p50 <= limits.most_throttle + 1e-9
 
 
 SOME = st.sampled_from([0.0, 2e-6])
-COSTS = st.builds(Costs, st.just(1e-5), SOME, SOME, SOME, SOME, st.just(0.0))
+COSTS = st.builds(PageCosts, st.just(1e-5), SOME, SOME, SOME, SOME, st.just(0.0))
 
 
 @settings(max_examples=40)
-@given(GUESTS, LIMITS, st.sampled_from(Way), COSTS, st.sampled_from([0.0, 0.5, 1.0]))
+@given(GUESTS, LIMITS, st.sampled_from(MigrationWay), COSTS, st.sampled_from([0.0, 0.5, 1.0]))
 def test_pages_that_seem_to_cost_nothing_take_some_time(
-    guest: Guest, limits: Limits, way: Way, costs: Costs, zero: float
+    guest: Guest, limits: MigrationLimits, way: MigrationWay, costs: PageCosts, zero: float
 ) -> None:
     """As where all that a guest dirtied was zeroes, and these were found to cost nothing."""
     still = replace(guest, dirtied_zero_share=zero, zero_share=zero)
@@ -169,7 +175,7 @@ def test_throttling_slows_a_guest_only_beyond_what_it_leaves_unused() -> None:
     lazy = guest(200_000, GIB_PAGES / 2, busy=0.3)
     assert [lazy.speed(throttle) for throttle in (0.0, 0.7, 0.85)] == pytest.approx([1, 1, 0.5])
     hard, soft = (
-        forecast(Way.AUTO_CONVERGE, one, LINK, Limits(0.05))
+        forecast(MigrationWay.AUTO_CONVERGE, one, LINK, MigrationLimits(0.05))
         for one in (guest(200_000, GIB_PAGES / 2), lazy)
     )
     assert soft.total_s.p50 > 1.5 * hard.total_s.p50
@@ -195,17 +201,17 @@ def test_throttling_that_a_guest_does_not_feel_changes_nothing_of_its_course() -
 def test_a_hot_working_set_that_fits_the_downtime_is_no_reason_not_to_end() -> None:
     """Rate times t says it never ends: 2 GB/s on a link of 400 MB/s. But it is 8 MB of pages."""
     hot = guest(500_000, 2_000)
-    assert forecast(Way.PRECOPY, hot, LINK, Limits(0.3)).ends
-    assert not forecast(Way.PRECOPY, hot, LINK, Limits(0.005)).ends
+    assert forecast(MigrationWay.PRECOPY, hot, LINK, MigrationLimits(0.3)).ends
+    assert not forecast(MigrationWay.PRECOPY, hot, LINK, MigrationLimits(0.005)).ends
 
 
 def test_unknowns_widen_a_band_each_by_itself() -> None:
-    idle, limits = guest(0.001, 100), Limits(0.3)
+    idle, limits = guest(0.001, 100), MigrationLimits(0.3)
     sure = replace(LINK, spread=0.0, switch_spread_s=0.0)
     around = replace(sure, fixed_spread_s=0.03)
     both = replace(around, switch_spread_s=0.04)
     for link, spreads_s in ((sure, ()), (around, (0.03,)), (both, (0.03, 0.04))):
-        band = forecast(Way.PRECOPY, idle, replace(link, switch_s=0.1), limits).total_s
+        band = forecast(MigrationWay.PRECOPY, idle, replace(link, switch_s=0.1), limits).total_s
         # When QEMU looks whether it may end nobody knows beforehand.
         sending_s = band.p50 - link.fixed_s - 0.1
         expected_s = 1.28 * math.hypot(HELD_SPREAD_S, MODEL_SPREAD * sending_s, *spreads_s)
@@ -213,7 +219,7 @@ def test_unknowns_widen_a_band_each_by_itself() -> None:
         assert band.p50 - band.p10 == pytest.approx(expected_s, rel=0.01)
 
 
-def made(way: Way, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
+def made(way: MigrationWay, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
     def around(value: float) -> Band:
         return Band(value * 0.9, value, value * 1.1)
 
@@ -224,26 +230,26 @@ def made(way: Way, total_s: float, pause_s: float, slowdown: float = 0.0) -> For
 
 
 FORECASTS = (
-    made(Way.PRECOPY, math.inf, math.inf),
-    made(Way.AUTO_CONVERGE, 60, 0.2, 0.5),
-    made(Way.HYBRID, 12, 0.1, 0.1),
-    made(Way.POSTCOPY, 11, 0.1, 0.1),
-    made(Way.STOP, 10, 10),
+    made(MigrationWay.PRECOPY, math.inf, math.inf),
+    made(MigrationWay.AUTO_CONVERGE, 60, 0.2, 0.5),
+    made(MigrationWay.HYBRID, 12, 0.1, 0.1),
+    made(MigrationWay.POSTCOPY, 11, 0.1, 0.1),
+    made(MigrationWay.STOP, 10, 10),
 )
 
 
 @pytest.mark.parametrize(
     ("wanted", "way"),
     [
-        (Intent(), Way.AUTO_CONVERGE),
-        (Intent(max_pause_s=20), Way.STOP),
-        (Intent(max_pause_s=0.3), Way.AUTO_CONVERGE),
-        (Intent(max_pause_s=0.3, max_slowdown=0.2), Way.HYBRID),
-        (Intent(finish_within_s=30), Way.HYBRID),
-        (Intent(max_slowdown=0.05), Way.STOP),
+        (Intent(), MigrationWay.AUTO_CONVERGE),
+        (Intent(max_pause_s=20), MigrationWay.STOP),
+        (Intent(max_pause_s=0.3), MigrationWay.AUTO_CONVERGE),
+        (Intent(max_pause_s=0.3, max_slowdown=0.2), MigrationWay.HYBRID),
+        (Intent(finish_within_s=30), MigrationWay.HYBRID),
+        (Intent(max_slowdown=0.05), MigrationWay.STOP),
     ],
 )
-def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: Way) -> None:
+def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: MigrationWay) -> None:
     choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
     assert choice.way is way
     assert choice.reason.startswith(str(way))
@@ -269,8 +275,8 @@ def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recomm
         return choose([judge(one, wanted) for one in forecasts], wanted).change
 
     hurry = Intent(finish_within_s=0.1)
-    stop, precopy = made(Way.STOP, 0.49, 0.45), made(Way.PRECOPY, 0.59, 0.03)
-    postcopy = made(Way.POSTCOPY, 0.55, 0.01)
+    stop, precopy = made(MigrationWay.STOP, 0.49, 0.45), made(MigrationWay.PRECOPY, 0.59, 0.03)
+    postcopy = made(MigrationWay.POSTCOPY, 0.55, 0.01)
     told = (
         "--finish-within 650ms would do: precopy, with a downtime of 33.0 ms; stop, with 495.0 ms, "
         "would need --finish-within 540ms"
@@ -280,7 +286,7 @@ def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recomm
     assert change(stop, precopy, postcopy, wanted=hurry) == told
     assert change(precopy, postcopy, wanted=hurry).endswith("would do: postcopy")
     # Twice the time is no little more, nor is half the downtime far shorter.
-    slow, rough = made(Way.PRECOPY, 1.0, 0.03), made(Way.PRECOPY, 0.6, 0.25)
+    slow, rough = made(MigrationWay.PRECOPY, 1.0, 0.03), made(MigrationWay.PRECOPY, 0.6, 0.25)
     assert change(stop, slow, wanted=hurry) == "--finish-within 540ms would do: stop"
     assert change(stop, rough, wanted=hurry) == "--finish-within 540ms would do: stop"
 
@@ -346,17 +352,21 @@ def bursty(turned: int, *, moves_now: bool = True) -> Guest:
     ends_s = tuple(0.25 * n for n in range(1, len(rates) + 1))
     plain = guest(15_000.0, 60_000.0)
     return replace(
-        plain, course=Course.seen(ends_s, rows, [()] * len(rows), plain.curve), moves_now=moves_now
+        plain,
+        course=DirtyProfile.seen(ends_s, rows, [()] * len(rows), plain.curve),
+        moves_now=moves_now,
     )
 
 
 def test_a_guest_with_a_rhythm_is_forecast_from_the_moment_at_which_it_moves() -> None:
-    limits = Limits(0.05, 1e9)
+    limits = MigrationLimits(0.05, 1e9)
     # At the beginning of its rest, and just before it works.
-    calm, before_work = (forecast(Way.PRECOPY, bursty(n), LINK, limits) for n in (0, 9))
+    calm, before_work = (forecast(MigrationWay.PRECOPY, bursty(n), LINK, limits) for n in (0, 9))
     assert calm.total_s.p50 < 0.9 * before_work.total_s.p50
     # One that moves some time later is met at any moment, which the band knew in any case.
-    later = [forecast(Way.PRECOPY, bursty(n, moves_now=False), LINK, limits) for n in (0, 9)]
+    later = [
+        forecast(MigrationWay.PRECOPY, bursty(n, moves_now=False), LINK, limits) for n in (0, 9)
+    ]
     assert calm.total_s.p50 <= min(one.total_s.p50 for one in later)
     assert before_work.total_s.p50 > max(one.total_s.p50 for one in later)
     assert calm.total_s.p90 >= later[0].total_s.p50

@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_checkpoint_tree import MACHINE, facts
-from vmckpt.checkpoint.facts import DiskFacts, Facts, machine_to_json, usable_facts
+from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, machine_to_json, usable_facts
 from vmckpt.checkpoint.origin import digest, is_own, marked, run_key
-from vmckpt.checkpoint.restore.planned import Standing, plan_copy, plan_itself, standing_of
-from vmckpt.checkpoint.restore.restore import Source
+from vmckpt.checkpoint.restore.planned import (
+    CheckpointStanding,
+    plan_copy,
+    plan_itself,
+    standing_of,
+)
+from vmckpt.checkpoint.restore.restore import CheckpointSource
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.files.manifest import AreaFacts, Manifest
@@ -39,7 +44,7 @@ MIB = 1 << 20
 CRONTAB = DiskFacts("/etc/cron.d/web", "raw", MIB, False, "disk-0")
 
 
-def taken(spec: str = GUEST, **changes: Any) -> Facts:
+def taken(spec: str = GUEST, **changes: Any) -> CheckpointFacts:
     made = replace(facts("one"), spec=spec, disks=(CRONTAB,), machine=machine_to_json(MACHINE))
     return replace(made, **changes)
 
@@ -52,8 +57,8 @@ def manifest(given: dict[str, Any], vm: str = "web", ram_bytes: int = 64 * MIB) 
     return Manifest(ID, vm, None, 1.0, 0, areas, (), (), given)
 
 
-def standing(own: Spec | None = None, *, trusted: bool = False) -> Standing:
-    return Standing(ID, is_foreign=True, is_trusted=trusted, own=own)
+def standing(own: Spec | None = None, *, trusted: bool = False) -> CheckpointStanding:
+    return CheckpointStanding(ID, is_foreign=True, is_trusted=trusted, own=own)
 
 
 def spec(text: str) -> Spec:
@@ -72,9 +77,9 @@ def test_its_disks_are_new_images_however_it_names_them(trusted: bool) -> None:
 def test_it_is_another_vm_than_it_says_until_it_is_trusted() -> None:
     theirs = new_identity()
     made = replace(manifest(taken().to_json()), vm_id=theirs)
-    assert Source("store", ID, known="").identity_for(made, None) != theirs
-    assert Source("store", ID, known=digest(made)).identity_for(made, None) == theirs
-    assert Source("store", ID, known=digest(made)).identity_for(made, "copy") != theirs
+    assert CheckpointSource("store", ID, known="").identity_for(made, None) != theirs
+    assert CheckpointSource("store", ID, known=digest(made)).identity_for(made, None) == theirs
+    assert CheckpointSource("store", ID, known=digest(made)).identity_for(made, "copy") != theirs
 
 
 def test_another_vms_image_is_not_taken_by_its_name() -> None:
@@ -116,7 +121,7 @@ def test_what_the_host_would_open_is_named_and_refused(what: str, copy: bool) ->
         passwd = DiskFacts("/etc/passwd", "qcow2", MIB, True, None)
         facts_ = replace(facts_, disks=(CRONTAB, passwd))
 
-    def plan(how: Standing) -> object:
+    def plan(how: CheckpointStanding) -> object:
         if copy:
             return plan_copy(facts_, HOST, "web-2", how, keep_macs=False)
         return plan_itself(facts_, HOST, how, plugged=False)

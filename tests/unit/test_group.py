@@ -8,9 +8,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from tests.unit.test_checkpoint_tree import entry
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.tree import lines, rows
-from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.cli.main import command_line
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.group.create import require_group
@@ -20,7 +20,7 @@ from vmckpt.lab.guests.talk import MAGIC, Counts, Violation, pages_at, parse_pag
 pytestmark = pytest.mark.unit
 
 
-def of_group(name: str, number: int, group: str, members: dict[str, str]) -> Entry:
+def of_group(name: str, number: int, group: str, members: dict[str, str]) -> CatalogueEntry:
     plain = entry(name, number, None)
     assert plain.facts
     ids = {vm: f"{one}{'0' * 31}" for vm, one in members.items()}
@@ -64,7 +64,7 @@ def test_a_checkpoint_says_which_group_it_is_of() -> None:
     assert dict(lines(WEB))["group"] == "night (night-id): web, db"
     assert [row[-3] for row in rows([WEB, ALONE])] == ["night", ""]
     assert WEB.facts
-    assert Facts.from_json(WEB.manifest.facts) == WEB.facts
+    assert CheckpointFacts.from_json(WEB.manifest.facts) == WEB.facts
     assert ALONE.facts
     assert "group" not in ALONE.facts.to_json()  # an older vmckpt knows it
 

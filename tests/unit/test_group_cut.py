@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests import virtual_time
 from vmckpt.checkpoint.group_line import SILENT_S, Line
-from vmckpt.checkpoint.group_member import TOGETHER_S, Here, Member
+from vmckpt.checkpoint.group_member import TOGETHER_S, Member, MemberHost
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.group.head import ANSWER_S, Head, cut, restore
+from vmckpt.group.head import ANSWER_S, GroupHead, cut, restore
 
 pytestmark = pytest.mark.unit
 
@@ -91,7 +91,7 @@ def _now_s() -> float:
 
 
 async def _serve(guest: Guest, line: Line) -> None:
-    here = Here(guest.machine or str(id(guest)), guest.processors)
+    here = MemberHost(guest.machine or str(id(guest)), guest.processors)
     member = Member(line, MOST_S, here)
 
     async def nothing() -> None:
@@ -149,7 +149,7 @@ def _cut_off(guest: Guest) -> None:
 
 
 async def _lead(lines: list[Line]) -> bool:
-    head = Head({str(number): line for number, line in enumerate(lines)})
+    head = GroupHead({str(number): line for number, line in enumerate(lines)})
     async with lines[0].beating():
         beats = [line.beating() for line in lines[1:]]
         for beat in beats:
@@ -244,7 +244,7 @@ def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:
 
 def test_the_guard_is_told_of_a_pause_before_the_cut_and_one_in_which_it_acted_counts_not() -> None:
     told: list[str] = []
-    member = Member(_no_line(), MOST_S, Here("one", 2))
+    member = Member(_no_line(), MOST_S, MemberHost("one", 2))
     with member.pausing(told.append):
         assert [word.split()[0] for word in told] == ["free"]
     assert told[1:] == ["free inf"]
@@ -265,7 +265,7 @@ def _no_line() -> Line:
 async def _restore_member(
     line: Line, ready_s: float, run: Callable[[str], None], fails: Callable[[], bool]
 ) -> None:
-    member = Member(line, 0.0, Here("one", 2))
+    member = Member(line, 0.0, MemberHost("one", 2))
     async with line.beating():
         try:
             await asyncio.sleep(ready_s)
@@ -301,7 +301,7 @@ def _restored(ready_s: list[float], failing: int | None) -> list[list[str]]:
 
             fails = lambda number=number: number == failing  # noqa: E731
             tasks.append(asyncio.ensure_future(_restore_member(mine, seconds, run, fails)))
-        head = Head({str(number): line for number, line in enumerate(lines)})
+        head = GroupHead({str(number): line for number, line in enumerate(lines)})
         async with lines[0].beating(), lines[1].beating(), lines[2].beating():
             try:
                 await restore(head, lambda _: None)

@@ -10,48 +10,48 @@ from hypothesis import strategies as st
 from tests import virtual_time
 from vmckpt.checkpoint.group_line import Line
 from vmckpt.errors import OperationFailedError
-from vmckpt.group.head import Head
-from vmckpt.group.turns import Place, turns
+from vmckpt.group.head import GroupHead
+from vmckpt.group.turns import MemberPlace, turns
 
 NEAR_S, MOST_S = 0.002, 0.25
 
 
 def test_on_few_processors_they_take_turns() -> None:
-    here = {vm: Place("one", 2, NEAR_S) for vm in ("web", "db", "cache")}
+    here = {vm: MemberPlace("one", 2, NEAR_S) for vm in ("web", "db", "cache")}
     assert turns(here, MOST_S) == [["web", "db", "cache"]]
 
 
 def test_half_of_the_processors_are_for_them() -> None:
-    here = {vm: Place("one", 4, NEAR_S) for vm in ("web", "db", "cache")}
+    here = {vm: MemberPlace("one", 4, NEAR_S) for vm in ("web", "db", "cache")}
     assert turns(here, MOST_S) == [["web", "cache"], ["db"]]
 
 
 def test_nobody_waits_for_another_machine() -> None:
-    places = {"web": Place("one", 2, NEAR_S), "db": Place("two", 2, NEAR_S)}
+    places = {"web": MemberPlace("one", 2, NEAR_S), "db": MemberPlace("two", 2, NEAR_S)}
     assert turns(places, MOST_S) == [["web"], ["db"]]
 
 
 def test_far_away_all_are_stopped_at_once() -> None:
     """A turn would cost a word there and back: more than output may be held for."""
-    far = {vm: Place("one", 2, 0.1) for vm in ("web", "db", "cache")}
+    far = {vm: MemberPlace("one", 2, 0.1) for vm in ("web", "db", "cache")}
     assert turns(far, MOST_S) == [["web"], ["db"], ["cache"]]
 
 
 def test_one_that_was_busy_when_it_was_asked_makes_nobody_far() -> None:
-    places = {"web": Place("one", 2, 0.1), "db": Place("one", 2, NEAR_S)}
+    places = {"web": MemberPlace("one", 2, 0.1), "db": MemberPlace("one", 2, NEAR_S)}
     assert turns(places, MOST_S) == [["web", "db"]]
 
 
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=3),
-        st.builds(Place, st.sampled_from("abc"), st.integers(1, 16), st.floats(0.0, 1.0)),
+        st.builds(MemberPlace, st.sampled_from("abc"), st.integers(1, 16), st.floats(0.0, 1.0)),
         min_size=1,
     ),
     st.floats(0.02, 5.0),
 )
 def test_each_has_one_turn_and_no_row_costs_more_than_a_share_of_the_hold(
-    places: dict[str, Place], most_held_s: float
+    places: dict[str, MemberPlace], most_held_s: float
 ) -> None:
     rows = turns(places, most_held_s)
     assert sorted(vm for row in rows for vm in row) == sorted(places)
@@ -78,7 +78,7 @@ def test_who_is_late_is_told_by_the_limit_for_all_of_its_row() -> None:
 
     async def play() -> None:
         readers = {vm: asyncio.StreamReader() for vm in ("web", "db")}
-        head = Head({vm: Line(reader, Nowhere(), vm) for vm, reader in readers.items()})
+        head = GroupHead({vm: Line(reader, Nowhere(), vm) for vm, reader in readers.items()})
         said: Any = b'{"word": "stopped"}\n'
         asyncio.get_running_loop().call_later(0.2, readers["web"].feed_data, said)
         with pytest.raises(OperationFailedError) as late:

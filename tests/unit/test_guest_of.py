@@ -9,7 +9,7 @@ from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.planner import guest_of
 from vmckpt.foreign import MalformedError
 from vmckpt.memory.content import Content, Piece
-from vmckpt.memory.windows import Course, Dirtied
+from vmckpt.memory.windows import Dirtied, DirtyHistory
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +20,7 @@ SEEN = DirtyRate(
     curve=DirtyCurve.measured([[(1.0, 50.0)], [(2.0, 100.0)]], 256),
     windows=(), faults=100, ram=NOISE, dirtied=None,
     layout=(Piece(0.0, NOISE), Piece(0.25, TEXT)),
-    course=Course((2.0,), ((100,),), ((Dirtied(0.5, 0), Dirtied(1.0, 100)),)),
+    course=DirtyHistory((2.0,), ((100,),), ((Dirtied(0.5, 0), Dirtied(1.0, 100)),)),
 )  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from vmckpt.lab.guests.replies import (
     DiskCheck,
     GuestRefusedError,
     GuestSilentError,
+    GuestStat,
     MemCheck,
     MemLoad,
-    Stat,
     parse_fields,
     parse_numbered,
     parse_reply,
@@ -40,7 +40,7 @@ def test_replies_become_types() -> None:
     )
     assert parse_reply(DiskCheck, "disk verify", DISK_CHECK).seq == 46304
     assert parse_reply(MemLoad, "mem", MEM_LOAD).content == "random"
-    stat = parse_reply(Stat, "stat", STAT)
+    stat = parse_reply(GuestStat, "stat", STAT)
     assert stat.boot.startswith("33c6b569")
     assert (stat.heartbeat_seq, stat.disk_rate) == (13, 2 << 20)
 

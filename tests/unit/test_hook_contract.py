@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vmckpt.devices.contract import LIMITS_S, WAY_OUT, Phase, read_answer, request
+from vmckpt.devices.contract import LIMITS_S, WAY_OUT, HookPhase, read_answer, request
 from vmckpt.devices.journey import STEPS_OUT, Journey
 from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, STEPS
 from vmckpt.ui.progress import PHASES
@@ -18,8 +18,8 @@ def test_the_request() -> None:
 
 
 def test_the_phases_are_the_same_everywhere() -> None:
-    assert tuple(phase.value for phase in Phase) == NAMES
-    assert set(LIMITS_S) == set(Phase)
+    assert tuple(phase.value for phase in HookPhase) == NAMES
+    assert set(LIMITS_S) == set(HookPhase)
     assert all(step in BEFORE_COMMIT and step in PHASES for step in STEPS_OUT)
     assert STEPS.index("mirror") < STEPS.index(STEPS_OUT[0])
     assert STEPS.index("unplug") < STEPS.index("transfer")
@@ -61,7 +61,12 @@ def test_the_way_out_is_taken_back_newest_first() -> None:
     assert tuple(step.name for step in steps) == STEPS_OUT
     assert all(step.undo is not None for step in steps)
     assert journey.ids == {"a", *(f"a-{number}" for number in range(1, 8))}
-    assert list(WAY_OUT.values()) == [Phase.ABORT, Phase.RESUME, Phase.RESTORE, Phase.REATTACH]
+    assert list(WAY_OUT.values()) == [
+        HookPhase.ABORT,
+        HookPhase.RESUME,
+        HookPhase.RESTORE,
+        HookPhase.REATTACH,
+    ]
     nothing = Journey((moved,), "run", lambda _code, _text: None)
     assert not nothing.has_devices
     assert nothing.steps_out(None) == ()  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from vmckpt.hosts.inventory.entries import parse_entry
 from vmckpt.hosts.inventory.inventory import all_hosts, check_name, find_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.migrate.outcome.journal import Journal, find_journal
+from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import find_vm, homes, read_vm
 from vmckpt.vm.lifecycle import read_again
@@ -31,7 +31,9 @@ A = {
     "bridge": "br0",
     "heartbeats": "/run/lab/observer.sock",
 }
-JOURNAL = Journal("r1", "web", "a", "b", "0123abcd", "fedcba98", "/dev/shm", True, "transfer")
+JOURNAL = MigrationJournal(
+    "r1", "web", "a", "b", "0123abcd", "fedcba98", "/dev/shm", True, "transfer"
+)
 
 
 @pytest.fixture
@@ -205,7 +207,11 @@ def test_a_journal_is_read_back_from_whichever_host_has_it(state: Path) -> None:
     a, b = find_host("a"), find_host("b")
     assert asyncio.run(find_journal("web", (a, b))) is None
     asyncio.run(JOURNAL.write((a, b)))
-    assert asyncio.run(Journal.read(a, "web")) == asyncio.run(Journal.read(b, "web")) == JOURNAL
+    assert (
+        asyncio.run(MigrationJournal.read(a, "web"))
+        == asyncio.run(MigrationJournal.read(b, "web"))
+        == JOURNAL
+    )
     asyncio.run(JOURNAL.remove((a,)))
     assert asyncio.run(find_journal("web", (a, b))) == JOURNAL
     asyncio.run(JOURNAL.remove((a, b)))
@@ -220,7 +226,7 @@ def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
     asyncio.run(host.make_dir(path.parent))
     path.write_text(text)
     with pytest.raises(StorageError, match=f"{path} on a is damaged"):
-        asyncio.run(Journal.read(host, "web"))
+        asyncio.run(MigrationJournal.read(host, "web"))
 
 
 def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
@@ -241,7 +247,7 @@ def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None
     path = vm_dir(host.state_dir, "web").journal
     path.write_text(path.read_text().replace('"transfer"', '"teleport"'))
     with pytest.raises(StorageError, match="damaged: 'teleport' is no step"):
-        asyncio.run(Journal.read(host, "web"))
+        asyncio.run(MigrationJournal.read(host, "web"))
 
 
 def test_a_vm_is_read_again_by_the_holder_of_its_lock(state: Path) -> None:

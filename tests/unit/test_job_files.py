@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from vmckpt.errors import NotFoundError
 from vmckpt.events.lines import Lines, from_line, to_line
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
-from vmckpt.hosts.host import Entry
+from vmckpt.hosts.host import HostEntry
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.remote.tls import Place
+from vmckpt.hosts.remote.tls import TlsEndpoint
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.kind import ORDER
-from vmckpt.migrate.elsewhere.job import MIGRATE, Request
-from vmckpt.options.migration import Method, Options, Tls
+from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationRequest
+from vmckpt.options.migration import Method, MigrationOptions, Tls
 
 EVENTS: list[Event] = [
     PhaseBegan(0.1, "prepare"),
@@ -52,9 +52,9 @@ def test_lines_come_whole_however_the_bytes_come(sizes: list[int]) -> None:
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     source = LocalHost("a", tmp_path, "192.0.2.1", bridge="br0", migration_ports=(5, 9))
-    target = Entry("b", Path("/b"), "192.0.2.2", qemu="/opt/qemu")
-    options = Options(method=Method.POSTCOPY, tls=Tls.PSK, timeout_s=5.0)
-    request = Request(target, options, Place("192.0.2.2", 7, "ab", "cd"))
+    target = HostEntry("b", Path("/b"), "192.0.2.2", qemu="/opt/qemu")
+    options = MigrationOptions(method=Method.POSTCOPY, tls=Tls.PSK, timeout_s=5.0)
+    request = MigrationRequest(target, options, TlsEndpoint("192.0.2.2", 7, "ab", "cd"))
     files = JobFiles.of(tmp_path, MIGRATE.name, "r1")
     with pytest.raises(NotFoundError):
         MIGRATE.job(files)

@@ -7,7 +7,7 @@ import pytest
 from tests import virtual_time
 from vmckpt.events.types import Event, Note
 from vmckpt.migrate.recorded import recorded
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +19,7 @@ def test_a_promise_that_is_broken_is_told_once(
     promised_s: float | None, takes_s: float, told: int
 ) -> None:
     events: list[Event] = []
-    options = Options(finish_within_s=promised_s)
+    options = MigrationOptions(finish_within_s=promised_s)
 
     async def move() -> None:
         async with recorded({"vm": "web"}, options, events.append):

@@ -9,13 +9,13 @@ import pytest
 
 from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.primary import Standing
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.primary import ReplicaStanding
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
-SPAN = Span(10.0, 0.1)
-OTHER = Record(5, "other", 1, SPAN, in_sync="r1")
+SPAN = LeaseSpan(10.0, 0.1)
+OTHER = LeaseRecord(5, "other", 1, SPAN, in_sync="r1")
 
 
 class Register:
@@ -24,7 +24,7 @@ class Register:
     def __init__(self, now: Versioned | None = None) -> None:
         self.now = now
         self.does: list[str] = []
-        self.late: list[tuple[Record, int]] = []
+        self.late: list[tuple[LeaseRecord, int]] = []
         self.clock_s = 1000.0
         self.takes_s = 0.0  # each question
         self.is_down = False
@@ -35,7 +35,7 @@ class Register:
         self.clock_s += self.takes_s
         return self.now
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         does = self.does.pop(0) if self.does else "do"
         self.clock_s += self.takes_s
         if does == "refuse":
@@ -49,7 +49,7 @@ class Register:
             raise OutcomeUnknownError(vm, why="-", remedy="-")
         return self.put(record, over)
 
-    def put(self, record: Record, over: int) -> Versioned:
+    def put(self, record: LeaseRecord, over: int) -> Versioned:
         if (self.now.version if self.now else NONE_YET) == over:
             self.now = Versioned(record, over + 1)
         assert self.now is not None
@@ -66,7 +66,7 @@ class Register:
         return Lease(self, "web", claimant, SPAN, clock=lambda: self.clock_s)
 
 
-def standing(lease: Lease) -> Standing:
+def standing(lease: Lease) -> ReplicaStanding:
     """Asked anew each time."""
     return lease.standing
 
@@ -136,18 +136,18 @@ def test_going_solo_counts_only_once_it_is_known(does: str) -> None:
     async def play() -> None:
         await lease.take()
         await lease.record_in_sync("r1")
-        assert standing(lease) is Standing.IN_SYNC
+        assert standing(lease) is ReplicaStanding.IN_SYNC
         store.does = [does]
         # A caller that loses patience is in the same case as one that is told that nobody knows.
         with pytest.raises((OutcomeUnknownError, TimeoutError)):
             await asyncio.wait_for(lease.record_solo(), 0.01)
-        assert standing(lease) is Standing.UNSETTLED
+        assert standing(lease) is ReplicaStanding.UNSETTLED
         # It may still be done, even if it is not there yet.
         await lease.look()
-        assert standing(lease) is Standing.UNSETTLED
+        assert standing(lease) is ReplicaStanding.UNSETTLED
         store.comes_late()
         await lease.look()
-        assert standing(lease) is Standing.SOLO
+        assert standing(lease) is ReplicaStanding.SOLO
 
     played(play)
 
@@ -161,7 +161,7 @@ def test_a_write_that_came_late_comes_before_the_next_and_both_are_done() -> Non
         store.does = ["late"]
         with pytest.raises(OutcomeUnknownError):
             await lease.record_in_sync("r1")
-        assert standing(lease) is Standing.UNSETTLED
+        assert standing(lease) is ReplicaStanding.UNSETTLED
 
         async def overtaken(vm: str) -> Versioned | None:
             found = store.now
@@ -170,7 +170,7 @@ def test_a_write_that_came_late_comes_before_the_next_and_both_are_done() -> Non
 
         store.read = overtaken  # type: ignore[method-assign]
         await lease.record_solo()
-        assert standing(lease) is Standing.SOLO
+        assert standing(lease) is ReplicaStanding.SOLO
         assert store.now is not None
         assert store.now.record.in_sync is None
 
@@ -186,7 +186,7 @@ def test_what_was_certainly_not_done_leaves_all_as_it_was() -> None:
         with pytest.raises(error):
             asyncio.run(lease.record_in_sync("r1"))
         assert lease.held == before
-        assert standing(lease) is Standing.SOLO
+        assert standing(lease) is ReplicaStanding.SOLO
 
 
 def test_a_take_without_an_answer_may_turn_out_to_be_ours() -> None:
@@ -233,7 +233,7 @@ def test_each_renewal_makes_the_claimant_wait_from_where_it_saw_it() -> None:
     lease = store.lease()
     asyncio.run(lease.look())
     store.clock_s += 10.0
-    store.now = Versioned(Record(5, "other", 2, SPAN, in_sync="r1"), 8)
+    store.now = Versioned(LeaseRecord(5, "other", 2, SPAN, in_sync="r1"), 8)
     store.clock_s += 5.0
     with pytest.raises(RefusedError, match=r"for another 11\.000 s"):
         asyncio.run(lease.take())
@@ -246,7 +246,7 @@ def test_a_term_that_was_lost_is_not_renewed_or_written_about() -> None:
     store.now = Versioned(OTHER, 9)
     asyncio.run(lease.look())
     assert lease.held is None
-    assert standing(lease) is Standing.UNSETTLED
+    assert standing(lease) is ReplicaStanding.UNSETTLED
     assert lease.highest_term == 5
     for question in (lease.renew, lease.record_solo, lease.give_up):
         with pytest.raises(RefusedError, match="other has it"):
@@ -258,9 +258,9 @@ def test_an_arbiter_that_forgot_is_found_out() -> None:
     forgot = (
         None,
         Versioned(OTHER, 6),
-        Versioned(Record(4, "x", 1, SPAN), 9),
+        Versioned(LeaseRecord(4, "x", 1, SPAN), 9),
         # Written over an older copy: as many times as the one that was seen.
-        Versioned(Record(6, "x", 1, SPAN), 7),
+        Versioned(LeaseRecord(6, "x", 1, SPAN), 7),
     )
     for found in forgot:
         store = Register(Versioned(OTHER, 7))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import StorageError, UsageError
 from vmckpt.lease import primary, standby
-from vmckpt.lease.primary import Standing
-from vmckpt.lease.record import Record, Span, decode, encode
+from vmckpt.lease.primary import ReplicaStanding
+from vmckpt.lease.record import LeaseRecord, LeaseSpan, decode, encode
 from vmckpt.lease.rule import (
     Claimant,
     Holding,
-    Seen,
+    SeenRecord,
     given_up,
     is_entitled,
     renewed,
@@ -24,9 +24,9 @@ from vmckpt.lease.rule import (
 from vmckpt.lease.standby import Fencing
 from vmckpt.lease.store import Versioned
 
-SPAN = Span(1.0, 0.01)
-RECORD = Record(term=3, holder="a", attempt=5, span=SPAN, in_sync="r1")
-SEEN = Seen(Versioned(RECORD, 7), since_s=100.0)
+SPAN = LeaseSpan(1.0, 0.01)
+RECORD = LeaseRecord(term=3, holder="a", attempt=5, span=SPAN, in_sync="r1")
+SEEN = SeenRecord(Versioned(RECORD, 7), since_s=100.0)
 STANDBY = Claimant("b", replica="r1")
 
 
@@ -42,7 +42,7 @@ STANDBY = Claimant("b", replica="r1")
 def test_whoever_waits_by_a_fast_clock_outlasts_a_holder_with_a_slow_one(
     duration_s: float, drift: float, holder_rate: float, claimant_rate: float
 ) -> None:
-    span = Span(duration_s, drift)
+    span = LeaseSpan(duration_s, drift)
     # True time that passes while each clock, which drifts as far as is allowed, counts its part.
     held_s = span.holder_s / (1 + holder_rate * drift)
     waited_s = span.claimant_s / (1 + claimant_rate * drift)
@@ -59,7 +59,7 @@ def test_only_proof_of_this_holders_death_makes_the_wait_shorter() -> None:
     assert wait_s(SEEN, now_s=100.0, dead=Holding(3, "a")) == 0
     for other in (Holding(2, "a"), Holding(4, "a"), Holding(3, "b")):
         assert wait_s(SEEN, now_s=100.0, dead=other) > 1
-    released = Seen(Versioned(given_up(RECORD, 6), 8), 100.0)
+    released = SeenRecord(Versioned(given_up(RECORD, 6), 8), 100.0)
     assert wait_s(released, now_s=100.0) == 0
 
 
@@ -79,7 +79,7 @@ def test_who_may_take_the_next_term() -> None:
 
 
 def test_terms_only_grow_and_a_new_one_begins_alone() -> None:
-    assert taken(RECORD, STANDBY, SPAN, attempt=1) == Record(4, "b", 1, SPAN)
+    assert taken(RECORD, STANDBY, SPAN, attempt=1) == LeaseRecord(4, "b", 1, SPAN)
     for same in (renewed(RECORD, 6), with_in_sync(RECORD, "r2", 6), given_up(RECORD, 6)):
         assert (same.term, same.holder, same.attempt) == (3, "a", 6)
 
@@ -89,16 +89,16 @@ def test_terms_only_grow_and_a_new_one_begins_alone() -> None:
 
 @given(
     st.builds(
-        Record,
+        LeaseRecord,
         term=st.integers(1, 1 << 63),
         holder=st.text(),
         attempt=st.integers(0, 1 << 63),
-        span=st.builds(Span, st.floats(0.001, 1000), st.floats(0, 0.49)),
+        span=st.builds(LeaseSpan, st.floats(0.001, 1000), st.floats(0, 0.49)),
         in_sync=st.none() | st.text(),
         released=st.booleans(),
     )
 )
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+def test_a_record_is_read_as_it_was_written(record: LeaseRecord) -> None:
     assert decode(encode(record), "here") == record
 
 
@@ -136,59 +136,61 @@ def test_a_record_that_is_damaged_is_no_record(old: str, new: str, why: str) -> 
 )
 def test_a_span_that_cannot_be_is_refused(duration_s: float, drift: float) -> None:
     with pytest.raises(UsageError, match="no lease lasts"):
-        Span(duration_s, drift)
+        LeaseSpan(duration_s, drift)
 
 
 # -- the primary ---------------------------------------------------------------------------------
 
-HOLDS = primary.View(term=3, highest_term=3, held_until_s=200.0, renew_from_s=150.0)
+HOLDS = primary.PrimaryView(term=3, highest_term=3, held_until_s=200.0, renew_from_s=150.0)
 
 
-def move(view: primary.View, now_s: float) -> primary.Move:
+def move(view: primary.PrimaryView, now_s: float) -> primary.PrimaryMove:
     return primary.decide(view, now_s=now_s, margin_s=1.0, patience_s=5.0)
 
 
 def test_a_primary_serves_renews_and_stops_by_its_clock() -> None:
-    assert move(HOLDS, 149.9) is primary.Move.SERVE
-    assert move(HOLDS, 150.0) is primary.Move.RENEW
-    assert move(HOLDS, 198.9) is primary.Move.RENEW
-    assert move(HOLDS, 199.0) is primary.Move.STOP_GUEST
+    assert move(HOLDS, 149.9) is primary.PrimaryMove.SERVE
+    assert move(HOLDS, 150.0) is primary.PrimaryMove.RENEW
+    assert move(HOLDS, 198.9) is primary.PrimaryMove.RENEW
+    assert move(HOLDS, 199.0) is primary.PrimaryMove.STOP_GUEST
     # One that was paused, and one that never held it.
-    assert move(HOLDS, 1e6) is primary.Move.STOP_GUEST
-    assert move(primary.View(term=3, highest_term=3), 0.0) is primary.Move.STOP_GUEST
+    assert move(HOLDS, 1e6) is primary.PrimaryMove.STOP_GUEST
+    assert move(primary.PrimaryView(term=3, highest_term=3), 0.0) is primary.PrimaryMove.STOP_GUEST
 
 
 def test_a_higher_term_ends_it_whatever_the_lease_says() -> None:
-    assert move(replace(HOLDS, highest_term=4), 100.0) is primary.Move.STAND_DOWN
+    assert move(replace(HOLDS, highest_term=4), 100.0) is primary.PrimaryMove.STAND_DOWN
 
 
 def test_a_silent_standby_is_recorded_as_stale_before_anything_goes_on_without_it() -> None:
-    waits = replace(HOLDS, standing=Standing.IN_SYNC, unanswered_since_s=100.0, acknowledged=6)
-    assert move(waits, 105.0) is primary.Move.SERVE
-    assert move(waits, 105.1) is primary.Move.RECORD_SOLO
-    unsettled = replace(waits, standing=Standing.UNSETTLED)
-    assert move(unsettled, 105.1) is primary.Move.RECORD_SOLO
-    assert move(replace(waits, standing=Standing.SOLO), 105.1) is primary.Move.SERVE
+    waits = replace(
+        HOLDS, standing=ReplicaStanding.IN_SYNC, unanswered_since_s=100.0, acknowledged=6
+    )
+    assert move(waits, 105.0) is primary.PrimaryMove.SERVE
+    assert move(waits, 105.1) is primary.PrimaryMove.RECORD_SOLO
+    unsettled = replace(waits, standing=ReplicaStanding.UNSETTLED)
+    assert move(unsettled, 105.1) is primary.PrimaryMove.RECORD_SOLO
+    assert move(replace(waits, standing=ReplicaStanding.SOLO), 105.1) is primary.PrimaryMove.SERVE
 
 
-def releases(view: primary.View, epoch: int, now_s: float = 100.0) -> bool:
+def releases(view: primary.PrimaryView, epoch: int, now_s: float = 100.0) -> bool:
     return primary.may_release(view, epoch, now_s=now_s, margin_s=1.0)
 
 
-@pytest.mark.parametrize("standing", [Standing.IN_SYNC, Standing.UNSETTLED])
+@pytest.mark.parametrize("standing", [ReplicaStanding.IN_SYNC, ReplicaStanding.UNSETTLED])
 def test_output_leaves_only_when_a_replica_that_may_take_over_has_seen_it(
-    standing: Standing,
+    standing: ReplicaStanding,
 ) -> None:
     view = replace(HOLDS, standing=standing, acknowledged=6)
     assert releases(view, 6)
     assert not releases(view, 7)
-    assert releases(replace(view, standing=Standing.SOLO), 7)
+    assert releases(replace(view, standing=ReplicaStanding.SOLO), 7)
 
 
 def test_no_output_leaves_without_the_lease_or_under_a_higher_term() -> None:
     acknowledged = replace(HOLDS, acknowledged=6)
     assert releases(acknowledged, 6, now_s=198.9)
-    for view in (acknowledged, replace(HOLDS, standing=Standing.SOLO)):
+    for view in (acknowledged, replace(HOLDS, standing=ReplicaStanding.SOLO)):
         assert not releases(view, 6, now_s=199.0)
         assert not releases(replace(view, highest_term=4), 6)
         assert not primary.may_run(view, now_s=199.0, margin_s=1.0)
@@ -196,63 +198,65 @@ def test_no_output_leaves_without_the_lease_or_under_a_higher_term() -> None:
 
 # -- the standby ---------------------------------------------------------------------------------
 
-FOLLOWS = standby.View(me=STANDBY, complete=True, follows_term=3, heard_s=(100.0, 90.0), seen=SEEN)
+FOLLOWS = standby.StandbyView(
+    me=STANDBY, complete=True, follows_term=3, heard_s=(100.0, 90.0), seen=SEEN
+)
 
 
-def choose(view: standby.View, now_s: float) -> standby.Move:
+def choose(view: standby.StandbyView, now_s: float) -> standby.StandbyMove:
     return standby.decide(view, now_s=now_s, margin_s=0.1, silence_s=0.3)
 
 
 def test_a_standby_follows_whom_it_hears_on_any_path() -> None:
-    assert choose(FOLLOWS, 100.2) is standby.Move.FOLLOW
-    assert choose(replace(FOLLOWS, seen=None), 1e6) is standby.Move.FOLLOW
-    assert choose(replace(FOLLOWS, heard_s=(90.0, 100.4)), 100.5) is standby.Move.FOLLOW
+    assert choose(FOLLOWS, 100.2) is standby.StandbyMove.FOLLOW
+    assert choose(replace(FOLLOWS, seen=None), 1e6) is standby.StandbyMove.FOLLOW
+    assert choose(replace(FOLLOWS, heard_s=(90.0, 100.4)), 100.5) is standby.StandbyMove.FOLLOW
 
 
 def test_a_silent_primary_is_fenced_once_or_waited_out() -> None:
     silent_s = 100.4
-    assert choose(FOLLOWS, silent_s) is standby.Move.WAIT
-    assert choose(replace(FOLLOWS, fencing=Fencing.READY), silent_s) is standby.Move.CLAIM
-    assert choose(replace(FOLLOWS, fencing=Fencing.UNDER_WAY), silent_s) is standby.Move.WAIT
-    assert choose(replace(FOLLOWS, dead=Holding(3, "a")), silent_s) is standby.Move.TAKE
-    assert choose(replace(FOLLOWS, dead=Holding(2, "a")), silent_s) is standby.Move.WAIT
-    assert choose(FOLLOWS, 101.02) is standby.Move.TAKE
+    assert choose(FOLLOWS, silent_s) is standby.StandbyMove.WAIT
+    assert choose(replace(FOLLOWS, fencing=Fencing.READY), silent_s) is standby.StandbyMove.CLAIM
+    assert choose(replace(FOLLOWS, fencing=Fencing.UNDER_WAY), silent_s) is standby.StandbyMove.WAIT
+    assert choose(replace(FOLLOWS, dead=Holding(3, "a")), silent_s) is standby.StandbyMove.TAKE
+    assert choose(replace(FOLLOWS, dead=Holding(2, "a")), silent_s) is standby.StandbyMove.WAIT
+    assert choose(FOLLOWS, 101.02) is standby.StandbyMove.TAKE
     # It is heard, but has not renewed: it has stopped its guest.
-    assert choose(replace(FOLLOWS, heard_s=(101.0,)), 101.02) is standby.Move.TAKE
+    assert choose(replace(FOLLOWS, heard_s=(101.0,)), 101.02) is standby.StandbyMove.TAKE
 
 
 def test_a_replica_that_is_not_in_sync_never_takes_over() -> None:
-    solo = Seen(Versioned(with_in_sync(RECORD, None, 6), 8), 100.0)
+    solo = SeenRecord(Versioned(with_in_sync(RECORD, None, 6), 8), 100.0)
     for view in (
         replace(FOLLOWS, seen=solo),
         replace(FOLLOWS, complete=False),
         replace(FOLLOWS, me=Claimant("b", replica="r0")),
     ):
         for dead in (None, Holding(3, "a")):
-            assert choose(replace(view, dead=dead), 1e6) is standby.Move.STALE
+            assert choose(replace(view, dead=dead), 1e6) is standby.StandbyMove.STALE
 
 
 def test_a_replica_of_an_earlier_term_stands_down() -> None:
-    other = Seen(Versioned(Record(4, "c", 1, SPAN), 9), 100.0)
-    assert choose(replace(FOLLOWS, seen=other), 1e6) is standby.Move.STAND_DOWN
+    other = SeenRecord(Versioned(LeaseRecord(4, "c", 1, SPAN), 9), 100.0)
+    assert choose(replace(FOLLOWS, seen=other), 1e6) is standby.StandbyMove.STAND_DOWN
 
 
 def test_the_guest_runs_here_only_while_the_term_is_held() -> None:
-    mine = Seen(Versioned(Record(4, "b", 1, SPAN), 9), 100.0)
+    mine = SeenRecord(Versioned(LeaseRecord(4, "b", 1, SPAN), 9), 100.0)
     view = replace(FOLLOWS, seen=mine, term=4, held_until_s=101.0)
-    assert choose(view, 100.8) is standby.Move.PROMOTE
-    assert choose(view, 100.95) is standby.Move.RENEW
-    higher = Seen(Versioned(Record(5, "c", 1, SPAN), 10), 100.9)
-    assert choose(replace(view, seen=higher), 100.8) is standby.Move.STAND_DOWN
+    assert choose(view, 100.8) is standby.StandbyMove.PROMOTE
+    assert choose(view, 100.95) is standby.StandbyMove.RENEW
+    higher = SeenRecord(Versioned(LeaseRecord(5, "c", 1, SPAN), 10), 100.9)
+    assert choose(replace(view, seen=higher), 100.8) is standby.StandbyMove.STAND_DOWN
 
 
 def test_a_claimed_term_lets_the_guest_run_only_when_its_former_holder_cannot_act() -> None:
-    mine = Seen(Versioned(Record(4, "b", 1, SPAN), 9), 100.4)
+    mine = SeenRecord(Versioned(LeaseRecord(4, "b", 1, SPAN), 9), 100.4)
     claimed = replace(FOLLOWS, seen=mine, term=4, held_until_s=101.4, replaced=SEEN)
-    assert choose(claimed, 100.5) is standby.Move.WAIT
-    assert choose(replace(claimed, fencing=Fencing.READY), 100.5) is standby.Move.FENCE
-    assert choose(replace(claimed, dead=Holding(3, "a")), 100.5) is standby.Move.PROMOTE
-    assert choose(replace(claimed, dead=Holding(4, "b")), 100.5) is standby.Move.WAIT
+    assert choose(claimed, 100.5) is standby.StandbyMove.WAIT
+    assert choose(replace(claimed, fencing=Fencing.READY), 100.5) is standby.StandbyMove.FENCE
+    assert choose(replace(claimed, dead=Holding(3, "a")), 100.5) is standby.StandbyMove.PROMOTE
+    assert choose(replace(claimed, dead=Holding(4, "b")), 100.5) is standby.StandbyMove.WAIT
     # The former lease is counted from when it was seen, not from the claim.
-    assert choose(claimed, 101.02) is standby.Move.PROMOTE
-    assert choose(claimed, 101.35) is standby.Move.RENEW
+    assert choose(claimed, 101.02) is standby.StandbyMove.PROMOTE
+    assert choose(claimed, 101.35) is standby.StandbyMove.RENEW

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.options.replicate_options import Wishes
+from vmckpt.cli.options.replicate_options import ReplicateArguments
 from vmckpt.epoch.guard import ANSWER_S
 from vmckpt.epoch.load import LOAD_TIMEOUT_S
 from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lease import etcd_store
-from vmckpt.lease.record import Span
-from vmckpt.options.replication import LONGEST_LEASE_S, SHORTEST_LEASE_S, Options
+from vmckpt.lease.record import LeaseSpan
+from vmckpt.options.replication import LONGEST_LEASE_S, SHORTEST_LEASE_S, ReplicationOptions
 from vmckpt.replicate.fencing.agent import TIMEOUT_S
 from vmckpt.replicate.operator.sides import BEGIN_S
 from vmckpt.replicate.primary.brake import SLOT_S
@@ -27,20 +27,22 @@ HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")
     ("text", "lease_s"), [("2500ms", 2.5), ("3s", 3.0), ("10s", 10.0), (None, 3.0)]
 )
 def test_it_is_what_was_asked_for(text: str | None, lease_s: float) -> None:
-    options = Wishes(lease_time=text).options(HERE, THERE)
+    options = ReplicateArguments(lease_time=text).options(HERE, THERE)
     options.require_sense(one_machine=True)
     assert options.lease_s == lease_s
 
 
 def test_it_stays_as_it_was_at_the_last_start() -> None:
-    last = Options("/leases", lease_s=7.0)
-    assert Wishes().options(HERE, THERE, last).lease_s == 7.0
-    assert Wishes(lease_time="5s").options(HERE, THERE, last) == replace(last, lease_s=5.0)
+    last = ReplicationOptions("/leases", lease_s=7.0)
+    assert ReplicateArguments().options(HERE, THERE, last).lease_s == 7.0
+    assert ReplicateArguments(lease_time="5s").options(HERE, THERE, last) == replace(
+        last, lease_s=5.0
+    )
 
 
 @pytest.mark.parametrize("text", ["0s", "2s", "2499ms", "11s", "1h"])
 def test_what_cannot_be_kept_is_refused(text: str) -> None:
-    options = Wishes(lease_time=text).options(HERE, THERE)
+    options = ReplicateArguments(lease_time=text).options(HERE, THERE)
     with pytest.raises(UsageError) as caught:
         options.require_sense(one_machine=True)
     assert "from 2.5 s to 10 s" in caught.value.why
@@ -48,7 +50,7 @@ def test_what_cannot_be_kept_is_refused(text: str) -> None:
 
 def test_the_shortest_lasts_over_a_question_without_an_answer() -> None:
     """It is renewed when a third is over: after a time limit it can be asked for once more."""
-    left_s = Span(SHORTEST_LEASE_S).holder_s * 2 / 3 - MARGIN_S
+    left_s = LeaseSpan(SHORTEST_LEASE_S).holder_s * 2 / 3 - MARGIN_S
     assert left_s > LOOK_S + etcd_store.TIMEOUT_S + RETRY_S
     # The guest is held within the margin, and the brake's pause ends before the next renewal.
     assert MARGIN_S > ANSWER_S
@@ -60,7 +62,7 @@ def test_the_longest_is_over_before_a_standby_is_given_up() -> None:
 
     That one waits for the lease at most, while it fences, and then tries to load the guest.
     """
-    longest_s = Span(LONGEST_LEASE_S).claimant_s
+    longest_s = LeaseSpan(LONGEST_LEASE_S).claimant_s
     assert max(TIMEOUT_S, longest_s) + LOAD_TIMEOUT_S < GIVEN_UP_S
     assert longest_s + LOAD_TIMEOUT_S < BEGIN_S
     assert TAKING_S < GIVEN_UP_S

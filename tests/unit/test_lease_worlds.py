@@ -17,17 +17,17 @@ from tests import virtual_time
 from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.lease import primary, standby
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.primary import Standing
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.primary import ReplicaStanding
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.standby import Fencing
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
-SPAN = Span(1.0, 0.05)
+SPAN = LeaseSpan(1.0, 0.05)
 MARGIN_S, PATIENCE_S, SILENCE_S, TICK_S = 0.05, 0.4, 0.3, 0.02
 WORLD_S = 40.0
 HOSTS = 3
-UNSETTLED = Standing.UNSETTLED
+UNSETTLED = ReplicaStanding.UNSETTLED
 
 
 @dataclass
@@ -50,7 +50,7 @@ class World:
     async def pause(self, most_s: float) -> None:
         await asyncio.sleep(self.random.uniform(0, most_s))
 
-    def put(self, record: Record, over: int) -> Versioned:
+    def put(self, record: LeaseRecord, over: int) -> Versioned:
         if (self.stands.version if self.stands else NONE_YET) == over:
             self.stands = Versioned(record, over + 1)
         assert self.stands is not None
@@ -66,7 +66,7 @@ class World:
             raise ArbiterDownError(vm, why="-", remedy="-")
         return found
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         await self.pause(0.02)
         if self.chance(0.05):
             raise ArbiterDownError(vm, why="-", remedy="-")
@@ -135,18 +135,22 @@ class Life:
         view = self.view(term)
         move = primary.decide(view, now_s=self.clock(), margin_s=MARGIN_S, patience_s=PATIENCE_S)
         replica, has = max(self.acknowledged.items(), key=lambda i: i[1], default=("", -1))
-        if move is primary.Move.RECORD_SOLO:
+        if move is primary.PrimaryMove.RECORD_SOLO:
             await self.lease.record_solo()
             self.waiting_since_s, self.holding_back = None, False
             self.acknowledged.clear()
             self.world.seen["solo"] += 1
-        elif view.standing is Standing.SOLO and replica and move is not primary.Move.STOP_GUEST:
+        elif (
+            view.standing is ReplicaStanding.SOLO
+            and replica
+            and move is not primary.PrimaryMove.STOP_GUEST
+        ):
             self.holding_back = True
             if has >= self.world.released:
                 await self.lease.record_in_sync(replica)
                 self.waiting_since_s = self.clock()
                 self.world.seen["in sync"] += 1
-        elif move in (primary.Move.RENEW, primary.Move.STOP_GUEST):
+        elif move in (primary.PrimaryMove.RENEW, primary.PrimaryMove.STOP_GUEST):
             await self.lease.renew()
 
     async def as_standby(self) -> None:
@@ -159,7 +163,7 @@ class Life:
             holder = self.world.lives.get(record.holder)
             if holder is None and self.world.chance(0.3):  # fenced
                 dead = Holding(record.term, record.holder)
-        view = standby.View(
+        view = standby.StandbyView(
             me=self.lease.claimant, complete=self.complete, follows_term=self.follows_term,
             heard_s=(self.heard_s,), seen=seen, dead=dead,
             fencing=Fencing.READY if self.world.chance(0.5) else Fencing.NONE,
@@ -168,15 +172,15 @@ class Life:
         )  # fmt: skip
         move = standby.decide(view, now_s=self.clock(), margin_s=MARGIN_S, silence_s=SILENCE_S)
         succeeds = seen is not None and seen.now.record.holder == self.lease.claimant.succeeds
-        if move is standby.Move.CLAIM:
+        if move is standby.StandbyMove.CLAIM:
             await self.lease.claim()
             self.world.seen["claimed"] += 1
-        elif move is standby.Move.RENEW:
+        elif move is standby.StandbyMove.RENEW:
             await self.lease.renew()
-        elif first or succeeds or move is standby.Move.TAKE:
+        elif first or succeeds or move is standby.StandbyMove.TAKE:
             await self.lease.take(dead)
             self.goes_on("first" if first else "fenced" if dead else "taken over")
-        elif move is standby.Move.PROMOTE:
+        elif move is standby.StandbyMove.PROMOTE:
             self.goes_on("claimed and waited out")
 
     def goes_on(self, how: str) -> None:
@@ -187,10 +191,10 @@ class Life:
 
     # -- the guest and the link ------------------------------------------------------------------
 
-    def view(self, term: int) -> primary.View:
+    def view(self, term: int) -> primary.PrimaryView:
         record = self.lease.seen.now.record if self.lease.seen else None
         in_sync = (record.in_sync if record else None) or ""
-        return primary.View(
+        return primary.PrimaryView(
             term=term, highest_term=self.lease.highest_term,
             held_until_s=self.lease.held_until_s, renew_from_s=self.lease.renew_from_s,
             standing=self.lease.standing, unanswered_since_s=self.waiting_since_s,
@@ -210,7 +214,7 @@ class Life:
             self.send(held.term)
             for epoch in (self.made, view.acknowledged):
                 may = primary.may_release(view, epoch, now_s=now_s, margin_s=MARGIN_S)
-                if may and not (self.holding_back and view.standing is Standing.SOLO):
+                if may and not (self.holding_back and view.standing is ReplicaStanding.SOLO):
                     self.world.release(self, epoch, held.term)
                     break
 

@@ -6,10 +6,10 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.domains.description import Interface, parse_domain
-from vmckpt.vm.domains.flags import PausedReason, State
+from vmckpt.vm.domains.description import DomainInterface, parse_domain
+from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain, choose
-from vmckpt.vm.domains.told import Seen
+from vmckpt.vm.domains.told import DomainInfo
 
 pytestmark = pytest.mark.unit
 XML = """\
@@ -38,7 +38,7 @@ def test_what_vmckpt_has_to_know_is_read() -> None:
     assert (found.accel, found.accel_word, found.machine) == ("qemu", "tcg", "pc-q35-10.0")
     assert (found.cpu, found.heartbeat_id) == ("qemu64", 4)
     assert found.files == (Path("/k"), Path("/l"))
-    assert found.interfaces == (Interface("bridge", "br0"), Interface("user", ""))
+    assert found.interfaces == (DomainInterface("bridge", "br0"), DomainInterface("user", ""))
     assert found.passed_through == ("pci device hostdev0",)
     image, cdrom, block = found.disks
     assert (image.target, image.path, image.format, image.cache) == (
@@ -71,19 +71,19 @@ def test_what_is_no_domain_is_an_error(xml: str) -> None:
         parse_domain(xml)
 
 
-def domain(host: str, state: State, reason: int = 1, uuid: str = "u-1") -> Domain:
-    seen = Seen(uuid, "web", state, reason, persistent=True, xml=XML)
+def domain(host: str, state: DomainState, reason: int = 1, uuid: str = "u-1") -> Domain:
+    seen = DomainInfo(uuid, "web", state, reason, persistent=True, xml=XML)
     return Domain(LocalHost(host, Path("/s"), "::1"), seen, parse_domain(XML))
 
 
 def test_of_one_domain_on_two_hosts_the_running_one_is_meant() -> None:
-    off, runs = domain("a", State.SHUTOFF), domain("b", State.RUNNING)
-    arriving = domain("c", State.PAUSED, PausedReason.MIGRATION)
+    off, runs = domain("a", DomainState.SHUTOFF), domain("b", DomainState.RUNNING)
+    arriving = domain("c", DomainState.PAUSED, PausedReason.MIGRATION)
     assert choose([off, runs]) is runs
     assert choose([arriving, runs, off]) is runs
     assert choose([off, arriving]) is arriving
     assert choose([]) is None
-    there = domain("b", State.SHUTOFF)
+    there = domain("b", DomainState.SHUTOFF)
     assert choose([off, there], left={"a"}) is there  # it was on a, which has not forgotten it yet
     assert choose([off], left={"a"}) is off
     assert choose([arriving, there], left={"c"}) is there  # nor is one that was sent from c
@@ -92,5 +92,5 @@ def test_of_one_domain_on_two_hosts_the_running_one_is_meant() -> None:
 
 def test_two_domains_of_one_name_cannot_be_told_apart() -> None:
     with pytest.raises(UsageError) as caught:
-        choose([domain("a", State.RUNNING), domain("b", State.RUNNING, uuid="u-2")])
+        choose([domain("a", DomainState.RUNNING), domain("b", DomainState.RUNNING, uuid="u-2")])
     assert "u-2 on b" in caught.value.why

@@ -7,8 +7,8 @@ import pytest
 
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import build
-from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
+from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.preflight.domains.checks import Cargo, Route, certificate_dir, qemu_users
 from vmckpt.preflight.domains.options import off_checks, option_checks
 from vmckpt.preflight.finding import REFUSE, WARN
@@ -24,44 +24,50 @@ ALWAYS = Flag.PEER2PEER | Flag.PERSIST_DEST | Flag.UNDEFINE_SOURCE | Flag.TLS
 
 
 def test_a_persistent_domain_moves_live_encrypted_and_for_good() -> None:
-    request = build(Options(method=Method.PRECOPY), ROUTE, PLAIN)
+    request = build(MigrationOptions(method=Method.PRECOPY), ROUTE, PLAIN)
     assert request.flags == ALWAYS | Flag.LIVE
     assert request.parameters == {"migrate_uri": "tcp://10.0.0.2"}
     assert request.to_libvirtd == ROUTE.to_libvirtd
 
 
 def test_a_source_that_can_is_held_back_from_the_switchover() -> None:
-    request = build(Options(method=Method.PRECOPY), ROUTE, PLAIN, held_mib_per_s=3)
+    request = build(MigrationOptions(method=Method.PRECOPY), ROUTE, PLAIN, held_mib_per_s=3)
     assert request.parameters["bandwidth.avail.switchover"] == 3
 
 
 def test_a_transient_domain_is_defined_nowhere() -> None:
     cargo = PLAIN._replace(persistent=False, encrypted=False)
-    assert build(Options(method=Method.STOP), ROUTE, cargo).flags == Flag.PEER2PEER
+    assert build(MigrationOptions(method=Method.STOP), ROUTE, cargo).flags == Flag.PEER2PEER
 
 
 @pytest.mark.parametrize(
     ("options", "more"),
     [
-        (Options(method=Method.POSTCOPY), Flag.POSTCOPY),
-        (Options(method=Method.HYBRID), Flag.POSTCOPY),
-        (Options(Method.PRECOPY, timeout_s=1, on_timeout=OnTimeout.POSTCOPY), Flag.POSTCOPY),
-        (Options(Method.PRECOPY, auto_converge=True), Flag.AUTO_CONVERGE),
-        (Options(Method.PRECOPY, channels=3), Flag.PARALLEL),
-        (Options(Method.PRECOPY, compression="zstd"), Flag.PARALLEL | Flag.COMPRESSED),
-        (Options(Method.PRECOPY, compression="xbzrle"), Flag.COMPRESSED),
-        (Options(Method.PRECOPY, channels=2, zero_copy=True), Flag.PARALLEL | Flag.ZEROCOPY),
-        (Options(Method.PRECOPY, abort_on_error=True), Flag.ABORT_ON_ERROR),
+        (MigrationOptions(method=Method.POSTCOPY), Flag.POSTCOPY),
+        (MigrationOptions(method=Method.HYBRID), Flag.POSTCOPY),
+        (
+            MigrationOptions(Method.PRECOPY, timeout_s=1, on_timeout=OnTimeout.POSTCOPY),
+            Flag.POSTCOPY,
+        ),
+        (MigrationOptions(Method.PRECOPY, auto_converge=True), Flag.AUTO_CONVERGE),
+        (MigrationOptions(Method.PRECOPY, channels=3), Flag.PARALLEL),
+        (MigrationOptions(Method.PRECOPY, compression="zstd"), Flag.PARALLEL | Flag.COMPRESSED),
+        (MigrationOptions(Method.PRECOPY, compression="xbzrle"), Flag.COMPRESSED),
+        (
+            MigrationOptions(Method.PRECOPY, channels=2, zero_copy=True),
+            Flag.PARALLEL | Flag.ZEROCOPY,
+        ),
+        (MigrationOptions(Method.PRECOPY, abort_on_error=True), Flag.ABORT_ON_ERROR),
         # There is no copy whose writes could be waited for.
-        (Options(Method.PRECOPY, synchronous_writes=True), Flag(0)),
+        (MigrationOptions(Method.PRECOPY, synchronous_writes=True), Flag(0)),
     ],
 )
-def test_each_option_has_its_flag(options: Options, more: Flag) -> None:
+def test_each_option_has_its_flag(options: MigrationOptions, more: Flag) -> None:
     assert build(options, ROUTE, PLAIN).flags == ALWAYS | Flag.LIVE | more
 
 
 def test_options_become_typed_parameters() -> None:
-    options = Options(
+    options = MigrationOptions(
         Method.PRECOPY, bandwidth_bytes_per_s=100 * 10**6, compression="zstd", channels=4
     )
     route = Route("qemu+tls://[fd00::2]/system", "fd00::2", 50000, 50001)
@@ -80,7 +86,7 @@ def test_options_become_typed_parameters() -> None:
 
 
 def test_every_option_of_virsh_becomes_what_virsh_makes_of_it() -> None:
-    options = Options(
+    options = MigrationOptions(
         Method.HYBRID,
         auto_converge=True,
         throttle_initial_percent=30,
@@ -104,20 +110,20 @@ def test_every_option_of_virsh_becomes_what_virsh_makes_of_it() -> None:
         "persistent_xml": "<domain id='2'/>",
         "graphics_uri": "vnc://b",
     }
-    level = Options(Method.PRECOPY, compression="zlib", compression_level=0)
+    level = MigrationOptions(Method.PRECOPY, compression="zlib", compression_level=0)
     assert build(level, ROUTE, PLAIN).parameters["compression.zlib.level"] == 0
 
 
 def test_copied_disks_stay_sparse_and_may_be_written_through() -> None:
     cargo = PLAIN._replace(copied_disks=("vda",), detects_zeroes=True)
-    request = build(Options(Method.PRECOPY, synchronous_writes=True), ROUTE, cargo)
+    request = build(MigrationOptions(Method.PRECOPY, synchronous_writes=True), ROUTE, cargo)
     assert request.parameters["migrate_disks_detect_zeroes"] == ["vda"]
     assert Flag.NON_SHARED_DISK | Flag.NON_SHARED_SYNCHRONOUS_WRITES in request.flags
 
 
 def test_of_a_domain_that_is_off_nothing_is_sent_that_could_be_limited_or_encrypted() -> None:
-    assert not list(off_checks(Options(offline=True)))
-    asked = Options(offline=True, bandwidth_bytes_per_s=MIB, tls_name="b.example")
+    assert not list(off_checks(MigrationOptions(offline=True)))
+    asked = MigrationOptions(offline=True, bandwidth_bytes_per_s=MIB, tls_name="b.example")
     found = list(off_checks(asked))
     assert [check.verdict for check in found] == [REFUSE, REFUSE]
     assert [check.remedy for check in found] == [
@@ -131,7 +137,7 @@ def test_parameters_have_the_names_that_libvirt_gives_them() -> None:
     known = {
         getattr(libvirt, name) for name in dir(libvirt) if name.startswith("VIR_MIGRATE_PARAM_")
     }
-    options = Options(
+    options = MigrationOptions(
         Method.POSTCOPY, 1, 1, auto_converge=True, throttle_initial_percent=1,
         throttle_increment_percent=1, compression="xbzrle", xbzrle_cache_bytes=1, tls_name="b",
         postcopy_bandwidth_bytes_per_s=1, channels=1, at_target=AtTarget("a", "b", "c", "d"),
@@ -145,7 +151,7 @@ def test_libvirts_numbers_are_libvirts() -> None:
 
     for flag in Flag:
         assert flag == getattr(libvirt, f"VIR_MIGRATE_{flag.name}")
-    for state in flags.State:
+    for state in flags.DomainState:
         assert state == getattr(libvirt, f"VIR_DOMAIN_{state.name}")
     for running in flags.RunningReason:
         assert running == getattr(libvirt, f"VIR_DOMAIN_RUNNING_{running.name}")
@@ -203,25 +209,29 @@ def test_no_job_is_not_active() -> None:
 
 
 def test_what_libvirt_cannot_do_is_refused_or_said() -> None:
-    [refused] = option_checks(Options(Method.POSTCOPY, channels=2))
+    [refused] = option_checks(MigrationOptions(Method.POSTCOPY, channels=2))
     assert refused.verdict == REFUSE
-    throttle = Policy((Rule(3, Act.THROTTLE, 10, most_percent=50),))
-    [slowing] = option_checks(Options(Method.PRECOPY, policy=throttle))
+    throttle = Policy((PolicyRule(3, Act.THROTTLE, 10, most_percent=50),))
+    [slowing] = option_checks(MigrationOptions(Method.PRECOPY, policy=throttle))
     assert (slowing.verdict, "auto-converge" in slowing.remedy) == (REFUSE, True)
     for option, wrong in {
-        "--zerocopy": Options(zero_copy=True),
-        "--zerocopy: what is compressed": Options(zero_copy=True, compression="zstd"),
-        "--parallel": Options(compression="xbzrle", channels=2),
-        "--postcopy-bandwidth": Options(Method.PRECOPY, postcopy_bandwidth_bytes_per_s=MIB),
+        "--zerocopy": MigrationOptions(zero_copy=True),
+        "--zerocopy: what is compressed": MigrationOptions(zero_copy=True, compression="zstd"),
+        "--parallel": MigrationOptions(compression="xbzrle", channels=2),
+        "--postcopy-bandwidth": MigrationOptions(
+            Method.PRECOPY, postcopy_bandwidth_bytes_per_s=MIB
+        ),
     }.items():
         [no] = option_checks(wrong)
         assert (no.verdict, no.reason.startswith(option)) == (REFUSE, True)
-    fine = Options(Method.POSTCOPY, postcopy_bandwidth_bytes_per_s=MIB, compression="xbzrle")
+    fine = MigrationOptions(
+        Method.POSTCOPY, postcopy_bandwidth_bytes_per_s=MIB, compression="xbzrle"
+    )
     assert not list(option_checks(fine))
-    [rounded] = option_checks(Options(bandwidth_bytes_per_s=100 * 10**6))
+    [rounded] = option_checks(MigrationOptions(bandwidth_bytes_per_s=100 * 10**6))
     assert (rounded.code, rounded.verdict) == ("bandwidth", WARN)
     assert "95 MiB/s" in rounded.reason
-    assert not list(option_checks(replace(Options(), bandwidth_bytes_per_s=10 * MIB)))
+    assert not list(option_checks(replace(MigrationOptions(), bandwidth_bytes_per_s=10 * MIB)))
 
 
 def test_qemus_certificates_are_where_qemu_conf_says() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains.whereabouts import (
-    Move,
-    Place,
-    View,
+    DomainMove,
+    DomainView,
+    EndState,
     decide,
     decide_off,
     is_orphan,
@@ -16,7 +16,7 @@ from vmckpt.options.migration import Tls
 from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Ways, decide_link
 from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.vm.domains.faults import UNFORESEEN, remedy_for
-from vmckpt.vm.domains.flags import PausedReason, RunningReason, State
+from vmckpt.vm.domains.flags import DomainState, PausedReason, RunningReason
 
 pytestmark = pytest.mark.unit
 
@@ -24,78 +24,78 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     ("source", "target", "job", "move"),
     [
-        (Place.RUNNING, Place.ABSENT, False, Move.SOURCE_OWNS),
-        (Place.PAUSED, Place.OFF, False, Move.SOURCE_OWNS),
-        (Place.RUNNING, Place.SILENT, False, Move.SOURCE_OWNS),
-        (Place.RUNNING, Place.WAITING, False, Move.SOURCE_OWNS),
-        (Place.RUNNING, Place.WAITING, True, Move.WAIT),
-        (Place.ABSENT, Place.RUNNING, False, Move.TARGET_OWNS),
-        (Place.OFF, Place.PAUSED, False, Move.TARGET_OWNS),
-        (Place.SILENT, Place.RUNNING, False, Move.TARGET_OWNS),
-        (Place.SILENT, Place.WAITING, False, Move.WAIT),
-        (Place.WAITING, Place.RUNNING, True, Move.WAIT),
-        (Place.WAITING, Place.RUNNING, False, Move.TARGET_OWNS),
-        (Place.WAITING, Place.WAITING, False, Move.WAIT),
-        (Place.WAITING, Place.ABSENT, False, Move.WAIT),
-        (Place.SILENT, Place.ABSENT, False, Move.WAIT),
-        (Place.SILENT, Place.SILENT, False, Move.WAIT),
-        (Place.LOCKED, Place.ABSENT, False, Move.WAIT),
-        (Place.LOCKED, Place.RUNNING, False, Move.TARGET_OWNS),
-        (Place.OFF, Place.ABSENT, False, Move.LOST),
-        (Place.RUNNING, Place.RUNNING, False, Move.UNKNOWN),
-        (Place.POSTCOPY, Place.POSTCOPY, True, Move.WAIT),
-        (Place.POSTCOPY_FAILED, Place.POSTCOPY, True, Move.WAIT),
-        (Place.POSTCOPY_FAILED, Place.POSTCOPY_FAILED, True, Move.BROKEN_POSTCOPY),
-        (Place.OFF, Place.POSTCOPY_FAILED, False, Move.LOST),
-        (Place.OFF, Place.POSTCOPY, False, Move.WAIT),
-        (Place.POSTCOPY_FAILED, Place.ABSENT, True, Move.LOST),
-        (Place.POSTCOPY, Place.OFF, True, Move.LOST),
-        (Place.POSTCOPY_FAILED, Place.SILENT, True, Move.WAIT),
+        (EndState.RUNNING, EndState.ABSENT, False, DomainMove.SOURCE_OWNS),
+        (EndState.PAUSED, EndState.OFF, False, DomainMove.SOURCE_OWNS),
+        (EndState.RUNNING, EndState.SILENT, False, DomainMove.SOURCE_OWNS),
+        (EndState.RUNNING, EndState.WAITING, False, DomainMove.SOURCE_OWNS),
+        (EndState.RUNNING, EndState.WAITING, True, DomainMove.WAIT),
+        (EndState.ABSENT, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.OFF, EndState.PAUSED, False, DomainMove.TARGET_OWNS),
+        (EndState.SILENT, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.SILENT, EndState.WAITING, False, DomainMove.WAIT),
+        (EndState.WAITING, EndState.RUNNING, True, DomainMove.WAIT),
+        (EndState.WAITING, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.WAITING, EndState.WAITING, False, DomainMove.WAIT),
+        (EndState.WAITING, EndState.ABSENT, False, DomainMove.WAIT),
+        (EndState.SILENT, EndState.ABSENT, False, DomainMove.WAIT),
+        (EndState.SILENT, EndState.SILENT, False, DomainMove.WAIT),
+        (EndState.LOCKED, EndState.ABSENT, False, DomainMove.WAIT),
+        (EndState.LOCKED, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.OFF, EndState.ABSENT, False, DomainMove.LOST),
+        (EndState.RUNNING, EndState.RUNNING, False, DomainMove.UNKNOWN),
+        (EndState.POSTCOPY, EndState.POSTCOPY, True, DomainMove.WAIT),
+        (EndState.POSTCOPY_FAILED, EndState.POSTCOPY, True, DomainMove.WAIT),
+        (EndState.POSTCOPY_FAILED, EndState.POSTCOPY_FAILED, True, DomainMove.BROKEN_POSTCOPY),
+        (EndState.OFF, EndState.POSTCOPY_FAILED, False, DomainMove.LOST),
+        (EndState.OFF, EndState.POSTCOPY, False, DomainMove.WAIT),
+        (EndState.POSTCOPY_FAILED, EndState.ABSENT, True, DomainMove.LOST),
+        (EndState.POSTCOPY, EndState.OFF, True, DomainMove.LOST),
+        (EndState.POSTCOPY_FAILED, EndState.SILENT, True, DomainMove.WAIT),
     ],
 )
 def test_the_next_move_follows_from_what_both_say(
-    source: Place, target: Place, job: bool, move: Move
+    source: EndState, target: EndState, job: bool, move: DomainMove
 ) -> None:
-    assert decide(View(source, target, job)) is move
+    assert decide(DomainView(source, target, job)) is move
 
 
 @pytest.mark.parametrize(
     ("source", "target", "known", "move"),
     [
-        (Place.OFF, Place.ABSENT, False, Move.SOURCE_OWNS),
-        (Place.ABSENT, Place.OFF, False, Move.TARGET_OWNS),
-        (Place.OFF, Place.OFF, False, Move.TARGET_OWNS),
+        (EndState.OFF, EndState.ABSENT, False, DomainMove.SOURCE_OWNS),
+        (EndState.ABSENT, EndState.OFF, False, DomainMove.TARGET_OWNS),
+        (EndState.OFF, EndState.OFF, False, DomainMove.TARGET_OWNS),
         # What the target has may be what it had before.
-        (Place.OFF, Place.OFF, True, Move.SOURCE_OWNS),
+        (EndState.OFF, EndState.OFF, True, DomainMove.SOURCE_OWNS),
         # Somebody has started it.
-        (Place.RUNNING, Place.OFF, False, Move.SOURCE_OWNS),
-        (Place.OFF, Place.RUNNING, True, Move.TARGET_OWNS),
-        (Place.ABSENT, Place.ABSENT, False, Move.UNKNOWN),
-        (Place.OFF, Place.SILENT, False, Move.WAIT),
-        (Place.LOCKED, Place.OFF, False, Move.WAIT),
+        (EndState.RUNNING, EndState.OFF, False, DomainMove.SOURCE_OWNS),
+        (EndState.OFF, EndState.RUNNING, True, DomainMove.TARGET_OWNS),
+        (EndState.ABSENT, EndState.ABSENT, False, DomainMove.UNKNOWN),
+        (EndState.OFF, EndState.SILENT, False, DomainMove.WAIT),
+        (EndState.LOCKED, EndState.OFF, False, DomainMove.WAIT),
     ],
 )
 def test_a_domain_that_is_off_is_where_it_is_defined(
-    source: Place, target: Place, *, known: bool, move: Move
+    source: EndState, target: EndState, *, known: bool, move: DomainMove
 ) -> None:
-    assert decide_off(View(source, target), known_to_target=known) is move
+    assert decide_off(DomainView(source, target), known_to_target=known) is move
 
 
 def test_only_a_target_without_its_source_is_an_orphan() -> None:
-    assert is_orphan(View(Place.OFF, Place.POSTCOPY))
-    assert not is_orphan(View(Place.SILENT, Place.POSTCOPY))
-    assert not is_orphan(View(Place.OFF, Place.RUNNING))
+    assert is_orphan(DomainView(EndState.OFF, EndState.POSTCOPY))
+    assert not is_orphan(DomainView(EndState.SILENT, EndState.POSTCOPY))
+    assert not is_orphan(DomainView(EndState.OFF, EndState.RUNNING))
 
 
 def test_a_state_and_its_reason_are_one_place() -> None:
-    assert place(State.RUNNING, 1) is Place.RUNNING
-    assert place(State.RUNNING, RunningReason.POSTCOPY) is Place.POSTCOPY
-    assert place(State.PAUSED, 1) is Place.PAUSED
-    assert place(State.PAUSED, PausedReason.MIGRATION) is Place.WAITING
-    assert place(State.PAUSED, PausedReason.STARTING_UP) is Place.WAITING
-    assert place(State.PAUSED, PausedReason.POSTCOPY_FAILED) is Place.POSTCOPY_FAILED
-    assert place(State.SHUTOFF, 4) is Place.OFF
-    assert place(State.CRASHED, 0) is Place.OFF
+    assert place(DomainState.RUNNING, 1) is EndState.RUNNING
+    assert place(DomainState.RUNNING, RunningReason.POSTCOPY) is EndState.POSTCOPY
+    assert place(DomainState.PAUSED, 1) is EndState.PAUSED
+    assert place(DomainState.PAUSED, PausedReason.MIGRATION) is EndState.WAITING
+    assert place(DomainState.PAUSED, PausedReason.STARTING_UP) is EndState.WAITING
+    assert place(DomainState.PAUSED, PausedReason.POSTCOPY_FAILED) is EndState.POSTCOPY_FAILED
+    assert place(DomainState.SHUTOFF, 4) is EndState.OFF
+    assert place(DomainState.CRASHED, 0) is EndState.OFF
 
 
 @pytest.mark.parametrize(

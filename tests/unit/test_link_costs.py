@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_forecast import LINK, guest
-from vmckpt.forecast.model.forecast import Limits, Way, forecast
+from vmckpt.forecast.model.forecast import MigrationLimits, MigrationWay, forecast
 from vmckpt.forecast.model.link import Moved, learn
 from vmckpt.forecast.model.rounds import BATCH_BYTES, PACKET_BYTES, wire
 
@@ -50,9 +50,11 @@ def test_pages_cost_less_while_the_guest_is_stopped() -> None:
     assert link.stopped_share == pytest.approx(0.2)
     assert link.switch_s == pytest.approx(0.03)
     assert unsure.stopped_share == 1.0
-    hot, limits = guest(500_000, 2_000), Limits(0.3)
+    hot, limits = guest(500_000, 2_000), MigrationLimits(0.3)
     slow, fast = (
-        forecast(Way.PRECOPY, hot, replace(LINK, stopped_share=share), limits).downtime_s.p50
+        forecast(
+            MigrationWay.PRECOPY, hot, replace(LINK, stopped_share=share), limits
+        ).downtime_s.p50
         for share in (1.0, 0.2)
     )
     assert (fast - LINK.switch_s) / (slow - LINK.switch_s) == pytest.approx(0.2)

@@ -16,29 +16,32 @@ from vmckpt.options.migration import (
     Compression,
     Disks,
     Method,
+    MigrationOptions,
     OnTimeout,
-    Options,
     Tls,
 )
 from vmckpt.options.sense import require_forecast, require_sense
 from vmckpt.units import MIB
 
 pytestmark = pytest.mark.unit
-Given = Callable[[], Options]
+Given = Callable[[], MigrationOptions]
 
 
-def asked(**words: Any) -> Options:
+def asked(**words: Any) -> MigrationOptions:
     """What the command makes of these options."""
-    return require_sense(read(Options, words))
+    return require_sense(read(MigrationOptions, words))
 
 
 def test_what_is_not_said_is_as_options_are_by_themselves() -> None:
-    assert asked() == Options()
+    assert asked() == MigrationOptions()
 
 
 def test_the_command_says_nothing_by_itself() -> None:
     given = inspect.signature(migrate).parameters
-    assert asked(**{name: given[name].default for name, _ in declarations(Options)}) == Options()
+    assert (
+        asked(**{name: given[name].default for name, _ in declarations(MigrationOptions)})
+        == MigrationOptions()
+    )
 
 
 def test_what_is_said_is_taken() -> None:
@@ -55,7 +58,7 @@ def test_what_is_said_is_taken() -> None:
         disks=Disks.COPY,
         tls=Tls.PSK,
     )
-    assert found == Options(
+    assert found == MigrationOptions(
         method=Method.HYBRID,
         max_downtime_ms=1000,
         bandwidth_bytes_per_s=8 * MIB,
@@ -91,7 +94,7 @@ def test_what_virsh_has_besides_is_taken_too(tmp_path: Path) -> None:
         persistent_xml=persistent,
         graphics_uri="vnc://b",
     )
-    assert found == Options(
+    assert found == MigrationOptions(
         throttle_initial_percent=30,
         throttle_increment_percent=15,
         compression="xbzrle",
@@ -103,8 +106,8 @@ def test_what_virsh_has_besides_is_taken_too(tmp_path: Path) -> None:
         at_target=AtTarget("web2", DOMAIN, DOMAIN.replace("kvm", "qemu"), "vnc://b"),
     )
     found = asked(compression=Compression.ZLIB, compression_level=9, zero_copy=True)
-    assert found == Options(compression="zlib", compression_level=9, zero_copy=True)
-    assert asked(offline=True) == Options(offline=True)
+    assert found == MigrationOptions(compression="zlib", compression_level=9, zero_copy=True)
+    assert asked(offline=True) == MigrationOptions(offline=True)
 
 
 @pytest.mark.parametrize(

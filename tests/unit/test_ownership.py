@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.migrate.outcome.ownership import GIVEN_UP, HANDED_OVER, Move, Side, View, decide
+from vmckpt.migrate.outcome.ownership import (
+    GIVEN_UP,
+    HANDED_OVER,
+    MigrationEnd,
+    OwnershipMove,
+    OwnershipView,
+    decide,
+)
 from vmckpt.migrate.outcome.settle import ENDINGS
 from vmckpt.qemu.replies import POSTCOPY_STATES, MigrationStatus, RunState
 
@@ -25,17 +32,17 @@ STATUSES = (
 )
 SOURCE_RUNS = ("running", "paused", "finish-migrate", "postmigrate", "io-error")
 TARGET_RUNS = ("running", "paused", "inmigrate", "internal-error")
-DEAD, SILENT = Side(alive=False), Side(alive=True)
+DEAD, SILENT = MigrationEnd(alive=False), MigrationEnd(alive=True)
 # Its host gives no answer.
-GONE = Side(alive=True, silent=True)
+GONE = MigrationEnd(alive=True, silent=True)
 
 
-def side(run: str, status: str, *, ever_ran: bool = False) -> Side:
+def side(run: str, status: str, *, ever_ran: bool = False) -> MigrationEnd:
     ran = ever_ran or run == "running"
-    return Side(True, RunState(run, run == "running"), MigrationStatus(status), ran)
+    return MigrationEnd(True, RunState(run, run == "running"), MigrationStatus(status), ran)
 
 
-def every_source() -> Iterator[Side]:
+def every_source() -> Iterator[MigrationEnd]:
     yield DEAD
     yield SILENT
     yield GONE
@@ -43,7 +50,7 @@ def every_source() -> Iterator[Side]:
         yield side(run, status, ever_ran=True)
 
 
-def every_target() -> Iterator[Side]:
+def every_target() -> Iterator[MigrationEnd]:
     yield GONE
     for ever_ran in (False, True):
         yield DEAD._replace(ever_ran=ever_ran)
@@ -53,7 +60,7 @@ def every_target() -> Iterator[Side]:
 
 
 EVERY_VIEW = [
-    View(source, target, was_running, stopped, stays)
+    OwnershipView(source, target, was_running, stopped, stays)
     for source in every_source()
     for target in every_target()
     for was_running in (True, False)
@@ -63,7 +70,7 @@ EVERY_VIEW = [
 MOVES = [(view, decide(view)) for view in EVERY_VIEW]
 
 
-def views_with(move: Move) -> list[View]:
+def views_with(move: OwnershipMove) -> list[OwnershipView]:
     found = [view for view, decided in MOVES if decided is move]
     # A law about moves that never come would hold of anything.
     assert found
@@ -71,17 +78,17 @@ def views_with(move: Move) -> list[View]:
 
 
 def test_every_move_has_its_view() -> None:
-    assert {move for _, move in MOVES} == set(Move)
+    assert {move for _, move in MOVES} == set(OwnershipMove)
 
 
 def test_the_source_runs_again_only_when_the_target_never_ran_and_never_will() -> None:
-    for view in views_with(Move.RUN_SOURCE):
+    for view in views_with(OwnershipMove.RUN_SOURCE):
         assert not view.target.ever_ran
         assert not view.target.alive or view.target.silent
 
 
 def test_beside_a_silent_target_the_source_runs_again_only_if_it_was_stopped_and_given_up() -> None:
-    beside = [view for view in views_with(Move.RUN_SOURCE) if view.target.silent]
+    beside = [view for view in views_with(OwnershipMove.RUN_SOURCE) if view.target.silent]
     assert beside
     for view in beside:
         assert view.was_running
@@ -95,14 +102,17 @@ def test_beside_a_silent_target_the_source_runs_again_only_if_it_was_stopped_and
 def test_a_target_whose_source_was_kept_never_runs() -> None:
     for view, move in MOVES:
         if view.stays and not (view.source.in_postcopy or view.target.in_postcopy):
-            assert move is not Move.RUN_TARGET
+            assert move is not OwnershipMove.RUN_TARGET
     whole = side("paused", "completed")
-    assert decide(View(DEAD, whole, was_running=True)) is Move.RUN_TARGET
-    assert decide(View(DEAD, whole, was_running=True, stays=True)) is Move.KILL_TARGET
+    assert decide(OwnershipView(DEAD, whole, was_running=True)) is OwnershipMove.RUN_TARGET
+    assert (
+        decide(OwnershipView(DEAD, whole, was_running=True, stays=True))
+        is OwnershipMove.KILL_TARGET
+    )
 
 
 def test_the_target_runs_only_when_the_source_cannot_go_on() -> None:
-    for view in views_with(Move.RUN_TARGET):
+    for view in views_with(OwnershipMove.RUN_TARGET):
         source, target = view.source.migration, view.target.migration
         handed_over = view.source.run is not None and view.source.run.status in HANDED_OVER
         let_go = source is not None and (
@@ -116,7 +126,7 @@ def test_the_target_runs_only_when_the_source_cannot_go_on() -> None:
 
 
 def test_the_source_owns_nothing_while_the_target_runs_or_ran() -> None:
-    for view in views_with(Move.SOURCE_OWNS):
+    for view in views_with(OwnershipMove.SOURCE_OWNS):
         assert not view.target.running
         assert not view.target.ever_ran
         own_reason = view.source.run is not None and view.source.run.status == "io-error"
@@ -125,14 +135,14 @@ def test_the_source_owns_nothing_while_the_target_runs_or_ran() -> None:
 
 
 def test_the_target_owns_nothing_while_pages_are_still_to_come() -> None:
-    for view in views_with(Move.TARGET_OWNS):
+    for view in views_with(OwnershipMove.TARGET_OWNS):
         assert view.target.alive
         assert not view.target.in_postcopy or not view.target.ever_ran
         assert not view.source.in_postcopy
 
 
 def test_a_target_that_ran_is_never_killed() -> None:
-    for view in views_with(Move.KILL_TARGET):
+    for view in views_with(OwnershipMove.KILL_TARGET):
         assert not view.target.ever_ran
         assert not view.source.in_postcopy
 
@@ -140,10 +150,11 @@ def test_a_target_that_ran_is_never_killed() -> None:
 def test_beside_a_silent_host_only_the_source_is_acted_on() -> None:
     beside = [(view, move) for view, move in MOVES if view.target.silent]
     assert {move for _, move in beside} == {
-        Move.CANCEL, Move.WAIT, Move.RECONNECT, Move.RUN_SOURCE, Move.SOURCE_OWNS, Move.UNKNOWN
+        OwnershipMove.CANCEL, OwnershipMove.WAIT, OwnershipMove.RECONNECT,
+        OwnershipMove.RUN_SOURCE, OwnershipMove.SOURCE_OWNS, OwnershipMove.UNKNOWN,
     }  # fmt: skip
     for view, move in beside:
-        if move is Move.SOURCE_OWNS:
+        if move is OwnershipMove.SOURCE_OWNS:
             assert view.source.running or not view.was_running
             assert view.source.run is not None
             assert view.source.run.status not in HANDED_OVER
@@ -152,11 +163,16 @@ def test_beside_a_silent_host_only_the_source_is_acted_on() -> None:
 def test_a_silent_source_is_never_replaced() -> None:
     for view, move in MOVES:
         if view.source.silent and not view.target.running:
-            assert move not in (Move.RUN_TARGET, Move.TARGET_OWNS, Move.LOST, Move.SOURCE_OWNS)
+            assert move not in (
+                OwnershipMove.RUN_TARGET,
+                OwnershipMove.TARGET_OWNS,
+                OwnershipMove.LOST,
+                OwnershipMove.SOURCE_OWNS,
+            )
 
 
 def test_the_connection_is_cut_only_to_free_a_stuck_source() -> None:
-    for view in views_with(Move.YANK):
+    for view in views_with(OwnershipMove.YANK):
         assert view.source.alive
         assert view.source.run is None
         assert not view.target.in_postcopy
@@ -164,14 +180,14 @@ def test_the_connection_is_cut_only_to_free_a_stuck_source() -> None:
 
 
 def test_a_migration_is_cancelled_only_before_it_is_decided() -> None:
-    for view in views_with(Move.CANCEL):
+    for view in views_with(OwnershipMove.CANCEL):
         assert view.source.migration is not None
         assert view.source.migration.status in {"setup", "active", "device"}
         assert not view.target.running
 
 
 def test_the_guest_is_given_up_only_when_an_end_is_dead() -> None:
-    for view in views_with(Move.LOST):
+    for view in views_with(OwnershipMove.LOST):
         assert not (view.source.alive and view.target.alive)
         if view.source.alive:
             # It has let go: the target ran, or held the only whole state.
@@ -180,7 +196,7 @@ def test_the_guest_is_given_up_only_when_an_end_is_dead() -> None:
 
 def test_a_guest_that_was_held_still_is_never_run() -> None:
     runs = {move for view, move in MOVES if not view.was_running}
-    assert not runs & {Move.RUN_TARGET, Move.RUN_SOURCE}
+    assert not runs & {OwnershipMove.RUN_TARGET, OwnershipMove.RUN_SOURCE}
 
 
 @dataclass
@@ -199,12 +215,12 @@ class Qemu:
     def running(self) -> bool:
         return self.alive and self.run == "running"
 
-    def look(self) -> Side:
+    def look(self) -> MigrationEnd:
         if self.gone:
             return GONE
         if not self.alive or self.silent:
-            return Side(self.alive, ever_ran=self.ever_ran)
-        return Side(
+            return MigrationEnd(self.alive, ever_ran=self.ever_ran)
+        return MigrationEnd(
             True, RunState(self.run, self.running), MigrationStatus(self.status), self.ever_ran
         )
 
@@ -216,7 +232,7 @@ class Pair:
     """Two QEMUs that behave as QEMU does, and whoever plays fate.
 
     `sent`: the source has sent all of the guest. It is whole on the target, or on its way there.
-    `stopped`: it was stopped for the way. `stays`: see `View`.
+    `stopped`: it was stopped for the way. `stays`: see `OwnershipView`.
     """
 
     def __init__(self, phase: str, *, was_running: bool, stopped: bool = False) -> None:
@@ -303,23 +319,23 @@ class Pair:
         self.source.run = self._held
         self.target.alive = self.target.alive and self.target.status != "active"
 
-    def act(self, move: Move) -> None:
+    def act(self, move: OwnershipMove) -> None:
         source, target = self.source, self.target
         stoppable = source.alive and source.status in {"setup", "active", "device"}
         match move:
-            case Move.CANCEL if stoppable and not source.silent:
+            case OwnershipMove.CANCEL if stoppable and not source.silent:
                 source.status = "cancelling"
-            case Move.YANK if stoppable:
+            case OwnershipMove.YANK if stoppable:
                 self._give_up("failed")
                 source.silent = False
-            case Move.RUN_TARGET if target.alive and not target.silent and not target.gone:
+            case OwnershipMove.RUN_TARGET if target.alive and not target.silent and not target.gone:
                 target.set_running()
-            case Move.RUN_SOURCE if source.alive and not source.silent:
+            case OwnershipMove.RUN_SOURCE if source.alive and not source.silent:
                 self.stays = self.stays or target.gone
                 source.set_running()
-            case Move.KILL_TARGET if not target.gone:
+            case OwnershipMove.KILL_TARGET if not target.gone:
                 target.alive = False
-            case Move.RECONNECT if target.alive and not (
+            case OwnershipMove.RECONNECT if target.alive and not (
                 source.silent or target.silent or target.gone
             ):
                 source.status = target.status = "postcopy-active"
@@ -341,21 +357,21 @@ PHASES = ("none", "arrived", "setup", "active", "device", "completed", "postcopy
 LIMIT = 30
 
 
-def settle(pair: Pair, fates: list[str], *, torn: bool) -> Move:
+def settle(pair: Pair, fates: list[str], *, torn: bool) -> OwnershipMove:
     """As migrate.settle.settle does; after the last fate both answer and QEMU gets on."""
     for fate in [*fates, "both answer", *["all is sent"] * LIMIT]:
         source = pair.source.look()
         if torn:
             # Both ends are never looked at in the same instant.
             pair.tick(fate)
-        view = View(source, pair.target.look(), pair.was_running, pair.stopped, pair.stays)
+        view = OwnershipView(source, pair.target.look(), pair.was_running, pair.stopped, pair.stays)
         move = decide(view)
-        if move in ENDINGS - {Move.UNKNOWN}:
+        if move in ENDINGS - {OwnershipMove.UNKNOWN}:
             return move
         pair.act(move)
         if not torn:
             pair.tick(fate)
-    return Move.UNKNOWN
+    return OwnershipMove.UNKNOWN
 
 
 @settings(max_examples=1000)
@@ -373,13 +389,13 @@ def test_every_migration_ends_with_the_guest_in_one_place_or_honestly_lost(
     pair = Pair(phase, was_running=was_running, stopped=stopped and not phase.startswith("post"))
     ending = settle(pair, fates, torn=torn)
     match ending:
-        case Move.SOURCE_OWNS:
+        case OwnershipMove.SOURCE_OWNS:
             assert not pair.target.running
             assert pair.source.running or not was_running or not pair.source.alive
-        case Move.TARGET_OWNS:
+        case OwnershipMove.TARGET_OWNS:
             assert not pair.source.running
             assert pair.target.running or not was_running or not pair.target.alive
-        case Move.LOST:
+        case OwnershipMove.LOST:
             assert not pair.whole
             assert not pair.source.running
         case _:
@@ -392,11 +408,11 @@ def test_without_faults_no_guest_is_lost(phase: str, was_running: bool) -> None:
     pair = Pair(phase, was_running=was_running)
     ending = settle(pair, [], torn=False)
     expected = (
-        {Move.TARGET_OWNS}
+        {OwnershipMove.TARGET_OWNS}
         if phase in {"completed", "postcopy-active"}
         else {
-            Move.SOURCE_OWNS,
-            Move.TARGET_OWNS,
+            OwnershipMove.SOURCE_OWNS,
+            OwnershipMove.TARGET_OWNS,
         }
     )
     assert ending in expected
@@ -405,37 +421,37 @@ def test_without_faults_no_guest_is_lost(phase: str, was_running: bool) -> None:
 
 def test_a_target_that_dies_before_it_ran_gives_the_guest_back() -> None:
     pair = Pair("completed", was_running=True)
-    assert settle(pair, ["target dies"], torn=True) is Move.SOURCE_OWNS
+    assert settle(pair, ["target dies"], torn=True) is OwnershipMove.SOURCE_OWNS
     assert pair.source.running
 
 
 def test_a_source_that_was_stopped_for_the_way_runs_again_beside_a_silent_target() -> None:
     pair = Pair("active", was_running=True, stopped=True)
-    assert settle(pair, ["the target's host is silent"], torn=False) is Move.SOURCE_OWNS
+    assert settle(pair, ["the target's host is silent"], torn=False) is OwnershipMove.SOURCE_OWNS
     assert pair.source.running
     assert pair.stays
 
 
 def test_a_stalled_source_is_freed() -> None:
     pair = Pair("device", was_running=True)
-    assert settle(pair, ["source silent"], torn=True) is Move.SOURCE_OWNS
+    assert settle(pair, ["source silent"], torn=True) is OwnershipMove.SOURCE_OWNS
     assert pair.source.running
 
 
 def test_a_source_that_dies_after_all_was_sent_loses_nothing() -> None:
     pair = Pair("completed", was_running=True)
-    assert settle(pair, ["all is sent", "source dies"], torn=True) is Move.TARGET_OWNS
+    assert settle(pair, ["all is sent", "source dies"], torn=True) is OwnershipMove.TARGET_OWNS
     assert pair.target.running
 
 
 def test_a_source_that_dies_in_postcopy_loses_the_guest_and_says_so() -> None:
     pair = Pair("postcopy-active", was_running=True)
-    assert settle(pair, ["nothing", "source dies"], torn=False) is Move.LOST
+    assert settle(pair, ["nothing", "source dies"], torn=False) is OwnershipMove.LOST
 
 
 @pytest.mark.parametrize("status", ["io-error", "internal-error", "guest-panicked", "shutdown"])
 def test_a_source_that_stopped_for_a_reason_of_its_own_is_not_continued(status: str) -> None:
     stopped = side(status, "cancelled", ever_ran=True)
-    assert decide(View(stopped, DEAD, was_running=True)) is Move.SOURCE_OWNS
+    assert decide(OwnershipView(stopped, DEAD, was_running=True)) is OwnershipMove.SOURCE_OWNS
     waiting = side("paused", "none")
-    assert decide(View(stopped, waiting, was_running=True)) is Move.KILL_TARGET
+    assert decide(OwnershipView(stopped, waiting, was_running=True)) is OwnershipMove.KILL_TARGET

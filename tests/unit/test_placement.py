@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.forecast.drain.fleet import Cost, Mover, Room
-from vmckpt.forecast.drain.placement import Placement, place
+from vmckpt.forecast.drain.fleet import HostRoom, MoveCost, Mover
+from vmckpt.forecast.drain.placement import DrainPlacement, place
 from vmckpt.units import GIB
 
 pytestmark = pytest.mark.unit
@@ -18,15 +18,15 @@ WORDS = ("a", "b", "c")
 HOSTS = ("h1", "h2", "h3", "h4")
 words = st.frozensets(st.sampled_from(WORDS), max_size=2)
 costs = st.builds(
-    Cost, st.floats(0, 3), st.floats(0, 60), st.floats(0, 3), spread_s=st.floats(0, 5)
+    MoveCost, st.floats(0, 3), st.floats(0, 60), st.floats(0, 3), spread_s=st.floats(0, 5)
 )
 
 
 @st.composite
-def fleets(draw: st.DrawFn, most: int = 7) -> tuple[list[Mover], list[Room]]:
+def fleets(draw: st.DrawFn, most: int = 7) -> tuple[list[Mover], list[HostRoom]]:
     names = draw(st.lists(st.sampled_from(HOSTS), unique=True, max_size=4))
     rooms = [
-        Room(name, draw(st.integers(0, 12)) * GIB, draw(st.integers(0, 12)),
+        HostRoom(name, draw(st.integers(0, 12)) * GIB, draw(st.integers(0, 12)),
              draw(st.integers(0, 5)), draw(words), draw(words))
         for name in names
     ]  # fmt: skip
@@ -45,7 +45,9 @@ def fleets(draw: st.DrawFn, most: int = 7) -> tuple[list[Mover], list[Room]]:
     return movers, rooms
 
 
-def broken(movers: Sequence[Mover], rooms: Sequence[Room], where: Mapping[str, str]) -> list[str]:
+def broken(
+    movers: Sequence[Mover], rooms: Sequence[HostRoom], where: Mapping[str, str]
+) -> list[str]:
     """Every limit that a placement breaks."""
     found = []
     for room in rooms:
@@ -67,14 +69,14 @@ def broken(movers: Sequence[Mover], rooms: Sequence[Room], where: Mapping[str, s
     return found
 
 
-def where(placed: Placement) -> dict[str, str]:
+def where(placed: DrainPlacement) -> dict[str, str]:
     return {move.vm: move.target for move in placed.moves}
 
 
 @settings(max_examples=30)
 @given(fleets())
 def test_no_limit_is_broken_and_every_vm_is_placed_or_named(
-    fleet: tuple[list[Mover], list[Room]],
+    fleet: tuple[list[Mover], list[HostRoom]],
 ) -> None:
     movers, rooms = fleet
     placed = place(movers, rooms)
@@ -88,7 +90,7 @@ def test_no_limit_is_broken_and_every_vm_is_placed_or_named(
 @settings(max_examples=30)
 @given(fleets(most=4))
 def test_few_vms_have_a_place_wherever_there_is_one_for_all(
-    fleet: tuple[list[Mover], list[Room]],
+    fleet: tuple[list[Mover], list[HostRoom]],
 ) -> None:
     movers, rooms = fleet
     placed = place(movers, rooms)
@@ -111,12 +113,12 @@ def mover(
     apart: frozenset[str] = NONE,
     together: frozenset[str] = NONE,
 ) -> Mover:
-    costs = {host: Cost(1.0, gib, 0.5) for host in to}
+    costs = {host: MoveCost(1.0, gib, 0.5) for host in to}
     return Mover(name, "s", gib * GIB, 1, costs, apart, together)
 
 
-def room(name: str, gib: int, **more: frozenset[str]) -> Room:
-    return Room(name, gib * GIB, 64, 64, **more)
+def room(name: str, gib: int, **more: frozenset[str]) -> HostRoom:
+    return HostRoom(name, gib * GIB, 64, 64, **more)
 
 
 def test_alike_hosts_are_filled_alike() -> None:
@@ -125,7 +127,7 @@ def test_alike_hosts_are_filled_alike() -> None:
 
 
 def test_the_faster_way_is_taken_while_there_is_room() -> None:
-    fast_and_slow = {"h1": Cost(1.0, 5.0, 0.5), "h2": Cost(1.0, 10.0, 0.5)}
+    fast_and_slow = {"h1": MoveCost(1.0, 5.0, 0.5), "h2": MoveCost(1.0, 10.0, 0.5)}
     movers = [Mover(f"vm{n}", "s", 4 * GIB, 1, fast_and_slow) for n in range(3)]
     placed = place(movers, [room("h1", 8), room("h2", 64)])
     assert Counter(where(placed).values()) == {"h1": 2, "h2": 1}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import UsageError
-from vmckpt.forecast.model.pilot import Look, Pilot, replay, stalled_rounds
+from vmckpt.forecast.model.pilot import Pilot, PrecopySample, replay, stalled_rounds
 from vmckpt.forecast.planner import limits, within
-from vmckpt.options.migration import Method, Options
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.migration import Method, MigrationOptions
+from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.options.policy_file import parse_policy
 from vmckpt.preflight.migration.method import resolve_method
 
@@ -31,7 +31,7 @@ most = "1s"
 stalls = 6
 do = "postcopy"
 """
-RAISE, POSTCOPY = Rule(2, Act.RAISE_DOWNTIME, 100, 1000), Rule(6, Act.POSTCOPY)
+RAISE, POSTCOPY = PolicyRule(2, Act.RAISE_DOWNTIME, 100, 1000), PolicyRule(6, Act.POSTCOPY)
 POLICY = Policy((RAISE, POSTCOPY), stall_percent=95)
 
 
@@ -40,9 +40,9 @@ def test_a_policy_is_read_and_survives_its_record() -> None:
     assert found == POLICY
     assert convert(Policy, builtins(found)) == found
     assert found.may_postcopy
-    assert Options(policy=found).may_postcopy
-    assert not Options(policy=found, observe_only=True).may_postcopy
-    assert not Options(policy=Policy((RAISE,))).may_postcopy
+    assert MigrationOptions(policy=found).may_postcopy
+    assert not MigrationOptions(policy=found, observe_only=True).may_postcopy
+    assert not MigrationOptions(policy=Policy((RAISE,))).may_postcopy
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,11 @@ def seen(left: list[int], policy: Policy = POLICY) -> list[tuple[int, Act, int]]
     pilot = Pilot(policy, 300)
     found = []
     for number, bytes_left in enumerate(left, start=1):
-        if decision := pilot.see(Look(float(number), number, bytes_left)):
+        if decision := pilot.see(PrecopySample(float(number), number, bytes_left)):
             found.append((number, decision.act, decision.downtime_ms))
-        assert pilot.see(Look(float(number), number, 0)) is None  # the same round once more
+        assert (
+            pilot.see(PrecopySample(float(number), number, 0)) is None
+        )  # the same round once more
     return found
 
 
@@ -106,7 +108,7 @@ def test_the_standstill_is_raised_stepwise_to_its_limit_then_comes_the_next_rule
 
 
 def test_an_act_waits_for_a_good_round_but_not_for_ever() -> None:
-    policy = Policy((Rule(2, Act.PAUSE),))
+    policy = Policy((PolicyRule(2, Act.PAUSE),))
     assert seen([100, 50, 80, 80, 51, 50], policy) == [(5, Act.PAUSE, 300)]
     assert seen([100, 50, 80, 80, 80, 80, 80], policy) == [(6, Act.PAUSE, 300)]
 
@@ -134,7 +136,7 @@ def test_a_run_is_replayed_from_its_samples() -> None:
     ]
 
 
-THROTTLE = Rule(2, Act.THROTTLE, 20, most_percent=50)
+THROTTLE = PolicyRule(2, Act.THROTTLE, 20, most_percent=50)
 MORE = """\
 [[when]]
 stalls = 2
@@ -152,7 +154,9 @@ def steps(pilot: Pilot, *, follows: bool) -> list[tuple[int, int]]:
     """In which rounds of one that stalls for ever the guest is slowed, and by how much."""
     found, now = [], 0
     for number in range(1, 16):
-        look = Look(float(number), number, 100 if number == 1 else 50, throttle_percent=now)
+        look = PrecopySample(
+            float(number), number, 100 if number == 1 else 50, throttle_percent=now
+        )
         if decision := pilot.see(look):
             assert (decision.act, decision.downtime_ms) == (Act.THROTTLE, 300)
             found.append((number, decision.throttle_percent))
@@ -162,39 +166,41 @@ def steps(pilot: Pilot, *, follows: bool) -> list[tuple[int, int]]:
 
 
 def test_the_guest_is_slowed_by_steps_each_after_the_last_was_seen_to_be_too_little() -> None:
-    assert parse_policy(MORE, "p.toml").rules == (THROTTLE, Rule(0, Act.ABORT, passes=5))
+    assert parse_policy(MORE, "p.toml").rules == (THROTTLE, PolicyRule(0, Act.ABORT, passes=5))
     assert steps(Pilot(Policy((THROTTLE,)), 300), follows=True) == [(4, 20), (6, 40), (8, 50)]
     # A QEMU that has not done the first step is not told the next.
     assert steps(Pilot(Policy((THROTTLE,)), 300), follows=False) == [(4, 20)]
 
 
 def test_a_deadline_counts_in_what_sending_memory_once_takes() -> None:
-    pilot = Pilot(Policy((Rule(0, Act.ABORT, passes=5),)), 300)
+    pilot = Pilot(Policy((PolicyRule(0, Act.ABORT, passes=5),)), 300)
     looks = [(10.0, 1), (12.0, 2), (19.9, 30), (20.0, 31), (21.0, 32)]
-    acts = [pilot.see(Look(at_s, number, 100 - number)) for at_s, number in looks]
+    acts = [pilot.see(PrecopySample(at_s, number, 100 - number)) for at_s, number in looks]
     assert [decision is not None for decision in acts] == [False, False, False, True, False]
     assert "5 times" in next(decision.why for decision in acts if decision)
-    slower = Pilot(Policy((Rule(0, Act.ABORT, passes=5),)), 300)
-    assert not any(slower.see(Look(at_s, n, 50)) for at_s, n in [(0.0, 1), (9.0, 2), (44.0, 50)])
+    slower = Pilot(Policy((PolicyRule(0, Act.ABORT, passes=5),)), 300)
+    assert not any(
+        slower.see(PrecopySample(at_s, n, 50)) for at_s, n in [(0.0, 1), (9.0, 2), (44.0, 50)]
+    )
 
 
 def test_a_policy_keeps_what_was_promised() -> None:
-    pause, postcopy = Rule(9, Act.PAUSE), Rule(9, Act.POSTCOPY)
+    pause, postcopy = PolicyRule(9, Act.PAUSE), PolicyRule(9, Act.POSTCOPY)
     policy = Policy((RAISE, THROTTLE, pause, postcopy))
     assert policy.within(None, None) == policy
     assert policy.within(400, 30).rules == (
-        Rule(2, Act.RAISE_DOWNTIME, 100, 400),
-        Rule(2, Act.THROTTLE, 20, most_percent=30),
+        PolicyRule(2, Act.RAISE_DOWNTIME, 100, 400),
+        PolicyRule(2, Act.THROTTLE, 20, most_percent=30),
     )
     assert policy.within(None, 0).rules == (RAISE, pause, postcopy)
     # What is left out is not asked of the hosts either.
-    assert Options(policy=policy).may_postcopy
-    assert not Options(policy=policy, most_downtime_ms=400).may_postcopy
+    assert MigrationOptions(policy=policy).may_postcopy
+    assert not MigrationOptions(policy=policy, most_downtime_ms=400).may_postcopy
 
 
 def test_what_steers_a_migration_is_the_policy_within_its_promises() -> None:
     policy = Policy((RAISE, THROTTLE))
-    asked = Options(policy=policy, most_throttle_percent=30)
+    asked = MigrationOptions(policy=policy, most_throttle_percent=30)
     assert asked.steers is not None
     assert [rule.most_percent for rule in asked.steers.rules] == [0, 30]
     assert asked.throttles_at_will
@@ -205,7 +211,9 @@ def test_what_steers_a_migration_is_the_policy_within_its_promises() -> None:
     assert replace(asked, auto_converge=True).wish().most_throttle_percent == 30
     assert replace(asked, method=Method.HYBRID).steers is None
     assert not resolve_method(asked, loses_pages=False).auto_converge
-    assert resolve_method(Options(policy=Policy((RAISE,))), loses_pages=False).auto_converge
+    assert resolve_method(
+        MigrationOptions(policy=Policy((RAISE,))), loses_pages=False
+    ).auto_converge
 
 
 def test_a_planned_migration_may_do_all_that_was_allowed_and_nothing_else() -> None:
@@ -233,7 +241,7 @@ def test_steps_of_a_throttle_are_replayed() -> None:
 
 
 def test_a_forecast_goes_by_the_limits_that_qemu_is_given() -> None:
-    usual = Options(max_downtime_ms=200, bandwidth_bytes_per_s=10**8)
+    usual = MigrationOptions(max_downtime_ms=200, bandwidth_bytes_per_s=10**8)
     assert limits(usual) == (0.2, 1e8, 2, 0.99)
     for percent, most in ((40, 0.4), (0, 0.01), (100, 0.99)):
         assert limits(replace(usual, most_throttle_percent=percent)).most_throttle == most

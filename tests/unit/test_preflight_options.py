@@ -17,14 +17,14 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
+from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.migration.checks import Preflight, locking, preflight
 from vmckpt.preflight.migration.dirty_log import loss
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.preflight.migration.method import copy_checks, encryption_checks, resolve_method
 from vmckpt.preflight.target_host import USERFAULTFD, USERFAULTFD_DEVICE
-from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, Wish
+from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, WantedSettings
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -51,7 +51,7 @@ OLD = NEW._replace(
 )
 AGREEMENT = Agreement({}, {}, {})
 # What a plain pre-copy wishes.
-HELD = Wish(hold_switchover=True)
+HELD = WantedSettings(hold_switchover=True)
 
 
 def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "br0") -> LocalHost:
@@ -77,12 +77,14 @@ def stopped_vm(
     return Vm(parse_spec(text, "web.toml", where.state_dir), where, directory, qemu)
 
 
-def checked(vm: Vm, target: LocalHost, options: Options | None = None) -> dict[str, Finding]:
-    found = asyncio.run(preflight(vm, target, options or Options(method=Method.PRECOPY)))
+def checked(
+    vm: Vm, target: LocalHost, options: MigrationOptions | None = None
+) -> dict[str, Finding]:
+    found = asyncio.run(preflight(vm, target, options or MigrationOptions(method=Method.PRECOPY)))
     return {check.code: check for check in found.checks}
 
 
-def refusals(vm: Vm, target: LocalHost, options: Options | None = None) -> set[str]:
+def refusals(vm: Vm, target: LocalHost, options: MigrationOptions | None = None) -> set[str]:
     # The VM of these tests is stopped: a process is no unit test's business.
     found = checked(vm, target, options)
     assert found["running"].verdict == "refuse"
@@ -92,48 +94,60 @@ def refusals(vm: Vm, target: LocalHost, options: Options | None = None) -> set[s
 @pytest.mark.parametrize(
     ("options", "wish"),
     [
-        (Options(), HELD),
-        (Options(method=Method.PRECOPY, max_downtime_ms=50), HELD._replace(max_downtime_ms=50)),
-        (Options(auto_converge=True), HELD._replace(auto_converge=True)),
-        (Options(method=Method.HYBRID), HELD._replace(postcopy=True)),
-        (Options(method=Method.STOP), Wish()),
-        (Options(method=Method.POSTCOPY), Wish(postcopy=True, max_downtime_ms=1)),
+        (MigrationOptions(), HELD),
         (
-            Options(timeout_s=9, on_timeout=OnTimeout.POSTCOPY),
+            MigrationOptions(method=Method.PRECOPY, max_downtime_ms=50),
+            HELD._replace(max_downtime_ms=50),
+        ),
+        (MigrationOptions(auto_converge=True), HELD._replace(auto_converge=True)),
+        (MigrationOptions(method=Method.HYBRID), HELD._replace(postcopy=True)),
+        (MigrationOptions(method=Method.STOP), WantedSettings()),
+        (
+            MigrationOptions(method=Method.POSTCOPY),
+            WantedSettings(postcopy=True, max_downtime_ms=1),
+        ),
+        (
+            MigrationOptions(timeout_s=9, on_timeout=OnTimeout.POSTCOPY),
             HELD._replace(postcopy=True),
         ),
-        (Options(on_timeout=OnTimeout.POSTCOPY), HELD),
-        (Options(timeout_s=9), HELD),
-        (Options(channels=4), HELD._replace(channels=4)),
-        (Options(compression="zstd"), HELD._replace(channels=2, compression="zstd")),
-        (Options(compression="zstd", channels=8), HELD._replace(channels=8, compression="zstd")),
+        (MigrationOptions(on_timeout=OnTimeout.POSTCOPY), HELD),
+        (MigrationOptions(timeout_s=9), HELD),
+        (MigrationOptions(channels=4), HELD._replace(channels=4)),
+        (MigrationOptions(compression="zstd"), HELD._replace(channels=2, compression="zstd")),
         (
-            Options(compression="xbzrle", xbzrle_cache_bytes=4096),
+            MigrationOptions(compression="zstd", channels=8),
+            HELD._replace(channels=8, compression="zstd"),
+        ),
+        (
+            MigrationOptions(compression="xbzrle", xbzrle_cache_bytes=4096),
             HELD._replace(compression="xbzrle", xbzrle_cache_bytes=4096),
         ),
         (
-            Options(compression="zlib", compression_level=3),
+            MigrationOptions(compression="zlib", compression_level=3),
             HELD._replace(channels=2, compression="zlib", compression_level=3),
         ),
-        (Options(channels=2, zero_copy=True), HELD._replace(channels=2, zero_copy=True)),
+        (MigrationOptions(channels=2, zero_copy=True), HELD._replace(channels=2, zero_copy=True)),
         (
-            Options(method=Method.HYBRID, postcopy_bandwidth_bytes_per_s=7),
+            MigrationOptions(method=Method.HYBRID, postcopy_bandwidth_bytes_per_s=7),
             HELD._replace(postcopy=True, postcopy_bandwidth_bytes_per_s=7),
         ),
         (
-            Options(throttle_initial_percent=30, throttle_increment_percent=5),
+            MigrationOptions(throttle_initial_percent=30, throttle_increment_percent=5),
             HELD._replace(throttle_initial_percent=30, throttle_increment_percent=5),
         ),
-        (Options(bandwidth_bytes_per_s=1 << 30), HELD._replace(max_bandwidth_bytes_per_s=1 << 30)),
+        (
+            MigrationOptions(bandwidth_bytes_per_s=1 << 30),
+            HELD._replace(max_bandwidth_bytes_per_s=1 << 30),
+        ),
     ],
 )
-def test_options_ask_for_what_they_say(options: Options, wish: Wish) -> None:
+def test_options_ask_for_what_they_say(options: MigrationOptions, wish: WantedSettings) -> None:
     assert options.wish() == wish
 
 
 @given(
     st.builds(
-        Options,
+        MigrationOptions,
         method=st.sampled_from(Method),
         timeout_s=st.none() | st.floats(0.1, 1e4),
         on_timeout=st.sampled_from(OnTimeout),
@@ -141,7 +155,7 @@ def test_options_ask_for_what_they_say(options: Options, wish: Wish) -> None:
         channels=st.none() | st.integers(1, 64),
     )
 )
-def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: Options) -> None:
+def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: MigrationOptions) -> None:
     wish = options.wish()
     assert wish.postcopy is options.may_postcopy
     if options.method in (Method.POSTCOPY, Method.HYBRID):
@@ -151,8 +165,10 @@ def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: Options) 
 
 
 def test_auto_is_precopy_that_slows_a_guest_that_dirties_too_fast() -> None:
-    resolved = resolve_method(Options(max_downtime_ms=70), loses_pages=False)
-    assert resolved == Options(method=Method.PRECOPY, auto_converge=True, max_downtime_ms=70)
+    resolved = resolve_method(MigrationOptions(max_downtime_ms=70), loses_pages=False)
+    assert resolved == MigrationOptions(
+        method=Method.PRECOPY, auto_converge=True, max_downtime_ms=70
+    )
 
 
 def test_auto_takes_two_channels_where_both_qemus_split_memory_well(tmp_path: Path) -> None:
@@ -160,26 +176,26 @@ def test_auto_takes_two_channels_where_both_qemus_split_memory_well(tmp_path: Pa
     a, b = host(tmp_path, "a", splits), host(tmp_path, "b", splits)
     plain = host(tmp_path, "plain", NEW)
     for source, target, channels in ((a, b, 2), (a, plain, None), (plain, a, None)):
-        found = asyncio.run(preflight(stopped_vm(source), target, Options()))
+        found = asyncio.run(preflight(stopped_vm(source), target, MigrationOptions()))
         assert found.options.channels == channels
-    named = asyncio.run(preflight(stopped_vm(a), b, Options(method=Method.PRECOPY)))
+    named = asyncio.run(preflight(stopped_vm(a), b, MigrationOptions(method=Method.PRECOPY)))
     assert named.options.channels is None
 
 
 @pytest.mark.parametrize(
     ("asked", "channels"),
     [
-        (Options(), 2),
-        (Options(auto_converge=True, max_downtime_ms=30), 2),
-        (Options(channels=5), 5),
-        (Options(compression="zstd"), None),
-        (Options(bandwidth_bytes_per_s=1 << 20), None),
-        (Options(timeout_s=9, on_timeout=OnTimeout.POSTCOPY), None),
-        (Options(timeout_s=9), 2),
+        (MigrationOptions(), 2),
+        (MigrationOptions(auto_converge=True, max_downtime_ms=30), 2),
+        (MigrationOptions(channels=5), 5),
+        (MigrationOptions(compression="zstd"), None),
+        (MigrationOptions(bandwidth_bytes_per_s=1 << 20), None),
+        (MigrationOptions(timeout_s=9, on_timeout=OnTimeout.POSTCOPY), None),
+        (MigrationOptions(timeout_s=9), 2),
     ],
 )
 def test_auto_takes_no_channels_beside_what_they_would_spoil(
-    asked: Options, channels: int | None
+    asked: MigrationOptions, channels: int | None
 ) -> None:
     assert resolve_method(asked, loses_pages=False, splits_well=True).channels == channels
     assert resolve_method(asked, loses_pages=True, splits_well=True).channels == asked.channels
@@ -187,20 +203,20 @@ def test_auto_takes_no_channels_beside_what_they_would_spoil(
 
 def test_auto_avoids_what_loses_pages(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", OLD), host(tmp_path, "b", NEW)
-    found = asyncio.run(preflight(stopped_vm(source), target, Options()))
+    found = asyncio.run(preflight(stopped_vm(source), target, MigrationOptions()))
     assert found.options.method is Method.STOP
 
 
 def test_a_guest_that_is_stopped_is_slowed_by_no_steps() -> None:
-    asked = Options(throttle_initial_percent=30, throttle_increment_percent=5)
-    assert resolve_method(asked, loses_pages=True) == Options(method=Method.STOP)
+    asked = MigrationOptions(throttle_initial_percent=30, throttle_increment_percent=5)
+    assert resolve_method(asked, loses_pages=True) == MigrationOptions(method=Method.STOP)
     kept = dataclasses.replace(asked, method=Method.PRECOPY, auto_converge=True)
     assert resolve_method(asked, loses_pages=False) == kept
 
 
 @pytest.mark.parametrize(("asked", "copies", "said"), [(1, 0, 1), (1, 1, 0), (0, 0, 0)])
 def test_writes_that_nothing_waits_for_are_told(asked: int, copies: int, said: int) -> None:
-    options = Options(synchronous_writes=bool(asked))
+    options = MigrationOptions(synchronous_writes=bool(asked))
     found = list(copy_checks(options, copies_disks=bool(copies)))
     assert [check.verdict for check in found] == ["warn"] * said
 
@@ -208,7 +224,7 @@ def test_writes_that_nothing_waits_for_are_told(asked: int, copies: int, said: i
 @pytest.mark.parametrize("method", [m for m in Method if m is not Method.AUTO])
 @pytest.mark.parametrize("loses_pages", [True, False])
 def test_a_method_that_is_named_is_kept(method: Method, loses_pages: bool) -> None:
-    options = Options(method=method)
+    options = MigrationOptions(method=method)
     assert resolve_method(options, loses_pages=loses_pages) is options
 
 
@@ -216,7 +232,7 @@ def test_a_pair_that_fits_has_nothing_against_it(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", OLD)
     vm = stopped_vm(source)
     assert refusals(vm, target) == set()
-    found = asyncio.run(preflight(vm, target, Options(method=Method.PRECOPY)))
+    found = asyncio.run(preflight(vm, target, MigrationOptions(method=Method.PRECOPY)))
     assert found.agreement is not None
     assert checked(vm, target)["qemu-pair"].reason == "QEMU 10.0.2 -> 7.2.22"
 
@@ -375,9 +391,9 @@ def test_firmware_has_to_fit(tmp_path: Path) -> None:
 def test_only_a_guest_that_runs_brings_what_its_firmware_wrote(tmp_path: Path) -> None:
     vm, same = with_firmware(tmp_path)
     target = other(tmp_path, firmware=same)
-    assert refusals(vm, target, Options(offline=True)) == set()
+    assert refusals(vm, target, MigrationOptions(offline=True)) == set()
     stale = dataclasses.replace(target, firmware=same._replace(sha256="0"))
-    assert refusals(vm, stale, Options(offline=True)) == {"firmware-variables"}
+    assert refusals(vm, stale, MigrationOptions(offline=True)) == {"firmware-variables"}
     assert refusals(vm, stale) == set()
 
 
@@ -395,8 +411,8 @@ def test_post_copy_needs_userfaultfd(
 ) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW))
     target = other(tmp_path, userfaults=allowed, user=user)
-    assert refusals(vm, target, Options(method=Method.POSTCOPY)) == expected
-    assert refusals(vm, target, Options(method=Method.PRECOPY)) == set()
+    assert refusals(vm, target, MigrationOptions(method=Method.POSTCOPY)) == expected
+    assert refusals(vm, target, MigrationOptions(method=Method.PRECOPY)) == set()
 
 
 @pytest.mark.parametrize(("is_new", "device"), [(True, True), (True, False), (False, True)])
@@ -409,7 +425,7 @@ def test_a_group_may_use_userfaultfd_by_its_device(
     if not is_new:
         like = host(tmp_path, "c", OLD)
         target = dataclasses.replace(target, qemu=like.qemu, state_dir=like.state_dir)
-    found = checked(vm, target, Options(method=Method.POSTCOPY))["userfaultfd"]
+    found = checked(vm, target, MigrationOptions(method=Method.POSTCOPY))["userfaultfd"]
     assert (found.verdict == "ok") == (is_new and device)
     assert ("sysctl" in found.remedy) == (not is_new)
 
@@ -426,7 +442,7 @@ def test_the_way_back_is_looked_at(
     tmp_path: Path, here: Abilities, there: Abilities, method: Method, verdict: str
 ) -> None:
     source, target = host(tmp_path, "a", here), host(tmp_path, "b", there)
-    found = checked(stopped_vm(source), target, Options(method=method))
+    found = checked(stopped_vm(source), target, MigrationOptions(method=method))
     assert found["way-back"].verdict == verdict
 
 
@@ -448,7 +464,7 @@ def test_memory_that_the_target_has_no_room_for(tmp_path: Path) -> None:
 
 def test_an_option_that_the_pair_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", OLD)
-    options = Options(method=Method.PRECOPY, compression="zstd")
+    options = MigrationOptions(method=Method.PRECOPY, compression="zstd")
     assert refusals(stopped_vm(source), target, options) == {"qemu-option"}
     assert "--compress" in checked(stopped_vm(source), target, options)["qemu-option"].reason
 
@@ -456,14 +472,14 @@ def test_an_option_that_the_pair_cannot_do_is_refused_by_name(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "verdict"),
     [
-        (Options(method=Method.PRECOPY), "warn"),
-        (Options(method=Method.HYBRID), "refuse"),
-        (Options(method=Method.POSTCOPY), "refuse"),
-        (Options(method=Method.STOP), None),
+        (MigrationOptions(method=Method.PRECOPY), "warn"),
+        (MigrationOptions(method=Method.HYBRID), "refuse"),
+        (MigrationOptions(method=Method.POSTCOPY), "refuse"),
+        (MigrationOptions(method=Method.STOP), None),
     ],
 )
 def test_a_source_that_loses_pages_is_named(
-    tmp_path: Path, options: Options, verdict: str | None
+    tmp_path: Path, options: MigrationOptions, verdict: str | None
 ) -> None:
     source, target = host(tmp_path, "a", OLD), host(tmp_path, "b", NEW)
     check = checked(stopped_vm(source), target, options).get("tcg-dirty-log")
@@ -487,7 +503,7 @@ def test_every_refusal_is_named_at_once_with_its_code() -> None:
         Finding("bridge", REFUSE, "no bridge", "name it"),
     )
     with pytest.raises(RefusedError) as caught:
-        Preflight(checks, Options(), AGREEMENT).require("web", "b")
+        Preflight(checks, MigrationOptions(), AGREEMENT).require("web", "b")
     assert caught.value.what == "'web' cannot migrate to b"
     assert caught.value.why == "[memory] no room; [bridge] no bridge"
     assert caught.value.remedy == "free some; name it"
@@ -495,9 +511,9 @@ def test_every_refusal_is_named_at_once_with_its_code() -> None:
 
 def test_warnings_do_not_refuse() -> None:
     checks = (Finding("tcg-dirty-log", WARN, "beware"),)
-    assert Preflight(checks, Options(), AGREEMENT).require("web", "b") is AGREEMENT
+    assert Preflight(checks, MigrationOptions(), AGREEMENT).require("web", "b") is AGREEMENT
     with pytest.raises(RefusedError):
-        Preflight(checks, Options()).require("web", "b")
+        Preflight(checks, MigrationOptions()).require("web", "b")
 
 
 BACK_END = '"-object", "memory-backend-ram,id=m{0},size=8M"'
@@ -512,7 +528,9 @@ def test_writes_to_a_second_memory_back_end_are_not_seen_under_tcg(
     tmp_path: Path, method: Method
 ) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
-    check = checked(stopped_vm(source, more=NUMA), target, Options(method=method))["tcg-dirty-log"]
+    check = checked(stopped_vm(source, more=NUMA), target, MigrationOptions(method=method))[
+        "tcg-dirty-log"
+    ]
     assert check.verdict == "refuse"
     assert "memory back end" in check.reason
     one = NUMA.replace(f", {BACK_END.format(1)}", "")
@@ -546,7 +564,7 @@ def test_a_qemu_that_may_keep_little_in_place_is_warned_of(
 
 def test_what_domains_alone_have_is_refused_by_name(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
-    options = Options(Method.PRECOPY, at_target=AtTarget("web2", graphics_uri="vnc://b"))
+    options = MigrationOptions(Method.PRECOPY, at_target=AtTarget("web2", graphics_uri="vnc://b"))
     assert refusals(stopped_vm(source), target, options) == {"qemu-option"}
     check = checked(stopped_vm(source), target, options)["qemu-option"]
     assert check.remedy == "leave out --dname, --graphicsuri"
@@ -555,16 +573,16 @@ def test_what_domains_alone_have_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "scheme", "option"),
     [
-        (Options(zero_copy=True), Scheme.CLEAR, None),
-        (Options(zero_copy=True), Scheme.ONE_TIME_KEY, "--zerocopy"),
-        (Options(zero_copy=True), Scheme.CERTIFICATES, "--zerocopy"),
-        (Options(tls_name="b"), Scheme.CERTIFICATES, None),
-        (Options(tls_name="b"), Scheme.ONE_TIME_KEY, "--tls-destination"),
-        (Options(tls_name="b"), Scheme.CLEAR, "--tls-destination"),
+        (MigrationOptions(zero_copy=True), Scheme.CLEAR, None),
+        (MigrationOptions(zero_copy=True), Scheme.ONE_TIME_KEY, "--zerocopy"),
+        (MigrationOptions(zero_copy=True), Scheme.CERTIFICATES, "--zerocopy"),
+        (MigrationOptions(tls_name="b"), Scheme.CERTIFICATES, None),
+        (MigrationOptions(tls_name="b"), Scheme.ONE_TIME_KEY, "--tls-destination"),
+        (MigrationOptions(tls_name="b"), Scheme.CLEAR, "--tls-destination"),
     ],
 )
 def test_what_does_not_go_with_the_encryption_that_was_chosen(
-    options: Options, scheme: Scheme, option: str | None
+    options: MigrationOptions, scheme: Scheme, option: str | None
 ) -> None:
     found = [
         check.reason.partition(":")[0]

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.faulty_host import FaultyHost
-from vmckpt.cli.options.replicate_options import DisksWish, Wishes
+from vmckpt.cli.options.replicate_options import DisksWish, ReplicateArguments
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 
-NOTHING = Wishes()
+NOTHING = ReplicateArguments()
 
 
 HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")
@@ -20,7 +20,7 @@ FAR = FaultyHost("c", Path("/s"), "192.0.2.1", is_this_machine=False)
 
 def test_on_one_machine_all_has_a_default() -> None:
     options = NOTHING.options(HERE, THERE)
-    assert options == Options(options.arbiter)
+    assert options == ReplicationOptions(options.arbiter)
     assert options.arbiter.endswith("/leases")
 
 
@@ -41,7 +41,7 @@ def test_an_agent_is_used_between_machines_and_refused_on_one() -> None:
             wishes._replace(fence=text).options(HERE, FAR)
 
 
-def kept(wishes: Wishes, standby: LocalHost) -> Options:
+def kept(wishes: ReplicateArguments, standby: LocalHost) -> ReplicationOptions:
     """What they come to with that standby, as `start` looks at it."""
     options = wishes.options(HERE, standby)
     options.require_sense(one_machine=standby.is_this_machine)
@@ -69,13 +69,13 @@ def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
     "wrong",
     [NOTHING._replace(epoch="0ms"), NOTHING._replace(epoch="2h"), NOTHING._replace(max_pause="1m")],
 )
-def test_what_cannot_be_kept_is_refused(wrong: Wishes) -> None:
+def test_what_cannot_be_kept_is_refused(wrong: ReplicateArguments) -> None:
     with pytest.raises(UsageError, match="cannot be kept"):
         kept(wrong, THERE)
 
 
 def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:
-    last = Options("/l", ("agent",), 0.05, 0.02, holds_output=False, credentials="")
+    last = ReplicationOptions("/l", ("agent",), 0.05, 0.02, holds_output=False, credentials="")
     shared = replace(last, disks="shared")
     assert NOTHING.options(HERE, FAR, shared).disks == "shared"
     assert NOTHING._replace(disks=DisksWish.copy).options(HERE, FAR, shared).disks == "copy"

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmckpt.replicate.disks.intake import EARLY_BYTES, MOST_BYTES, Intake
-from vmckpt.replicate.disks.known import BLOCK_BYTES, Known, blocks_of, digest_of
+from vmckpt.replicate.disks.known import BLOCK_BYTES, KnownBlocks, blocks_of, digest_of
 from vmckpt.replicate.wire.messages import DiskWrite
 
 # Three blocks, of which the last is short.
 SIZE = 2 * BLOCK_BYTES + 4096
 
 
-def told(content: bytes) -> Known:
-    known = Known(len(content))
+def told(content: bytes) -> KnownBlocks:
+    known = KnownBlocks(len(content))
     blocks = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
     known.tell(0, b"".join(map(digest_of, blocks)))
     assert known.complete
@@ -51,7 +51,7 @@ def test_of_a_block_that_is_written_in_part_nothing_is_known_any_more() -> None:
 
 
 def test_digests_come_in_order_and_of_the_whole_disk() -> None:
-    known = Known(SIZE)
+    known = KnownBlocks(SIZE)
     with pytest.raises(ValueError, match="from block 1 on"):
         known.tell(1, bytes(32))
     with pytest.raises(ValueError, match="up to block 4 of 3"):

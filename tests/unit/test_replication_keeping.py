@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
-from vmckpt.replicate.operator.keeping import Move, View, Window, decide
+from vmckpt.replicate.operator.keeping import DailyWindow, KeepingMove, KeepingView, decide
 
 HOSTS = ("a", "b", "c")
 
@@ -15,41 +15,41 @@ HOSTS = ("a", "b", "c")
 @pytest.mark.parametrize(
     ("home", "answering", "up", "is_time", "expected"),
     [
-        ("a", "", "abc", True, (Move.PROTECT, "b")),
-        ("b", "", "abc", True, (Move.PROTECT, "a")),  # after a failover: by the old host
-        ("a", "", "ac", True, (Move.PROTECT, "c")),  # the preferred standby is down
-        ("a", "", "abc", False, (Move.GOOD, "")),
-        ("a", "primary standby", "abc", True, (Move.GOOD, "")),
-        ("a", "primary standby", "abc", False, (Move.STOP, "")),
-        ("a", "primary", "a", False, (Move.STOP, "")),
-        ("", "standby", "b", False, (Move.GOOD, "")),  # it is about to take over
+        ("a", "", "abc", True, (KeepingMove.PROTECT, "b")),
+        ("b", "", "abc", True, (KeepingMove.PROTECT, "a")),  # after a failover: by the old host
+        ("a", "", "ac", True, (KeepingMove.PROTECT, "c")),  # the preferred standby is down
+        ("a", "", "abc", False, (KeepingMove.GOOD, "")),
+        ("a", "primary standby", "abc", True, (KeepingMove.GOOD, "")),
+        ("a", "primary standby", "abc", False, (KeepingMove.STOP, "")),
+        ("a", "primary", "a", False, (KeepingMove.STOP, "")),
+        ("", "standby", "b", False, (KeepingMove.GOOD, "")),  # it is about to take over
     ],
 )
 def test_what_is_due(
-    home: str, answering: str, up: str, is_time: bool, expected: tuple[Move, str]
+    home: str, answering: str, up: str, is_time: bool, expected: tuple[KeepingMove, str]
 ) -> None:
-    view = View(home, frozenset(answering.split()), frozenset(up), is_time)
+    view = KeepingView(home, frozenset(answering.split()), frozenset(up), is_time)
     assert decide(view, HOSTS) == expected
 
 
 @pytest.mark.parametrize(("home", "up"), [("a", "a"), ("", "abc"), ("", "")])
 def test_without_two_hosts_and_the_vm_it_waits(home: str, up: str) -> None:
-    move, why = decide(View(home, frozenset(), frozenset(up), is_time=True), HOSTS)
-    assert move is Move.WAIT
+    move, why = decide(KeepingView(home, frozenset(), frozenset(up), is_time=True), HOSTS)
+    assert move is KeepingMove.WAIT
     assert why
 
 
 @given(st.times(), st.times(), st.times())
 def test_it_is_either_in_a_window_or_in_the_rest_of_the_day(a: time, b: time, now: time) -> None:
     if a != b:
-        assert Window(a, b).has(now) != Window(b, a).has(now)
-        assert Window(a, b).has(a)
-        assert not Window(a, b).has(b)
+        assert DailyWindow(a, b).has(now) != DailyWindow(b, a).has(now)
+        assert DailyWindow(a, b).has(a)
+        assert not DailyWindow(a, b).has(b)
 
 
 def test_a_window_is_two_times_of_day() -> None:
-    night = Window.parse("22:00-06:00")
+    night = DailyWindow.parse("22:00-06:00")
     assert [night.has(time(hour)) for hour in (21, 22, 0, 5, 6)] == [False, True, True, True, False]
     for text in ("22:00", "22-06-07", "25:00-06:00", "06:00-06:00", "", "always"):
         with pytest.raises(UsageError):
-            Window.parse(text)
+            DailyWindow.parse(text)

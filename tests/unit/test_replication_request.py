@@ -12,38 +12,38 @@ from vmckpt.codec import builtins
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.remote.tls import Place
+from vmckpt.hosts.remote.tls import TlsEndpoint
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter, require_place
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.begin import last_error
-from vmckpt.replicate.primary.figures import Figures
+from vmckpt.replicate.primary.figures import PrimaryFigures
 from vmckpt.replicate.primary.stream import numbers_of
-from vmckpt.replicate.request import REQUEST, Files, Request, read_request
+from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
 from vmckpt.vm.argv import Platform
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
     primary = LocalHost("a", tmp_path, "192.0.2.1", bridge="br0", migration_ports=(5, 9))
-    request = Request(
+    request = ReplicationRequest(
         run="r1",
         vm="web",
         spec='name = "web"',
         platform=Platform("pc-q35-10.0", "tcg", "qemu64"),
         primary=primary,
         standby=LocalHost("b", Path("/b"), "192.0.2.2"),
-        options=Options(
+        options=ReplicationOptions(
             "/leases", ("agent", "x"), epoch_s=None, holds_output=False, disks="shared"
         ),
         one_machine=False,
         qemu_id="0123abcd",
         disks=(CopiedDisk(0, 1 << 30), CopiedDisk(2, 512)),
-        place=Place("192.0.2.2", 7, "ab", "cd"),
+        place=TlsEndpoint("192.0.2.2", 7, "ab", "cd"),
     )
-    files = Files.of(primary, "web")
+    files = ServiceFiles.of(primary, "web")
     with pytest.raises(NotFoundError):
         read_request(files.path)
     files.path.mkdir(parents=True)
@@ -55,18 +55,18 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_arbiter_is_a_directory_or_a_cluster() -> None:
-    cluster = Options("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379")
-    assert isinstance(open_arbiter(Options("/leases")), FileStore)
+    cluster = ReplicationOptions("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379")
+    assert isinstance(open_arbiter(ReplicationOptions("/leases")), FileStore)
     assert isinstance(open_arbiter(cluster), EtcdStore)
     for place in ("leases", "etcd:", "etcd:ftp://192.0.2.1"):
         with pytest.raises(UsageError):
-            open_arbiter(Options(place))
+            open_arbiter(ReplicationOptions(place))
 
 
 @pytest.mark.parametrize("place", ["/leases", "etcd:http://192.0.2.1", "etcd:https://a,http://b"])
 def test_credentials_go_to_no_place_where_others_read_them(place: str) -> None:
     with pytest.raises(UsageError, match="do not go with"):
-        require_place(Options(place, credentials="/etc/vmckpt/etcd.toml"))
+        require_place(ReplicationOptions(place, credentials="/etc/vmckpt/etcd.toml"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 20)), min_size=1))
@@ -77,7 +77,7 @@ def test_spans_are_the_pages_in_them(runs: list[tuple[int, int]]) -> None:
 
 
 def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
-    figures = Figures()
+    figures = PrimaryFigures()
     assert figures.to_json()["pause_p50_ms"] is None
     assert figures.to_json()["lag_ms"] is None
     for number in range(100):
@@ -93,7 +93,7 @@ def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
 
 
 def test_what_a_failover_would_lose_now_is_as_old_as_the_last_safe_epoch() -> None:
-    figures, began_s = Figures(), time.monotonic()
+    figures, began_s = PrimaryFigures(), time.monotonic()
     assert figures.to_json()["rpo_now_ms"] is None
     figures.safe(1, began_s - 0.5)
     assert figures.to_json()["output_latency_p50_ms"] is None  # since when it was sent is unknown

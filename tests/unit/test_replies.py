@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.qemu.replies import Job, MigrationStatus, QemuVersion
+from vmckpt.qemu.replies import MigrationStatus, QemuJob, QemuVersion
 
 RAM = {
     "total": 554508288,
@@ -140,9 +140,9 @@ def test_blockers_are_kept_in_qemus_words() -> None:
 
 
 def test_a_job_is_concluded_only_in_that_state() -> None:
-    assert Job("j", "snapshot-save", "concluded", 1, 1, None).concluded
-    assert not Job("j", "snapshot-save", "running", 0, 1, None).concluded
-    assert not Job("j", "snapshot-save", "aborting", 0, 1, "no space").concluded
+    assert QemuJob("j", "snapshot-save", "concluded", 1, 1, None).concluded
+    assert not QemuJob("j", "snapshot-save", "running", 0, 1, None).concluded
+    assert not QemuJob("j", "snapshot-save", "aborting", 0, 1, "no space").concluded
 
 
 def test_a_version_reads_as_people_write_it() -> None:

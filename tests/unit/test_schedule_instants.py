@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
-from vmckpt.replicate.operator.keeping import Window
+from vmckpt.replicate.operator.keeping import DailyWindow
 
 BERLIN = parse_zone("Europe/Berlin")
 ALWAYS = Day(None, BERLIN)
@@ -69,7 +69,7 @@ def test_the_newest_time_is_the_last_one_before(expression: str, until: str) -> 
 
 
 def test_a_window_leaves_out_what_is_not_in_it() -> None:
-    night = Day(Window.parse("22:00-06:00"), BERLIN)
+    night = Day(DailyWindow.parse("22:00-06:00"), BERLIN)
     calendar = Calendar.parse("0 */4 * * *", night)
     assert first(calendar, "2026-07-01T12:00+00:00", 3) == [
         "07-01 22:00",

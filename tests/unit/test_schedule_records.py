@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.errors import NotFoundError, RefusedError, StorageError
-from vmckpt.fleet.schedule.due import Claim, Moment, State
-from vmckpt.fleet.schedule.learned import Cost, Learned, Seen
+from vmckpt.fleet.schedule.due import ClaimedRun, ClockReading, ScheduleState
+from vmckpt.fleet.schedule.learned import CheckpointCost, LearnedCosts, VmSample
 from vmckpt.fleet.schedule.record import (
     MOST_RUNS,
-    Making,
-    Record,
-    Run,
+    PendingCheckpoint,
+    ScheduleRecord,
+    ScheduleRun,
     add,
     forget,
     load,
@@ -23,11 +23,11 @@ from vmckpt.fleet.schedule.record import (
     save,
     schedules_dir,
 )
-from vmckpt.fleet.schedule.request import CatchUp, Request, When
+from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest, When
 from vmckpt.fleet.schedule.status import next_by_vm, status
 
 pytestmark = pytest.mark.unit
-NOW = Moment(1795305600.5, 1000.25, "boot")
+NOW = ClockReading(1795305600.5, 1000.25, "boot")
 
 
 @pytest.fixture(autouse=True)
@@ -35,23 +35,23 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
 
 
-def record(name: str = "web", when: When = When.EVERY, **asked: float | str) -> Record:
+def record(name: str = "web", when: When = When.EVERY, **asked: float | str) -> ScheduleRecord:
     given = {"every_s": 900.0} if when is When.EVERY else {}
-    return new_record(name, Request("web", when, "UTC", **given | asked), NOW)  # type: ignore[arg-type]
+    return new_record(name, ScheduleRequest("web", when, "UTC", **given | asked), NOW)  # type: ignore[arg-type]
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    asked = Request(
+    asked = ScheduleRequest(
         "web", When.CRON, "Europe/Berlin", cron="0 3 * * *", window="22:00-06:00", jitter_s=60.0,
-        catch_up=CatchUp.SKIP, rule=Rule(daily=7, max_age_s=1e6), store="lab-a:",
+        catch_up=CatchUp.SKIP, rule=RetentionRule(daily=7, max_age_s=1e6), store="lab-a:",
         copies=("lab-b:", "/srv"), kind="file", max_pause_s=0.0, key_file="/root/key",
     )  # fmt: skip
     full = replace(
         new_record("web", asked, NOW),
-        state=State(3, 7.5, NOW, Claim(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
-        learned=Learned(5.0, 1, Seen(NOW, "q", alive=True), Cost(0.1, 2.0), 7),
-        making=Making("id", "lab-a:", "lab-a"),
-        runs=(Run(2, 1.0, 2.0, 3.0, "done", "id", "", 1, 2),),
+        state=ScheduleState(3, 7.5, NOW, ClaimedRun(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
+        learned=LearnedCosts(5.0, 1, VmSample(NOW, "q", alive=True), CheckpointCost(0.1, 2.0), 7),
+        making=PendingCheckpoint("id", "lab-a:", "lab-a"),
+        runs=(ScheduleRun(2, 1.0, 2.0, 3.0, "done", "id", "", 1, 2),),
         places=("lab-a:",),
     )
     add(full)
@@ -84,7 +84,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_old_runs_are_forgotten() -> None:
     one = record()
     for number in range(MOST_RUNS + 5):
-        one = one.ended(Run(number, 1.0, 1.0, 1.0, "done"))
+        one = one.ended(ScheduleRun(number, 1.0, 1.0, 1.0, "done"))
     save_dir = schedules_dir()
     save_dir.mkdir()
     save(one)
@@ -92,7 +92,9 @@ def test_old_runs_are_forgotten() -> None:
 
 
 def test_what_is_told_is_json_and_names_what_is_next() -> None:
-    done = replace(record(), state=State(1, NOW.wall_s, NOW), last_done_s=NOW.wall_s, done_total=1)
+    done = replace(
+        record(), state=ScheduleState(1, NOW.wall_s, NOW), last_done_s=NOW.wall_s, done_total=1
+    )
     told = status(done, NOW)
     assert json.loads(json.dumps(told)) == told
     assert (told["next_unix_s"], told["when"]) == (NOW.wall_s + 900, "every 15m00s")
@@ -104,7 +106,7 @@ def test_what_is_told_is_json_and_names_what_is_next() -> None:
 def test_auto_says_what_it_rests_on() -> None:
     auto = record("auto", When.AUTO, rpo_s=600.0)
     assert status(auto, NOW)["when"] == "auto"
-    paid = replace(auto, learned=Learned().paid(Cost(0.02, 2.0)))
+    paid = replace(auto, learned=LearnedCosts().paid(CheckpointCost(0.02, 2.0)))
     told = status(paid, NOW)["interval"]
     assert (told["by"], told["cost_s"]) == ("what it costs and how often the VM fails", 0.02)
     assert told["every_s"] == pytest.approx(322, rel=0.01)

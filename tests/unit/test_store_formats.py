@@ -19,10 +19,10 @@ from vmckpt.store.backends.archive import ArchiveBackend
 from vmckpt.store.check import check
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.config import Config
-from vmckpt.store.files.header import HEADER_BYTES, Header, Kind
+from vmckpt.store.files.header import HEADER_BYTES, FileKind, Header
 from vmckpt.store.files.maps import decode, make_refs
 from vmckpt.store.open import open_store
-from vmckpt.store.sealing.keys import Keeper, KeySource
+from vmckpt.store.sealing.keys import KeyHolder, KeySource
 from vmckpt.store.sealing.seal import Box, Sealer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-1"
@@ -57,7 +57,7 @@ def test_a_store_of_format_1_is_read(kind: str, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(KEY)
     key.chmod(0o600)
-    source = KeySource(Keeper.FILE, str(key)) if kind == "encrypted" else None
+    source = KeySource(KeyHolder.FILE, str(key)) if kind == "encrypted" else None
     _require_golden(GOLDEN / f"{kind}.vmckpt", source)
 
 
@@ -66,7 +66,7 @@ def test_a_store_of_format_2_is_read_with_each_of_its_keys(text: bytes, tmp_path
     key = tmp_path / "key"
     key.write_bytes(text)
     key.chmod(0o600)
-    _require_golden(SEVERAL_KEYS, KeySource(Keeper.FILE, str(key)))
+    _require_golden(SEVERAL_KEYS, KeySource(KeyHolder.FILE, str(key)))
 
 
 @pytest.mark.parametrize("kind", ["clear", "encrypted"])
@@ -76,7 +76,7 @@ def test_a_store_of_format_3_is_read(kind: str, tmp_path: Path) -> None:
     key.chmod(0o600)
     place = tmp_path / "store"
     shutil.copytree(MERGED / kind, place)
-    _require_golden(place, KeySource(Keeper.FILE, str(key)) if kind == "encrypted" else None)
+    _require_golden(place, KeySource(KeyHolder.FILE, str(key)) if kind == "encrypted" else None)
     assert not (place / "packs").exists()
 
 
@@ -146,7 +146,7 @@ def _require_golden(path: Path, source: KeySource | None) -> None:
 
 
 def test_the_header() -> None:
-    made = Header(Kind.PACK, True, STORE_ID)
+    made = Header(FileKind.PACK, True, STORE_ID)
     data = bytes.fromhex("89564d434b50540a0001500100000000") + STORE_ID + SALT
     assert len(data) == HEADER_BYTES
     assert made.read(data + b"more", "packs/x") == data
@@ -154,9 +154,9 @@ def test_the_header() -> None:
     with pytest.raises(DamagedError, match="format 2"):
         made.read(data[:9] + b"\x02" + data[10:], "packs/x")
     for other in (
-        Header(Kind.MAPS, True, STORE_ID),
-        Header(Kind.PACK, False, STORE_ID),
-        Header(Kind.PACK, True, SALT),
+        Header(FileKind.MAPS, True, STORE_ID),
+        Header(FileKind.PACK, False, STORE_ID),
+        Header(FileKind.PACK, True, SALT),
     ):
         with pytest.raises(DamagedError, match="not what was written"):
             other.read(data, "packs/x")
@@ -173,7 +173,7 @@ def test_the_header() -> None:
 )
 def test_a_box(encrypted: bool, expected: str) -> None:
     sealer = Sealer(SECRET, encrypted=encrypted)
-    header = Header(Kind.PACK, encrypted, STORE_ID)
+    header = Header(FileKind.PACK, encrypted, STORE_ID)
     seal = sealer.file(header.read(header.new()[:32] + SALT, "packs/x"), "packs/x")
     box = bytes.fromhex(expected)
     assert seal.seal(Box.FRAME, 3, b"a page").hex() == expected

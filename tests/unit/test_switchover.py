@@ -4,17 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.forecast.model.switchover import LEAST_PART, Look, behind_s, switchover_bytes_per_s
+from vmckpt.forecast.model.switchover import (
+    LEAST_PART,
+    SentSample,
+    behind_s,
+    switchover_bytes_per_s,
+)
 from vmckpt.hosts.host import Queues
 from vmckpt.hosts.sockets.tcp_table import listening_ports, table_queues
 
 MB = 1_000_000
 
 
-def steady(*, bytes_per_s: float, queued: int, count: int = 11) -> tuple[Look, ...]:
+def steady(*, bytes_per_s: float, queued: int, count: int = 11) -> tuple[SentSample, ...]:
     """Looks 0.1 s apart of a target that reads at a steady speed."""
     return tuple(
-        Look(i / 10, 500 * MB + round(bytes_per_s * i / 10) + queued, queued) for i in range(count)
+        SentSample(i / 10, 500 * MB + round(bytes_per_s * i / 10) + queued, queued)
+        for i in range(count)
     )
 
 
@@ -37,8 +43,8 @@ def test_a_link_that_is_always_full_ends_all_the_same() -> None:
 
 
 def test_the_best_of_the_last_second_counts_and_nothing_older() -> None:
-    slow = [Look(i / 10, 100 * MB * i, 0) for i in range(3)]
-    looks = (*slow, *(Look(2 + i / 10, 300 * MB + MB * i, 0) for i in range(4)))
+    slow = [SentSample(i / 10, 100 * MB * i, 0) for i in range(3)]
+    looks = (*slow, *(SentSample(2 + i / 10, 300 * MB + MB * i, 0) for i in range(4)))
     assert switchover_bytes_per_s(looks, 0, 0.3) == pytest.approx(10 * MB)
 
 
@@ -55,8 +61,8 @@ def test_how_far_behind_a_target_is() -> None:
     assert behind_s(steady(bytes_per_s=0, queued=1)) == float("inf")
     # One look tells no speed, nor do two at once; and what it read long ago says nothing.
     assert behind_s(steady(bytes_per_s=0, queued=6 * MB, count=1)) == 0.0
-    assert behind_s([Look(0.0, 0, 0), Look(0.01, 6 * MB, 6 * MB)]) == 0.0
-    slow = [Look(0.0, 0, 0), Look(0.1, 50 * MB, 0), Look(0.2, 57 * MB, 6 * MB)]
+    assert behind_s([SentSample(0.0, 0, 0), SentSample(0.01, 6 * MB, 6 * MB)]) == 0.0
+    slow = [SentSample(0.0, 0, 0), SentSample(0.1, 50 * MB, 0), SentSample(0.2, 57 * MB, 6 * MB)]
     assert behind_s(slow) == pytest.approx(0.6)
 
 
@@ -76,7 +82,7 @@ def test_a_speed_is_never_more_than_what_was_seen(
     looks, sent = [], 10**7
     for number, (more, queued) in enumerate(steps):
         sent += more
-        looks.append(Look(number / 10, sent, queued))
+        looks.append(SentSample(number / 10, sent, queued))
     speed = switchover_bytes_per_s(tuple(looks), first_pass, downtime_s)
     if speed is not None:
         assert looks[-1].taken_bytes >= first_pass

@@ -5,27 +5,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.drain_fleets import fleet
-from vmckpt.forecast.drain.crowding import Past, Taken, forecast_s, learn
-from vmckpt.forecast.drain.fleet import Cost, Move
+from vmckpt.forecast.drain.crowding import Past, PastMove, forecast_s, learn
+from vmckpt.forecast.drain.fleet import MoveCost, PlannedMove
 from vmckpt.forecast.drain.placement import place
 from vmckpt.forecast.drain.timetable import COMMON_SPREAD, bound_anywhere, play, timetable
 
 pytestmark = pytest.mark.unit
 
-costs = st.builds(Cost, st.floats(0, 3), st.floats(0, 20), st.floats(0, 3), st.floats(0, 2))
+costs = st.builds(MoveCost, st.floats(0, 3), st.floats(0, 20), st.floats(0, 3), st.floats(0, 2))
 ends = st.tuples(st.sampled_from("AB"), st.sampled_from("XYZ"))
 
 
 @st.composite
-def moves(draw: st.DrawFn) -> list[Move]:
+def moves(draw: st.DrawFn) -> list[PlannedMove]:
     pairs = draw(st.lists(ends, max_size=8))
-    return [Move(f"vm{n}", *pair, draw(costs)) for n, pair in enumerate(pairs)]
+    return [PlannedMove(f"vm{n}", *pair, draw(costs)) for n, pair in enumerate(pairs)]
 
 
 @settings(max_examples=30)
 @given(moves(), st.integers(1, 9), st.sampled_from((0.0, 0.3, 1.0)))
 def test_nothing_is_over_before_the_bound_or_later_than_one_by_one(
-    all_: list[Move], most: int, crowding: float
+    all_: list[PlannedMove], most: int, crowding: float
 ) -> None:
     table = timetable(all_, most, crowding)
     assert sorted(move.vm for move in table.moves) == sorted(move.vm for move in all_)
@@ -39,7 +39,9 @@ def test_nothing_is_over_before_the_bound_or_later_than_one_by_one(
 
 @settings(max_examples=30)
 @given(moves(), st.integers(1, 4), st.sampled_from((0.0, 0.5)))
-def test_no_host_has_more_than_its_places(all_: list[Move], at_once: int, crowding: float) -> None:
+def test_no_host_has_more_than_its_places(
+    all_: list[PlannedMove], at_once: int, crowding: float
+) -> None:
     spans = play(all_, at_once, crowding)
     for move in all_:
         span = spans[move.vm]
@@ -56,9 +58,9 @@ def test_no_host_has_more_than_its_places(all_: list[Move], at_once: int, crowdi
             assert len(beside) <= at_once
 
 
-def four(fixed_s: float = 1.0, work_s: float = 2.0, end_s: float = 0.5) -> list[Move]:
-    cost = Cost(fixed_s, work_s, end_s)
-    return [Move(f"vm{n}", "A", "XY"[n % 2], cost) for n in range(4)]
+def four(fixed_s: float = 1.0, work_s: float = 2.0, end_s: float = 0.5) -> list[PlannedMove]:
+    cost = MoveCost(fixed_s, work_s, end_s)
+    return [PlannedMove(f"vm{n}", "A", "XY"[n % 2], cost) for n in range(4)]
 
 
 def test_several_at_once_hide_all_but_the_link() -> None:
@@ -97,9 +99,9 @@ def test_what_drains_have_gone_by_is_left_for_a_clear_gain_only() -> None:
 def past(crowding: float, at_once: int, *, slower: float = 1.0) -> Past:
     """Four moves that took what they cost, in such a crowd; sending `slower` than was expected."""
     order = four(2.0, 1.0, 1.0)
-    really = [move._replace(cost=Cost(2.0, 1.0 * slower, 1.0)) for move in order]
+    really = [move._replace(cost=MoveCost(2.0, 1.0 * slower, 1.0)) for move in order]
     spans = play(really, at_once, crowding)
-    taken = tuple(Taken(move, spans[move.vm]) for move in order)
+    taken = tuple(PastMove(move, spans[move.vm]) for move in order)
     return Past(taken, at_once, max(span.end_s for span in spans.values()))
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from vmckpt.forecast.model.choose import Intent
-from vmckpt.forecast.model.forecast import POSTCOPIES, Way
+from vmckpt.forecast.model.forecast import POSTCOPIES, MigrationWay
 from vmckpt.forecast.ways import against, options_of, warnings, ways
-from vmckpt.options.migration import Method, Options
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.migration import Method, MigrationOptions
+from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.preflight.finding import OK, WARN, Finding
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.method import postcopy_risk
@@ -15,43 +15,51 @@ from vmckpt.qemu.replies import QemuVersion
 pytestmark = pytest.mark.unit
 
 OLD = QemuVersion(7, 2, 22)
-THROTTLES = Policy((Rule(3, Act.THROTTLE, 10, most_percent=40),))
+THROTTLES = Policy((PolicyRule(3, Act.THROTTLE, 10, most_percent=40),))
 
 
 @pytest.mark.parametrize(
     ("asked", "left"),
     [
-        (Options(), set(Way)),
-        (Options(method=Method.PRECOPY), {Way.PRECOPY}),
-        (Options(auto_converge=True), {Way.AUTO_CONVERGE}),
-        (Options(method=Method.PRECOPY, auto_converge=True), {Way.AUTO_CONVERGE}),
-        (Options(channels=4), {Way.MULTIFD}),
-        (Options(channels=4, compression="zstd"), {Way.ZSTD}),
-        (Options(method=Method.HYBRID), {Way.HYBRID}),
-        (Options(method=Method.POSTCOPY), {Way.POSTCOPY}),
-        (Options(method=Method.STOP), {Way.STOP}),
-        (Options(policy=THROTTLES), {Way.PRECOPY, Way.MULTIFD, Way.ZSTD}),
+        (MigrationOptions(), set(MigrationWay)),
+        (MigrationOptions(method=Method.PRECOPY), {MigrationWay.PRECOPY}),
+        (MigrationOptions(auto_converge=True), {MigrationWay.AUTO_CONVERGE}),
+        (MigrationOptions(method=Method.PRECOPY, auto_converge=True), {MigrationWay.AUTO_CONVERGE}),
+        (MigrationOptions(channels=4), {MigrationWay.MULTIFD}),
+        (MigrationOptions(channels=4, compression="zstd"), {MigrationWay.ZSTD}),
+        (MigrationOptions(method=Method.HYBRID), {MigrationWay.HYBRID}),
+        (MigrationOptions(method=Method.POSTCOPY), {MigrationWay.POSTCOPY}),
+        (MigrationOptions(method=Method.STOP), {MigrationWay.STOP}),
         (
-            Options(policy=THROTTLES, observe_only=True),
-            {Way.PRECOPY, Way.AUTO_CONVERGE, Way.MULTIFD, Way.ZSTD},
+            MigrationOptions(policy=THROTTLES),
+            {MigrationWay.PRECOPY, MigrationWay.MULTIFD, MigrationWay.ZSTD},
+        ),
+        (
+            MigrationOptions(policy=THROTTLES, observe_only=True),
+            {
+                MigrationWay.PRECOPY,
+                MigrationWay.AUTO_CONVERGE,
+                MigrationWay.MULTIFD,
+                MigrationWay.ZSTD,
+            },
         ),
     ],
 )
 def test_what_is_asked_for_narrows_the_ways_and_goes_on_each(
-    asked: Options, left: set[Way]
+    asked: MigrationOptions, left: set[MigrationWay]
 ) -> None:
     assert set(ways(asked)) == left
     for way in ways(asked):
         meant = options_of(way, asked, Intent())
-        assert meant.auto_converge is (way is Way.AUTO_CONVERGE)
-        assert meant.compression == ("zstd" if way is Way.ZSTD else None)
+        assert meant.auto_converge is (way is MigrationWay.AUTO_CONVERGE)
+        assert meant.compression == ("zstd" if way is MigrationWay.ZSTD else None)
         assert meant.channels == (
-            2 if way is Way.MULTIFD and not asked.channels else asked.channels
+            2 if way is MigrationWay.MULTIFD and not asked.channels else asked.channels
         )
         assert meant.policy == asked.policy
 
 
-def dirty_log_of(way: Way, asked: Options) -> list[Finding]:
+def dirty_log_of(way: MigrationWay, asked: MigrationOptions) -> list[Finding]:
     """What preflight says of a QEMU 7.2 under TCG on that way."""
     found = dirty_log.loss_of("tcg", OLD, 0)
     assert found is not None
@@ -59,27 +67,35 @@ def dirty_log_of(way: Way, asked: Options) -> list[Finding]:
 
 
 def test_where_auto_comes_to_stop_a_wish_opens_no_other_way() -> None:
-    open_ways = [way for way in Way if not against(Options(), dirty_log_of(way, Options()))]
-    assert open_ways == [Way.STOP]
-    assert "loses dirty pages" in against(Options(), dirty_log_of(Way.MULTIFD, Options()))
+    open_ways = [
+        way
+        for way in MigrationWay
+        if not against(MigrationOptions(), dirty_log_of(way, MigrationOptions()))
+    ]
+    assert open_ways == [MigrationWay.STOP]
+    assert "loses dirty pages" in against(
+        MigrationOptions(), dirty_log_of(MigrationWay.MULTIFD, MigrationOptions())
+    )
     # By its name a pre-copy may be had all the same, as without a wish.
-    named = Options(method=Method.PRECOPY)
-    assert against(named, dirty_log_of(Way.PRECOPY, named)) == ""
-    named = Options(method=Method.HYBRID)
-    assert "destroys the guest" in against(named, dirty_log_of(Way.HYBRID, named))
+    named = MigrationOptions(method=Method.PRECOPY)
+    assert against(named, dirty_log_of(MigrationWay.PRECOPY, named)) == ""
+    named = MigrationOptions(method=Method.HYBRID)
+    assert "destroys the guest" in against(named, dirty_log_of(MigrationWay.HYBRID, named))
 
 
 def test_post_copy_that_shall_not_be_risked_is_judged_not_closed() -> None:
     wish = Intent(never_risk_postcopy=True)
-    for way in Way:
-        meant = options_of(way, Options(), wish)
-        assert against(Options(), list(postcopy_risk(meant))) == ""
+    for way in MigrationWay:
+        meant = options_of(way, MigrationOptions(), wish)
+        assert against(MigrationOptions(), list(postcopy_risk(meant))) == ""
         assert meant.never_risk_postcopy is (way not in POSTCOPIES)
     # A pre-copy that could come to it is none that the wish could be given up for.
-    policy = Options(policy=Policy((Rule(3, Act.POSTCOPY),)))
-    risk = list(postcopy_risk(options_of(Way.PRECOPY, policy, wish)))
+    policy = MigrationOptions(policy=Policy((PolicyRule(3, Act.POSTCOPY),)))
+    risk = list(postcopy_risk(options_of(MigrationWay.PRECOPY, policy, wish)))
     assert "[postcopy-risk]" in against(policy, risk)
-    promised = options_of(Way.PRECOPY, policy, Intent(max_pause_s=0.2, never_risk_postcopy=True))
+    promised = options_of(
+        MigrationWay.PRECOPY, policy, Intent(max_pause_s=0.2, never_risk_postcopy=True)
+    )
     assert list(postcopy_risk(promised)) == []
 
 
@@ -87,7 +103,13 @@ def test_what_open_ways_warn_of_is_told_once() -> None:
     clear = Finding("tls", WARN, "in clear")
     risk = Finding("postcopy-risk", WARN, "a source that dies takes the guest with it")
     fine = Finding("ports", OK, "free")
-    found = warnings({Way.PRECOPY: [clear, fine], Way.HYBRID: [clear, risk], Way.STOP: [clear]})
+    found = warnings(
+        {
+            MigrationWay.PRECOPY: [clear, fine],
+            MigrationWay.HYBRID: [clear, risk],
+            MigrationWay.STOP: [clear],
+        }
+    )
     assert found == (
         "[tls] in clear",
         "hybrid: [postcopy-risk] a source that dies takes the guest with it",

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.replicate.primary.stream import TELLING_BYTES, Link
-from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
-from vmckpt.replicate.wire.errors import DamagedError, WireError
+from vmckpt.replicate.primary.stream import TELLING_BYTES, LinkSpeed
+from vmckpt.replicate.wire.epoch import Assembler, Composer, ReceivedEpoch
+from vmckpt.replicate.wire.errors import DamagedFrameError, WireError
 from vmckpt.replicate.wire.frames import (
     HEAD_BYTES,
     Buffer,
-    Head,
+    FrameHead,
+    FrameKind,
     Inbound,
-    Kind,
     Outbound,
     require_whole,
 )
@@ -25,11 +25,11 @@ from vmckpt.replicate.wire.messages import (
     Begin,
     Commit,
     Digests,
-    Disk,
     DiskWrite,
     Failure,
     Heartbeat,
     Hello,
+    HelloDisk,
     Process,
     Welcome,
     decode_digests,
@@ -45,7 +45,7 @@ from vmckpt.replicate.wire.pages import WORDS, Encoder, Shadow, Words
 from vmckpt.replicate.wire.sections import LEAST_BYTES, RETRY, Gauge, Packer, unpack
 
 RAM_PAGES = 32
-DISKS = (Disk("root", 1 << 20), Disk("data", 4096))
+DISKS = (HelloDisk("root", 1 << 20), HelloDisk("data", 4096))
 HELLO = Hello("web", "lab-a/1", "lab-a", "b1 pid:[1]", 1 << 28, DISKS, (Process(7, 99),))
 PACKED = bytes(HELLO.encode()[0])
 
@@ -72,7 +72,7 @@ def an_epoch(made: Composer, number: int, base: int, ram: Words) -> list[bytes]:
     return [b"".join(frame) for frame in frames]
 
 
-def fed(assembler: Assembler, inbound: Inbound, frames: Iterable[bytes]) -> list[Epoch]:
+def fed(assembler: Assembler, inbound: Inbound, frames: Iterable[bytes]) -> list[ReceivedEpoch]:
     found = []
     for frame in frames:
         head, payload = inbound.head(frame[:HEAD_BYTES]), memoryview(frame)[HEAD_BYTES:]
@@ -113,7 +113,7 @@ def test_no_part_of_an_epoch_can_be_missing(data: st.DataObject) -> None:
     # The frames that are left are numbered anew, as if the missing one had never been sent.
     renumbered = Outbound(2)
     rest = [
-        b"".join(renumbered.frame(Kind(frame[4]), 1, [frame[HEAD_BYTES:]]))
+        b"".join(renumbered.frame(FrameKind(frame[4]), 1, [frame[HEAD_BYTES:]]))
         for n, frame in enumerate(frames)
         if n != at
     ]
@@ -137,7 +137,7 @@ def test_a_flipped_bit_anywhere_lets_no_epoch_out(data: st.DataObject) -> None:
     changed = bytearray(frames[which])
     changed[bit // 8] ^= 1 << bit % 8
     frames[which] = bytes(changed)
-    with pytest.raises(DamagedError, match=f"frame {which}"):
+    with pytest.raises(DamagedFrameError, match=f"frame {which}"):
         fed(Assembler(RAM_PAGES, DISKS, last=0), Inbound(0), frames)
 
 
@@ -155,12 +155,15 @@ def test_frames_out_of_place_are_named() -> None:
     fed(assembler, inbound, [b"".join(made.begin(1, Begin(0, 0, 0)))])
     with pytest.raises(WireError, match="comes too early"):
         fed(assembler, inbound, [b"".join(made.begin(2, Begin(0, 0, 0)))])
-    for frame, words in ((Kind.HELLO, "no part"), (Kind.ACK, "no part")):
-        head = Head(0, frame, 2, 1, 0, 0, 0)
+    for frame, words in ((FrameKind.HELLO, "no part"), (FrameKind.ACK, "no part")):
+        head = FrameHead(0, frame, 2, 1, 0, 0, 0)
         with pytest.raises(WireError, match=words):
             assembler.take(head, memoryview(b""))
     # Another epoch's, and another term's.
-    for head in (Head(0, Kind.DEVICE, 2, 7, 0, 0, 0), Head(0, Kind.DEVICE, 3, 1, 0, 0, 0)):
+    for head in (
+        FrameHead(0, FrameKind.DEVICE, 2, 7, 0, 0, 0),
+        FrameHead(0, FrameKind.DEVICE, 3, 1, 0, 0, 0),
+    ):
         with pytest.raises(WireError, match="comes unasked"):
             assembler.take(head, memoryview(b""))
 
@@ -188,7 +191,7 @@ def test_what_stands_before_the_device_state_goes_once_and_with_its_epoch_alone(
     made, inbound, assembler = composer(), Inbound(0), Assembler(RAM_PAGES, DISKS, last=0)
     base = bytes(5 << 19)
 
-    def epoch_of(number: int, base: bytes) -> Epoch:
+    def epoch_of(number: int, base: bytes) -> ReceivedEpoch:
         begin, based = made.begin(number, Begin(number - 1, 0, 0)), [*made.base(base)]
         frames = [begin, *based, *made.device(b"state"), made.commit()]
         (epoch,) = fed(assembler, inbound, [b"".join(frame) for frame in frames])
@@ -297,7 +300,7 @@ def test_content_that_does_not_shrink_is_soon_left_as_it_is() -> None:
 
 
 def test_the_link_is_as_fast_as_large_epochs_come_to_be_safe() -> None:
-    link = Link()
+    link = LinkSpeed()
     link.took(TELLING_BYTES - 1, 0.001)
     assert link.bytes_per_s == 0
     for _ in range(50):

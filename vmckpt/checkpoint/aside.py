@@ -11,7 +11,7 @@ from vmckpt.hosts.processes.scheduling import come_last
 T = TypeVar("T")
 
 
-class Aside:
+class StoreThread:
     """The store's calls, which block, in one thread of their own, in order."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
@@ -23,7 +23,7 @@ class Aside:
 
 
 @asynccontextmanager
-async def aside_calls(*, last: bool = False) -> AsyncIterator[Aside]:
+async def aside_calls(*, last: bool = False) -> AsyncIterator[StoreThread]:
     """The thread, for the block; `last`: all others come first on a busy processor."""
     with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
-        yield Aside(pool)
+        yield StoreThread(pool)

@@ -15,14 +15,14 @@ from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.domains.told import DomainSnapshot
 
 
-class Taken(NamedTuple):
+class LibvirtSnapshot(NamedTuple):
     """One snapshot, as libvirt has it."""
 
     name: str
     taken_unix_s: int
 
 
-async def save(domain: Domain, name: str) -> Taken:
+async def save(domain: Domain, name: str) -> LibvirtSnapshot:
     """Save memory, devices and disks as snapshot `name`; the guest runs on afterwards.
 
     Raises UsageError, RefusedError, LibvirtRefusedError (with libvirt's reason), BusyError.
@@ -42,7 +42,7 @@ async def save(domain: Domain, name: str) -> Taken:
         return _read(await finish(session.save_snapshot(now.uuid, xml)))
 
 
-async def load(domain: Domain, name: str) -> Taken:
+async def load(domain: Domain, name: str) -> LibvirtSnapshot:
     """Put the domain back to snapshot `name`: memory and disks; what came since is gone.
 
     Raises NotFoundError, OperationFailedError (libvirt says how it left the domain), BusyError.
@@ -62,7 +62,7 @@ async def load(domain: Domain, name: str) -> Taken:
         return snapshot
 
 
-async def list_all(domain: Domain) -> list[Taken]:
+async def list_all(domain: Domain) -> list[LibvirtSnapshot]:
     """The domain's snapshots, oldest first."""
     async with libvirtd(domain.host) as session:
         found = [_read(snapshot) for snapshot in await session.snapshots(domain.uuid)]
@@ -76,7 +76,7 @@ async def delete(domain: Domain, name: str) -> None:
         await finish(session.delete_snapshot(now.uuid, name))
 
 
-async def _find(domain: Domain, session: Libvirtd, name: str) -> Taken:
+async def _find(domain: Domain, session: Libvirtd, name: str) -> LibvirtSnapshot:
     found = [_read(snapshot) for snapshot in await session.snapshots(domain.uuid)]
     for snapshot in found:
         if snapshot.name == name:
@@ -88,6 +88,6 @@ async def _find(domain: Domain, session: Libvirtd, name: str) -> Taken:
     )
 
 
-def _read(snapshot: DomainSnapshot) -> Taken:
+def _read(snapshot: DomainSnapshot) -> LibvirtSnapshot:
     root = parse_xml(snapshot.xml, f"the XML of snapshot '{snapshot.name}'")
-    return Taken(snapshot.name, int(root.findtext("creationTime", "0")))
+    return LibvirtSnapshot(snapshot.name, int(root.findtext("creationTime", "0")))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import RefusedError, UsageError
-from vmckpt.qemu.compare import Machine
+from vmckpt.qemu.compare import GuestMachine
 from vmckpt.store.files.decoding import count, listed, mapping, number
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.vm.spec.spec import MAC, parse_spec
@@ -52,7 +52,7 @@ class DiskFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CheckpointFacts:
     """One checkpoint. Times are Unix seconds.
 
     `machine` is what the guest found itself on (`qemu.compare.Machine`), `firmware` the SHA-256 of
@@ -174,15 +174,15 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def known_facts(data: Mapping[str, Any]) -> Facts:
+def known_facts(data: Mapping[str, Any]) -> CheckpointFacts:
     """The facts of a checkpoint of which something is to be read. Raises RefusedError."""
     try:
-        return Facts.from_json(data)
+        return CheckpointFacts.from_json(data)
     except UnknownFactsError as exc:
         raise _unknown(str(exc)) from exc
 
 
-def usable_facts(manifest: Manifest) -> Facts:
+def usable_facts(manifest: Manifest) -> CheckpointFacts:
     """The facts of a checkpoint that is to run: all of them fit one another, and the areas.
 
     Raises RefusedError. They become a command line of QEMU's, and say how images are written and
@@ -206,7 +206,7 @@ def _unknown(why: str) -> RefusedError:
     )
 
 
-def _require_consistent(facts: Facts, manifest: Manifest) -> None:
+def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
     """Raises UnknownFactsError, UsageError (the spec)."""
     if not _ID.fullmatch(manifest.id):
         raise UnknownFactsError("it has no id")
@@ -241,13 +241,13 @@ def _require_area(manifest: Manifest, name: str, size_bytes: int, chunk_bytes: i
         raise UnknownFactsError(f"what it holds of {name} is not what it says")
 
 
-def machine_to_json(machine: Machine) -> dict[str, Any]:
-    """For `Facts.machine`."""
+def machine_to_json(machine: GuestMachine) -> dict[str, Any]:
+    """For `CheckpointFacts.machine`."""
     features = sorted([list(map(list, word)) for word in machine.features])
     return {**machine._asdict(), "features": features, "devices": dict(machine.devices)}
 
 
-def machine_from_json(data: Mapping[str, Any]) -> Machine:
+def machine_from_json(data: Mapping[str, Any]) -> GuestMachine:
     """The inverse."""
     words = (tuple((name, value) for name, value in word) for word in data["features"])
-    return Machine(**{**data, "features": frozenset(words)})
+    return GuestMachine(**{**data, "features": frozenset(words)})

@@ -18,14 +18,14 @@ MOST_LINE_BYTES = 1 << 20
 _BEAT = "beat"
 
 
-class Said(NamedTuple):
+class LineMessage(NamedTuple):
     """A word, and what goes with it."""
 
     word: str
     more: Mapping[str, Any]
 
 
-class Writer(Protocol):
+class LineWriter(Protocol):
     """What of an `asyncio.StreamWriter` is used."""
 
     def write(self, data: bytes) -> None:
@@ -38,14 +38,14 @@ class Writer(Protocol):
 class Line:
     """One end of it. `label` names the other one, for errors."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: Writer, label: str) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: LineWriter, label: str) -> None:
         self._reader, self._writer, self.label = reader, writer, label
 
     def say(self, word: str, **more: Any) -> None:
         """Say it; whether it is heard nobody knows."""
         self._writer.write(json.dumps({"word": word, **more}).encode() + b"\n")
 
-    async def hear(self, within_s: float | None = None) -> Said:
+    async def hear(self, within_s: float | None = None) -> LineMessage:
         """The next word. Raises OperationFailedError when the other end is gone or silent.
 
         TimeoutError when it says only that it is there for `within_s`.
@@ -62,14 +62,14 @@ class Line:
             if said is None:
                 raise self._gone(f"it said nothing for {SILENT_S:g} s")
 
-    async def _next(self, within_s: float) -> Said | None:
+    async def _next(self, within_s: float) -> LineMessage | None:
         try:
             async with asyncio.timeout(within_s):
                 line = await self._reader.readline()
             if line.endswith(b"\n"):
                 words: dict[str, Any] = parse(line, most_bytes=MOST_LINE_BYTES)
                 require({"word": str}, words)
-                return Said(words.pop("word"), words)
+                return LineMessage(words.pop("word"), words)
         except TimeoutError:
             return None
         except (OSError, ValueError) as exc:

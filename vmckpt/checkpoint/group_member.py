@@ -50,7 +50,7 @@ class Output(Protocol):
         """All that waits leaves, if anything does."""
 
 
-class Held(NamedTuple):
+class HoldTimes(NamedTuple):
     """How long the guest stood still, and when, and how long its output waited.
 
     From `stopping_unix_s` on it was being stopped, by `stopped_unix_s` it stood still.
@@ -62,7 +62,7 @@ class Held(NamedTuple):
     held_s: float
 
 
-class Here(NamedTuple):
+class MemberHost(NamedTuple):
     """Where it works: members of one machine share its processors."""
 
     machine: str
@@ -72,9 +72,9 @@ class Here(NamedTuple):
 class Member:
     """The part of one VM; `most_s` is how long its output may be held."""
 
-    def __init__(self, line: Line, most_s: float, here: Here) -> None:
+    def __init__(self, line: Line, most_s: float, here: MemberHost) -> None:
         self._line, self.most_s, self._here = line, most_s, here
-        self.held: Held | None = None
+        self.held: HoldTimes | None = None
 
     def say(self, word: str, **more: Any) -> None:
         """Tell the head."""
@@ -172,7 +172,7 @@ class Member:
             with suppress(VmckptError):
                 await finish(output.let_go())
             raise
-        self.held = Held(stopping_unix_s, stopped_unix_s, runs_unix_s, held_s)
+        self.held = HoldTimes(stopping_unix_s, stopped_unix_s, runs_unix_s, held_s)
         tell_guard("free inf")
         if heard_s - began_s >= self.most_s:
             raise given_up(f"its output could be held for {self.most_s:g} s only")
@@ -239,5 +239,5 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
         server.close()
         ear.unlink(missing_ok=True)
     async with line.beating():
-        here = Here(_BOOT_ID.read_text().strip(), own_processors())
+        here = MemberHost(_BOOT_ID.read_text().strip(), own_processors())
         yield Member(line, most_s, here)

@@ -23,7 +23,7 @@ from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.scheduling import session_has_waited
 from vmckpt.hosts.remote.values import pack_error
-from vmckpt.jobs.kind import Job, Kind, Worker
+from vmckpt.jobs.kind import Job, JobKind, JobWorker
 from vmckpt.sequence.steps import finish
 from vmckpt.store.open import Access
 from vmckpt.vm.inventory import read_vm, require_at_home
@@ -58,26 +58,28 @@ class Take:
     """Take a checkpoint. `held_s`: as a member of a group, the longest hold of output (0: none)."""
 
     store: StoreAsked
-    wish: take.Wish
+    wish: take.TakeOptions
     held_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore a checkpoint. `known`, `is_foreign`: see `restore.Source`; `held_s`: `Take`."""
+    """Restore a checkpoint. `known`, `is_foreign`: `restore.CheckpointSource`; `held_s`: `Take`."""
 
     store: StoreAsked
-    wish: restore.Wish
+    wish: restore.RestoreOptions
     checkpoint: str
     known: str = ""
     is_foreign: bool = True
     held_s: float | None = None
 
     @property
-    def source(self) -> restore.Source:
+    def source(self) -> restore.CheckpointSource:
         """The checkpoint; reads and removes the secret's file. Raises OperationFailedError."""
         secret = taken_from(self.store.key)
-        return restore.Source(self.store.path, self.checkpoint, secret, self.known, self.is_foreign)
+        return restore.CheckpointSource(
+            self.store.path, self.checkpoint, secret, self.known, self.is_foreign
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Fork:
     """Fork a checkpoint."""
 
     store: StoreAsked
-    wish: fork.Wish
+    wish: fork.ForkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Forks:
     forks: tuple[fork.Forked, ...]
 
 
-async def _take(job: Job[Take, take.Taken]) -> take.Taken:
+async def _take(job: Job[Take, take.TakenCheckpoint]) -> take.TakenCheckpoint:
     _begin()
     asked, access = job.request, job.request.store.access()
     vm = await require_at_home(job.host, job.vm)
@@ -189,41 +191,45 @@ async def _released(
 
 
 @asynccontextmanager
-async def _takes(job: Job[Take, take.Taken]) -> AsyncIterator[Worker[take.Taken]]:
+async def _takes(
+    job: Job[Take, take.TakenCheckpoint],
+) -> AsyncIterator[JobWorker[take.TakenCheckpoint]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield Worker(partial(_take, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_take, job), partial(_let_output_go, job))
 
 
 @asynccontextmanager
-async def _restores(job: Job[Restore, restore.Restored]) -> AsyncIterator[Worker[restore.Restored]]:
+async def _restores(
+    job: Job[Restore, restore.Restored],
+) -> AsyncIterator[JobWorker[restore.Restored]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield Worker(partial(_restore, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_restore, job), partial(_let_output_go, job))
 
 
 @asynccontextmanager
 async def _restores_disks(
     job: Job[Restore, restore_disks.DisksRestored],
-) -> AsyncIterator[Worker[restore_disks.DisksRestored]]:
+) -> AsyncIterator[JobWorker[restore_disks.DisksRestored]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield Worker(partial(_restore_disks, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_restore_disks, job), partial(_let_output_go, job))
 
 
 @asynccontextmanager
-async def _forks(job: Job[Fork, Forks]) -> AsyncIterator[Worker[Forks]]:
+async def _forks(job: Job[Fork, Forks]) -> AsyncIterator[JobWorker[Forks]]:
     async def recover_forks() -> None:
         fork.remove_parts(job.host, job.run)
 
     async with _released(job, job.request.store, job.request.wish.names):
-        yield Worker(partial(_fork, job), recover_forks)
+        yield JobWorker(partial(_fork, job), recover_forks)
 
 
 @asynccontextmanager
-async def _recovers(job: Job[Recover, Recover]) -> AsyncIterator[Worker[Recover]]:
+async def _recovers(job: Job[Recover, Recover]) -> AsyncIterator[JobWorker[Recover]]:
     async def end() -> Recover:
         await end_what_is_cut_off(job.host, [job.vm])
         return Recover()
 
-    yield Worker(end, end)
+    yield JobWorker(end, end)
 
 
 async def end_what_is_cut_off(host: LocalHost, names: Iterable[str]) -> None:
@@ -236,11 +242,11 @@ async def end_what_is_cut_off(host: LocalHost, names: Iterable[str]) -> None:
             await recover.recover(vm)
 
 
-CHECKPOINT = Kind("checkpoint", "checkpoint", Take, take.Taken, _takes)
-RESTORE = Kind("restore", "restore", Restore, restore.Restored, _restores)
-RESTORE_DISKS = Kind(
+CHECKPOINT = JobKind("checkpoint", "checkpoint", Take, take.TakenCheckpoint, _takes)
+RESTORE = JobKind("restore", "restore", Restore, restore.Restored, _restores)
+RESTORE_DISKS = JobKind(
     "restore-disks", "restore of disks", Restore, restore_disks.DisksRestored, _restores_disks
 )
-FORK = Kind("fork", "fork", Fork, Forks, _forks)
-RECOVER = Kind("recover", "recovery", Recover, Recover, _recovers)
+FORK = JobKind("fork", "fork", Fork, Forks, _forks)
+RECOVER = JobKind("recover", "recovery", Recover, Recover, _recovers)
 KINDS = (CHECKPOINT, RESTORE, RESTORE_DISKS, FORK, RECOVER)

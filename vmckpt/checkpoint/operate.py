@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.catalogue.catalogue import Entry
-from vmckpt.checkpoint.catalogue.place import Place, access_to, own, parse_place, remember_made
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
+from vmckpt.checkpoint.catalogue.place import StorePlace, access_to, own, parse_place, remember_made
 from vmckpt.checkpoint.catalogue.tree import OriginShown
 from vmckpt.checkpoint.facts import FILE, USUAL_PAUSE_S, usable_facts
 from vmckpt.checkpoint.jobs import (
@@ -42,7 +42,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, state_dir
 from vmckpt.jobs.files import new_run
 from vmckpt.jobs.handle import Handle, begin
-from vmckpt.jobs.kind import Kind
+from vmckpt.jobs.kind import JobKind
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS
@@ -59,21 +59,21 @@ R = TypeVar("R")
 Tell = Callable[[str], None]
 
 
-class Work(NamedTuple, Generic[Q, R]):
+class StoreJob(NamedTuple, Generic[Q, R]):
     """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`."""
 
-    kind: Kind[Q, R]
+    kind: JobKind[Q, R]
     host: Host
     vm: str
     request: Callable[[StoreAsked, float | None], Q]
-    place: Place
+    place: StorePlace
     access: Access
     held_s: float | None = None
 
 
 async def create(
-    vm: Vm, given: str | None, wish: take.Wish, tell: Tell, key: KeySource | None = None
-) -> take.Taken:
+    vm: Vm, given: str | None, wish: take.TakeOptions, tell: Tell, key: KeySource | None = None
+) -> take.TakenCheckpoint:
     """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
     return await have_done(await taking(vm, given, wish, key), tell)
 
@@ -81,13 +81,13 @@ async def create(
 async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
     """Take a checkpoint of a running VM for forks to begin from; its id. Raises as `create`."""
     name, number = dated(vm.name, "fork"), IfTaken.NUMBER.value
-    wish = take.Wish(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
+    wish = take.TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
     return (await create(vm, store, wish, lambda _: None, key)).id
 
 
 async def taking(
-    vm: Vm, given: str | None, wish: take.Wish, key: KeySource | None = None
-) -> Work[Take, take.Taken]:
+    vm: Vm, given: str | None, wish: take.TakeOptions, key: KeySource | None = None
+) -> StoreJob[Take, take.TakenCheckpoint]:
     """To take a checkpoint of the VM. Raises RefusedError, NotFoundError, HostDownError."""
     place = parse_place(given, vm.host) if given else own(vm.host)
     if place.host is not None and not _same_machine(place.host, vm.host):
@@ -106,18 +106,22 @@ async def taking(
     def request(store: StoreAsked, held_s: float | None) -> Take:
         return Take(store, wish, held_s)
 
-    return Work(CHECKPOINT, vm.host, vm.name, request, place, access)
+    return StoreJob(CHECKPOINT, vm.host, vm.name, request, place, access)
 
 
 async def restore_to(
-    host: Host, entry: Entry, wish: restore.Wish, tell: Tell, key: KeySource | None = None
+    host: Host,
+    entry: CatalogueEntry,
+    wish: restore.RestoreOptions,
+    tell: Tell,
+    key: KeySource | None = None,
 ) -> restore.Restored:
     """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
     return await have_done(await _restoring(RESTORE, host, entry, wish, key), tell)
 
 
 async def restore_disks_to(
-    host: Host, entry: Entry, wish: restore.Wish, key: KeySource | None = None
+    host: Host, entry: CatalogueEntry, wish: restore.RestoreOptions, key: KeySource | None = None
 ) -> DisksRestored:
     """Restore only the disks of a checkpoint on the host; the VM stays off."""
     work = await _restoring(RESTORE_DISKS, host, entry, wish, key)
@@ -125,15 +129,19 @@ async def restore_disks_to(
 
 
 async def restoring(
-    host: Host, entry: Entry, wish: restore.Wish, key: KeySource | None = None
-) -> Work[Restore, restore.Restored]:
+    host: Host, entry: CatalogueEntry, wish: restore.RestoreOptions, key: KeySource | None = None
+) -> StoreJob[Restore, restore.Restored]:
     """To restore a checkpoint there. Raises RefusedError."""
     return await _restoring(RESTORE, host, entry, wish, key)
 
 
 async def _restoring(
-    kind: Kind[Restore, R], host: Host, entry: Entry, wish: restore.Wish, key: KeySource | None
-) -> Work[Restore, R]:
+    kind: JobKind[Restore, R],
+    host: Host,
+    entry: CatalogueEntry,
+    wish: restore.RestoreOptions,
+    key: KeySource | None,
+) -> StoreJob[Restore, R]:
     name = wish.name or entry.manifest.vm
     if wish.in_place:
         await require_meant_to_restore(entry.manifest, host)
@@ -147,11 +155,15 @@ async def _restoring(
     def request(store: StoreAsked, held_s: float | None) -> Restore:
         return Restore(store, wish, entry.id, known, is_foreign, held_s)
 
-    return Work(kind, host, name, request, place, access)
+    return StoreJob(kind, host, name, request, place, access)
 
 
 async def fork_on(
-    host: Host, entry: Entry, wish: fork.Wish, tell: Tell, key: KeySource | None = None
+    host: Host,
+    entry: CatalogueEntry,
+    wish: fork.ForkOptions,
+    tell: Tell,
+    key: KeySource | None = None,
 ) -> Forks:
     """Have the host make forks of a checkpoint; each says how it went."""
     await _require_unused(wish.names, host)
@@ -163,10 +175,10 @@ async def fork_on(
     def request(store: StoreAsked, _held_s: float | None) -> Fork:
         return Fork(store, wish)
 
-    return await have_done(Work(FORK, host, wish.name, request, place, access), tell)
+    return await have_done(StoreJob(FORK, host, wish.name, request, place, access), tell)
 
 
-async def standing(entry: Entry) -> OriginShown:
+async def standing(entry: CatalogueEntry) -> OriginShown:
     """Whether this site took it, and what would be opened for it if not. Raises StorageError."""
     if await in_thread(partial(is_own, state_dir(), entry.manifest)) or entry.facts is None:
         return OriginShown(entry.facts is None, ())
@@ -177,7 +189,7 @@ async def standing(entry: Entry) -> OriginShown:
     return OriginShown(True, tuple(wanted(spec, None, plugged=False)))
 
 
-async def _standing(entry: Entry, *, trust: bool) -> tuple[str, bool]:
+async def _standing(entry: CatalogueEntry, *, trust: bool) -> tuple[str, bool]:
     """The checkpoint's digest if it is trusted (else ""), and whether it is foreign."""
     is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
     return (digest(entry.manifest) if trust or not is_foreign else ""), is_foreign
@@ -229,7 +241,7 @@ def _same_machine(one: Host, other: Host) -> bool:
     return one.name == other.name or (one.is_this_machine and other.is_this_machine)
 
 
-async def _seen_from(host: Host, entry: Entry) -> Place:
+async def _seen_from(host: Host, entry: CatalogueEntry) -> StorePlace:
     """The store, of those that have the checkpoint, that the host gets to; its own comes first.
 
     Raises RefusedError.
@@ -239,9 +251,9 @@ async def _seen_from(host: Host, entry: Entry) -> Place:
     for path in paths:
         # A directory that hosts share is known by what is in it.
         if await host.exists(Path(path) / CHECKPOINTS / entry.id):
-            return Place(host, path)
+            return StorePlace(host, path)
         if host.is_this_machine and Path(path).is_file():
-            return Place(host, path)  # an exported file, which the operator named
+            return StorePlace(host, path)  # an exported file, which the operator named
     if remote:
         return remote[0]
     raise RefusedError(
@@ -252,14 +264,14 @@ async def _seen_from(host: Host, entry: Entry) -> Place:
     )
 
 
-async def have_done(work: Work[Any, R], tell: Tell) -> R:
+async def have_done(work: StoreJob[Any, R], tell: Tell) -> R:
     """Run the job; its result. Raises the job's error, OutcomeUnknownError."""
     async with begun(work) as job:
         return await _done(work, job, tell)
 
 
 @asynccontextmanager
-async def begun(work: Work[Q, R]) -> AsyncIterator[Handle[Q, R]]:
+async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
     """Start the job for the block; its process has its order by then."""
     host, run = work.host, new_run()
     # Several at once, beside guests that are to talk on.
@@ -279,7 +291,7 @@ async def begun(work: Work[Q, R]) -> AsyncIterator[Handle[Q, R]]:
             await remember_made(work.place)
 
 
-async def _done(work: Work[Any, R], job: Handle[Any, R], tell: Tell) -> R:
+async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
     def heard(event: Event) -> None:
         if isinstance(event, Note) and event.code == STEP:
             tell(event.text)

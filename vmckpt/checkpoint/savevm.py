@@ -15,7 +15,7 @@ from vmckpt.preflight.passthrough import saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.plain import switch_off_capabilities
-from vmckpt.qemu.replies import Job, Snapshot
+from vmckpt.qemu.replies import QemuJob, Snapshot
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
@@ -167,7 +167,7 @@ def _job_id(verb: str) -> str:
 
 async def _run_job(
     monitor: Monitor, begin: Coroutine[Any, Any, None], job_id: str, phase: str, emit: Emit
-) -> Job:
+) -> QemuJob:
     """The job's end, dismissed. Raises OperationFailedError with QEMU's reason.
 
     Errors stand only in query-jobs: the command that starts a job answers {} whatever happens.
@@ -175,7 +175,7 @@ async def _run_job(
     began_s, show = time.monotonic(), heard_or_not(emit)
     await begin
 
-    async def look() -> Job:
+    async def look() -> QemuJob:
         # QEMU answers nothing while it saves or loads, however long that takes; one that dies
         # hangs up.
         jobs = await commands.query_jobs(monitor, timeout_s=None)

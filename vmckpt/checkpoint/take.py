@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.aside import Aside, aside_calls
+from vmckpt.checkpoint.aside import StoreThread, aside_calls
 from vmckpt.checkpoint.catalogue.place import open_or_create
-from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import marked
@@ -65,7 +65,7 @@ PAGE_S = 4e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TakeOptions:
     """What is asked of a checkpoint.
 
     `id`, if given, is what it is to be called for good: then it is taken once, however often and by
@@ -84,11 +84,11 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenCheckpoint:
     """A checkpoint that is there now."""
 
     id: str
-    facts: Facts
+    facts: CheckpointFacts
     stored_bytes: int
     parent: str | None
     # Its last checkpoint is in another store: nothing of this one was there already.
@@ -119,12 +119,12 @@ async def require_capturable(vm: Vm) -> None:
 async def take(
     vm: Vm,
     place: str,
-    wish: Wish,
+    wish: TakeOptions,
     tell: Callable[[str], None],
     access: Access,
     *,
     member: Member | None = None,
-) -> Taken:
+) -> TakenCheckpoint:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
     OperationFailedError: then nothing of it is there. `access` opens the store at `place`. With
     `member` it is taken together with those of other VMs.
@@ -161,7 +161,7 @@ def _require_no_devices(vm: Vm) -> None:
         )
 
 
-class Moment(NamedTuple):
+class StopTimes(NamedTuple):
     """How the guest was stopped for it: for so long each time, the moment's own pause last."""
 
     unix_s: float
@@ -176,7 +176,12 @@ class Taking:
     """One checkpoint in the making."""
 
     def __init__(
-        self, vm: Vm, monitor: Monitor, wish: Wish, aside: Aside, tell: Callable[[str], None]
+        self,
+        vm: Vm,
+        monitor: Monitor,
+        wish: TakeOptions,
+        aside: StoreThread,
+        tell: Callable[[str], None],
     ) -> None:
         self._vm, self._monitor, self._wish, self._aside = vm, monitor, wish, aside
         self._tell = tell
@@ -191,7 +196,7 @@ class Taking:
         """Take it together with others."""
         self._member, self._tell_guard = member, tell_guard
 
-    async def take(self, place: str, access: Access) -> Taken:
+    async def take(self, place: str, access: Access) -> TakenCheckpoint:
         """All of it, into the store at `place`."""
         store = await self._aside(partial(open_or_create, place, access))
         try:
@@ -199,7 +204,7 @@ class Taking:
         finally:
             await finish(self._aside(store.close))
 
-    async def _take(self, store: Store) -> Taken:
+    async def _take(self, store: Store) -> TakenCheckpoint:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
         vm_id = await identity_of(self._vm.host, self._vm.directory)
         every = await self._aside(store.manifests)
@@ -221,7 +226,7 @@ class Taking:
             manifest = await to_the_end(self._commit(new, facts, history, store.place))
             apart = history.last is not None and parent is None
             kept = new.not_replaced
-            taken = Taken(
+            taken = TakenCheckpoint(
                 manifest.id,
                 facts,
                 manifest.added_bytes,
@@ -236,7 +241,7 @@ class Taking:
         return replace(taken, not_ended=not_ended)
 
     async def _commit(
-        self, new: Transaction, facts: Facts, history: History, place: str
+        self, new: Transaction, facts: CheckpointFacts, history: History, place: str
     ) -> Manifest:
         """It is there, and the VM's history says so: the next one is to rest on it."""
         words = marked(facts.to_json(), self._wish.site_key, new.id, self._vm.name)
@@ -299,12 +304,12 @@ class Taking:
         disks = self._vm.spec.disks
         return [self._vm.nodes[n] for n, disk in enumerate(disks) if not disk.read_only]
 
-    async def _moment(self, new: Transaction) -> Moment:
+    async def _moment(self, new: Transaction) -> StopTimes:
         """Memory and devices into the new checkpoint, the disks held to the same moment."""
         epoch, unix_s = await self._memory(new)
         devices = epoch.device_base + epoch.device_state
         await self._aside(partial(new.blob, DEVICES, devices))
-        return Moment(unix_s, self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
+        return StopTimes(unix_s, self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
 
     async def _memory(self, new: Transaction) -> tuple[Epoch, float]:
         """All of the guest's memory into the new checkpoint, as of the epoch that this gives.
@@ -461,12 +466,12 @@ class Taking:
         finally:
             export.close()
 
-    async def _facts(self, moment: Moment) -> Facts:
+    async def _facts(self, moment: StopTimes) -> CheckpointFacts:
         vm, spec = self._vm, self._vm.spec
         written = self._disks.nodes
         code = await vm.host.fingerprint(spec.firmware.code) if spec.firmware else None
         images = await _sizes(self._monitor, vm)
-        return Facts(
+        return CheckpointFacts(
             name=self._wish.name,
             host=vm.host.name,
             taken_unix_s=moment.unix_s,

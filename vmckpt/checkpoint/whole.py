@@ -20,7 +20,7 @@ import numpy as np
 
 from vmckpt.checkpoint.aside import aside_calls
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
-from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish
+from vmckpt.checkpoint.take import StopTimes, TakenCheckpoint, TakeOptions, Taking
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError
@@ -57,8 +57,8 @@ async def require_savable(vm: Vm) -> None:
 
 
 async def take_whole(
-    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], access: Access
-) -> Taken:
+    vm: Vm, place: str, wish: TakeOptions, tell: Callable[[str], None], access: Access
+) -> TakenCheckpoint:
     """Save it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
     OperationFailedError: then nothing of it is there. `wish.max_pause_s` of 0: as long as it takes.
     """
@@ -102,7 +102,7 @@ class _TakingWhole(Taking):
 
     file: Path
 
-    async def _moment(self, new: Transaction) -> Moment:
+    async def _moment(self, new: Transaction) -> StopTimes:
         offered = await commands.query_migrate_capabilities(self._monitor)
         mapped = MAPPED_RAM in offered
         size_bytes = _expected_bytes(self._vm)
@@ -114,7 +114,7 @@ class _TakingWhole(Taking):
             unix_s = time.time()
         self._tell("storing")
         await self._aside(partial(self._store, new))
-        return Moment(unix_s, [pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
+        return StopTimes(unix_s, [pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
 
     async def _require_room(self, size_bytes: int) -> None:
         free = await self._vm.host.free_bytes(self.file.parent)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 WORK = "work"
 
 
-class Here(NamedTuple):
+class OpenQemu(NamedTuple):
     """A QEMU with a session that is open already."""
 
     host: Host
@@ -44,7 +44,7 @@ async def without_devices(
     journey = Journey(vm.spec.passthrough, run, lambda _, text: tell(text))
     if not journey.has_devices:
         return await work()
-    here = Here(vm.host, vm.qemu.files, monitor)
+    here = OpenQemu(vm.host, vm.qemu.files, monitor)
     given: list[T] = []
 
     async def do() -> None:
@@ -70,7 +70,7 @@ async def without_devices(
 
 async def plug_in(vm: Vm, monitor: Monitor) -> None:
     """The devices of a guest that has never run with them. Raises RefusedError and others."""
-    await _journey(vm, "restore").plug(Here(vm.host, vm.qemu.files, monitor))
+    await _journey(vm, "restore").plug(OpenQemu(vm.host, vm.qemu.files, monitor))
 
 
 async def bring_back(vm: Vm, monitor: Monitor, run: str) -> list[str]:
@@ -79,7 +79,7 @@ async def bring_back(vm: Vm, monitor: Monitor, run: str) -> list[str]:
     if not journey.has_devices:
         return []
     try:
-        await _told_if_held(journey.bring_back(Here(vm.host, vm.qemu.files, monitor)), vm)
+        await _told_if_held(journey.bring_back(OpenQemu(vm.host, vm.qemu.files, monitor)), vm)
     except JobHeldError as exc:
         return [str(exc)]
     return []
@@ -101,7 +101,7 @@ async def recover_devices(vm: Vm) -> None:
         if journey.has_devices and await vm.is_alive():
             connected = await vm.host.connect(vm.qemu.files.operator)
             async with session(connected, vm.name) as monitor:
-                here = Here(vm.host, vm.qemu.files, monitor)
+                here = OpenQemu(vm.host, vm.qemu.files, monitor)
                 await _told_if_held(journey.recover(here, step), vm)
     finally:
         await vm.host.remove(vm.directory.away)

@@ -1,12 +1,12 @@
 """What a VM's devices are to be on a host that it is about to go to."""
 
-from vmckpt.devices.journey import Place
+from vmckpt.devices.journey import QemuAccess
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.passthrough.cards import cards_of_vm
 from vmckpt.vm.passthrough.plug import plug, reserve
 
 
-async def set_aside(vm: Vm, target: Place) -> None:
+async def set_aside(vm: Vm, target: QemuAccess) -> None:
     """A free equal of each on the target is its own from now on; what QEMU moves is plugged in.
 
     Raises RefusedError, OperationFailedError, OutcomeUnknownError.

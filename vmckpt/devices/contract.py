@@ -18,7 +18,7 @@ FORMAT = 1
 BY_HAND = "run it in the guest by hand"
 
 
-class Phase(StrEnum):
+class HookPhase(StrEnum):
     """In the order of a whole way; abort comes instead of what is left of it."""
 
     PREFLIGHT = "preflight"
@@ -34,27 +34,27 @@ class Phase(StrEnum):
 
 # Each with what takes it back, where the device is plugged in.
 WAY_OUT = {
-    Phase.QUIESCE: Phase.ABORT,
-    Phase.LOCK: Phase.RESUME,
-    Phase.CHECKPOINT: Phase.RESTORE,
-    Phase.RELEASE: Phase.REATTACH,
+    HookPhase.QUIESCE: HookPhase.ABORT,
+    HookPhase.LOCK: HookPhase.RESUME,
+    HookPhase.CHECKPOINT: HookPhase.RESTORE,
+    HookPhase.RELEASE: HookPhase.REATTACH,
 }
-WAY_BACK = (Phase.REATTACH, Phase.RESTORE, Phase.RESUME)
+WAY_BACK = (HookPhase.REATTACH, HookPhase.RESTORE, HookPhase.RESUME)
 # Moving what a card holds takes as long as there is of it: 80 GB at 3 GB/s are 27 s.
 LIMITS_S = {
-    Phase.PREFLIGHT: 30,
-    Phase.QUIESCE: 60,
-    Phase.LOCK: 60,
-    Phase.CHECKPOINT: 600,
-    Phase.RELEASE: 120,
-    Phase.REATTACH: 120,
-    Phase.RESTORE: 600,
-    Phase.RESUME: 60,
-    Phase.ABORT: 600,
+    HookPhase.PREFLIGHT: 30,
+    HookPhase.QUIESCE: 60,
+    HookPhase.LOCK: 60,
+    HookPhase.CHECKPOINT: 600,
+    HookPhase.RELEASE: 120,
+    HookPhase.REATTACH: 120,
+    HookPhase.RESTORE: 600,
+    HookPhase.RESUME: 60,
+    HookPhase.ABORT: 600,
 }
 
 
-class Answer(NamedTuple):
+class HookAnswer(NamedTuple):
     """What a hook said. `restarted`: jobs that it could only end and begin anew.
 
     `from_guest`: why and remedy are the guest's own words.
@@ -75,25 +75,27 @@ def request(device: str, run: str, limit_s: int) -> bytes:
     return json.dumps(words).encode() + b"\n"
 
 
-def read_answer(returncode: int, out: bytes, err: bytes) -> Answer:
+def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
     """What the hook means, also where it could not keep to the contract."""
     words = _last_object(out)
     if words is None:
         said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
         why = f"it ended with {returncode} and gave no answer{f': {said[-400:]}' if said else ''}"
-        return Answer(False, why, BY_HAND)
+        return HookAnswer(False, why, BY_HAND)
     try:
         return _answer(words, returncode)
     except MalformedError as exc:
-        return Answer(False, f"its answer is malformed: {exc}", BY_HAND)
+        return HookAnswer(False, f"its answer is malformed: {exc}", BY_HAND)
 
 
-def _answer(words: Fields, returncode: int) -> Answer:
+def _answer(words: Fields, returncode: int) -> HookAnswer:
     restarted = words.texts("restarted")
     if not words.flag("ok") or returncode != 0:
         why = words.text("why", "") or f"it ended with {returncode} and does not say why"
-        return Answer(False, why, words.text("remedy", ""), restarted=restarted, from_guest=True)
-    return Answer(
+        return HookAnswer(
+            False, why, words.text("remedy", ""), restarted=restarted, from_guest=True
+        )
+    return HookAnswer(
         True,
         device_bytes=words.integer("device_bytes", 0),
         restarted=restarted,

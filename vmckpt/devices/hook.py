@@ -5,14 +5,14 @@ import shlex
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from vmckpt.devices.contract import LIMITS_S, Answer, Phase, read_answer, request
+from vmckpt.devices.contract import LIMITS_S, HookAnswer, HookPhase, read_answer, request
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.vm.passthrough.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
 
 if TYPE_CHECKING:
-    from vmckpt.devices.ways import Way
+    from vmckpt.devices.ways import GuestRunner
 
 # A killed agent's successor, and a guest that has just arrived, are waited for; and of an agent
 # each answer, at each try twice as long as before: one that is always slow is heard in the end.
@@ -36,7 +36,7 @@ class GuestHook(NamedTuple):
     device: Passthrough
     run: str
 
-    async def do(self, phase: Phase, *, tries: int = 1) -> Answer:
+    async def do(self, phase: HookPhase, *, tries: int = 1) -> HookAnswer:
         """Have the hook do a phase; its answer, which is well.
 
         What failed is tried again so often as `tries` says, an agent that was lost meanwhile is
@@ -55,14 +55,14 @@ class GuestHook(NamedTuple):
             )
         return answer
 
-    def _advice(self, answer: Answer, phase: Phase) -> str:
+    def _advice(self, answer: HookAnswer, phase: HookPhase) -> str:
         """What the guest proposes is told as its own: it is not to be run here unread."""
         if answer.remedy and answer.from_guest:
             return f"the hook in the guest proposes: {answer.remedy}"
         by_hand = shlex.join([str(self.device.hook), phase])
         return answer.remedy or f"run it in the guest by hand: {by_hand}"
 
-    async def _outlasting(self, phase: Phase) -> Answer:
+    async def _outlasting(self, phase: HookPhase) -> HookAnswer:
         """The phase, begun anew where the way into the guest was lost over it."""
         # Only VMs with devices pay for these.
         from vmckpt.devices.ways import ways_into
@@ -83,22 +83,22 @@ class GuestHook(NamedTuple):
                     final = False
             if final:
                 remedy = f"the guest needs `timeout` and {self.device.hook}"
-                return Answer(False, "; ".join(reasons), remedy)
+                return HookAnswer(False, "; ".join(reasons), remedy)
             lost_s = lost_s or time.monotonic()
             if time.monotonic() > lost_s + BACK_S:
                 remedy = "see whether the guest runs, and in it the agent or sshd"
-                return Answer(False, "; ".join(reasons), remedy)
+                return HookAnswer(False, "; ".join(reasons), remedy)
             patience_s *= 2
             await asyncio.sleep(BETWEEN_S)
 
-    async def _once(self, way: "Way", phase: Phase, limit_s: int) -> Answer:
+    async def _once(self, way: "GuestRunner", phase: HookPhase, limit_s: int) -> HookAnswer:
         # The guest's own `timeout` ends it: nobody else could, should the connection be lost.
         argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
         told = request(self.device.id, self.run, limit_s)
         done = await way.run(argv, told, limit_s + GRACE_S)
         if done is None or done.returncode in KILLED:
             remedy = f"give it more: limits_s = {{ {phase} = N }} in the spec"
-            return Answer(False, f"it was not done within {limit_s} s", remedy)
+            return HookAnswer(False, f"it was not done within {limit_s} s", remedy)
         if done.returncode == NO_SUCH_PROGRAM:
-            return Answer(False, f"the guest has no program {self.device.hook}", "put it there")
+            return HookAnswer(False, f"the guest has no program {self.device.hook}", "put it there")
         return read_answer(*done)

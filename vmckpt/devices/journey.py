@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from vmckpt.devices.contract import WAY_BACK, WAY_OUT, Phase
+from vmckpt.devices.contract import WAY_BACK, WAY_OUT, HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.errors import (
     HostDownError,
@@ -36,7 +36,7 @@ STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
 BRING_BACK = "bring-back"
 
 
-class Place(Protocol):
+class QemuAccess(Protocol):
     """A QEMU, and the way to its monitor."""
 
     @property
@@ -95,7 +95,7 @@ class Journey:
     def _took(self, phase: str, began_s: float) -> None:
         self._took_s[phase] = self._took_s.get(phase, 0.0) + time.monotonic() - began_s
 
-    def steps_out(self, source: Place) -> tuple[Step, ...]:
+    def steps_out(self, source: QemuAccess) -> tuple[Step, ...]:
         """The way out as steps; what undoes each finds the guest running on the source."""
         if not self._devices:
             return ()
@@ -104,14 +104,14 @@ class Journey:
             Step(UNPLUG, lambda: self.unplug(source), lambda: self.plug_back(source)),
         )
 
-    def _hook_step(self, source: Place, phase: Phase, back: Phase) -> Step:
+    def _hook_step(self, source: QemuAccess, phase: HookPhase, back: HookPhase) -> Step:
         return Step(
             f"{HOOK}{phase}",
             lambda: self.phase(source, phase),
             lambda: self.phase(source, back, tries=TRIES),
         )
 
-    async def phase(self, place: Place, phase: Phase, *, tries: int = 1) -> None:
+    async def phase(self, place: QemuAccess, phase: HookPhase, *, tries: int = 1) -> None:
         """Every hook does the phase, one after the other: a guest's agent has one client at a time.
 
         Raises HookFailedError for the first that does not; on the way back the others do all the
@@ -129,16 +129,18 @@ class Journey:
             raise failed[0]
         self._took(phase, began_s)
 
-    async def _one(self, place: Place, device: Passthrough, phase: Phase, tries: int) -> None:
+    async def _one(
+        self, place: QemuAccess, device: Passthrough, phase: HookPhase, tries: int
+    ) -> None:
         answer = await GuestHook(place.host, place.files, device, self._run).do(phase, tries=tries)
-        if phase is Phase.CHECKPOINT:
+        if phase is HookPhase.CHECKPOINT:
             self.device_bytes += answer.device_bytes
         for job in answer.restarted:
             self._note("job-restarted", f"{job} could not be brought back: it was begun anew")
         for text in answer.notes:
             self._note(f"hook-{device.id}", text)
 
-    async def unplug(self, source: Place) -> None:
+    async def unplug(self, source: QemuAccess) -> None:
         """No device is left in the guest. Raises OperationFailedError, TimedOutError."""
         began_s, self._refused = time.monotonic(), False
         try:
@@ -154,7 +156,7 @@ class Journey:
             raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
         self._took(UNPLUG, began_s)
 
-    async def plug(self, place: Place) -> None:
+    async def plug(self, place: QemuAccess) -> None:
         """Every device is plugged in. Raises RefusedError, OperationFailedError.
 
         For the first that cannot be; the others are all the same.
@@ -171,7 +173,7 @@ class Journey:
             raise failed[0]
         self._took(PLUG, began_s)
 
-    async def plug_back(self, place: Place) -> None:
+    async def plug_back(self, place: QemuAccess) -> None:
         """Every device is plugged in, and the guest is no more being asked to let one go.
 
         One that was asked, and is silent, may let go at any time: it is given the time to.
@@ -183,7 +185,7 @@ class Journey:
                 self._note("unplug", f"{exc.what}: {exc.why}")
         await self._persist(lambda: self.plug(place))
 
-    async def recover(self, place: Place, step: str) -> None:
+    async def recover(self, place: QemuAccess, step: str) -> None:
         """After the death of whoever began `step` last: the devices are in, and their jobs go on.
 
         A guest that was asked to let a device go may do so any time. So that is brought to an end
@@ -199,10 +201,10 @@ class Journey:
                 self._note("unplug", f"{exc.what}: {exc.why}")
         await self.abort(place)
 
-    async def _any_plugged(self, place: Place) -> bool:
+    async def _any_plugged(self, place: QemuAccess) -> bool:
         return bool(self.ids & await hotplug.plugged(await place.monitor()))
 
-    async def bring_back(self, place: Place) -> None:
+    async def bring_back(self, place: QemuAccess) -> None:
         """Plug, reattach, restore, resume: whatever of it is left to do.
 
         A hook that cannot is told to abort, which has the jobs go on by whatever means. Raises
@@ -216,10 +218,10 @@ class Journey:
             self._note("hook", f"{exc.what}: {exc.why}; it is told to abort")
             await self.abort(place)
 
-    async def abort(self, place: Place) -> None:
+    async def abort(self, place: QemuAccess) -> None:
         """Plug what is missing; the hooks have the jobs go on, however far they had come."""
         await self._persist(lambda: self.plug(place))
-        await self.phase(place, Phase.ABORT, tries=TRIES)
+        await self.phase(place, HookPhase.ABORT, tries=TRIES)
 
     @staticmethod
     async def _persist(act: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -25,7 +25,7 @@ SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={SSH_CONNECT_S}", "ServerAliveI
 SSH_FAILED = 255
 
 
-class Way(Protocol):
+class GuestRunner(Protocol):
     """How a program is run in a guest."""
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
@@ -94,7 +94,7 @@ class BySsh:
 
 def ways_into(
     host: Host, files: QemuDir, ssh: Address | None, patience_s: float
-) -> tuple[Way, ...]:
+) -> tuple[GuestRunner, ...]:
     """The ways into a guest, in the order in which they are tried; `patience_s` is the agent's."""
     agent = ByAgent(host, files, patience_s)
     return (agent, BySsh(host, ssh)) if ssh else (agent,)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vmckpt.drivers.driver import Removed, Started, VmInfo, VmSnapshot
+from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
-    from vmckpt.forecast.planner import Plan
+    from vmckpt.forecast.planner import MigrationPlan
     from vmckpt.migrate.outcome.recover import Recovery
-    from vmckpt.migrate.report import Report
-    from vmckpt.options.migration import Options
+    from vmckpt.migrate.report import MigrationReport
+    from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.replies import Snapshot
-    from vmckpt.vm.inventory import Look, Vm
+    from vmckpt.vm.inventory import Vm, VmStatus
 
 
 class DirectVm(NamedTuple):
@@ -62,18 +62,18 @@ class DirectVm(NamedTuple):
 
         await stop_vm(self.vm, force=force, timeout_s=timeout_s)
 
-    async def remove(self, *, with_state: bool = False) -> Removed:
+    async def remove(self, *, with_state: bool = False) -> RemovedVm:
         """Forget it; what stays."""
         from vmckpt.vm.lifecycle import remove_vm
 
-        return Removed(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
+        return RemovedVm(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
 
     def own_images(self) -> "list[Path]":
         """Where the disks are that it writes."""
         disks = self.vm.spec.disks
         return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
 
-    async def examine(self, target: Host, options: "Options") -> "Examined":
+    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
         """All that is for and against moving it, and what would be copied; changes nothing."""
         from vmckpt.preflight.finding import Examined
         from vmckpt.preflight.migration.checks import busy, preflight
@@ -92,12 +92,12 @@ class DirectVm(NamedTuple):
     async def plan(
         self,
         target: Host,
-        options: "Options",
+        options: "MigrationOptions",
         intent: "Intent",
         *,
         began_s: float,
         for_s: float | None = None,
-    ) -> "Plan":
+    ) -> "MigrationPlan":
         """Every way of moving it and the one that keeps the intent; see `forecast.planner`."""
         from vmckpt.forecast.planner import LOOK_S, make_plan
 
@@ -107,10 +107,10 @@ class DirectVm(NamedTuple):
     async def migrate(
         self,
         target: Host,
-        options: "Options",
+        options: "MigrationOptions",
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
-    ) -> "Report | Recovery":
+    ) -> "MigrationReport | Recovery":
         """Move it while it runs; between two hosts elsewhere the source does so by itself.
 
         Raises RefusedError while it is off and a standby may go on with it: that would be a second.
@@ -167,7 +167,7 @@ def started(vm: "Vm") -> Started:
     return Started(vm.qemu.process.pid, platform.accel, platform.machine, platform.cpu)
 
 
-def info(look: "Look") -> VmInfo:
+def info(look: "VmStatus") -> VmInfo:
     """A VM that was looked at."""
     vm, platform = look.vm, look.vm.qemu.platform
     return VmInfo(

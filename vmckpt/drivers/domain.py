@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.drivers.driver import Removed, Started, VmInfo, VmSnapshot
+from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
 from vmckpt.errors import RefusedError
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
@@ -13,12 +13,12 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.checkpoint.domain_snapshots import Taken
+    from vmckpt.checkpoint.domain_snapshots import LibvirtSnapshot
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
-    from vmckpt.forecast.planner import Plan
-    from vmckpt.migrate.report import Report
-    from vmckpt.options.migration import Options
+    from vmckpt.forecast.planner import MigrationPlan
+    from vmckpt.migrate.report import MigrationReport
+    from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.vm.domains.inventory import Domain
 
@@ -65,19 +65,19 @@ class LibvirtDomain:
 
         await stop_domain(self.domain, force=force, timeout_s=timeout_s)
 
-    async def remove(self, *, with_state: bool = False) -> Removed:
+    async def remove(self, *, with_state: bool = False) -> RemovedVm:
         """Have libvirt forget it; what stays. `with_state`: not what its TPM holds."""
         from vmckpt.vm.domains.lifecycle import remove_domain
 
         tpm = await remove_domain(self.domain, with_tpm=with_state)
-        return Removed(_disks(self.domain), tpm=tpm)
+        return RemovedVm(_disks(self.domain), tpm=tpm)
 
     def own_images(self) -> "list[Path]":
         """Where the disks are that it writes."""
         disks = self.domain.description.disks
         return [disk.path for disk in disks if disk.path and not disk.read_only]
 
-    async def examine(self, target: Host, options: "Options") -> "Examined":
+    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
         """All that is for and against moving it, and what would be copied; changes nothing."""
         from vmckpt.preflight.domains.checks import busy, preflight
         from vmckpt.preflight.finding import Examined
@@ -94,22 +94,22 @@ class LibvirtDomain:
     async def plan(
         self,
         target: Host,
-        options: "Options",
+        options: "MigrationOptions",
         intent: "Intent",
         *,
         began_s: float,
         for_s: float | None = None,
-    ) -> "Plan":
+    ) -> "MigrationPlan":
         """Refused: domains are not forecast."""
         raise not_for_domains(self.name)
 
     async def migrate(
         self,
         target: Host,
-        options: "Options",
+        options: "MigrationOptions",
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
-    ) -> "Report":
+    ) -> "MigrationReport":
         """Have libvirt move it while it runs. Domains are not forecast."""
         if forecast is not None:
             raise not_for_domains(self.name)
@@ -199,6 +199,6 @@ def _disks(domain: "Domain") -> list[str]:
     return [str(disk.path) for disk in domain.description.disks if disk.path]
 
 
-def _snapshot(taken: "Taken") -> VmSnapshot:
+def _snapshot(taken: "LibvirtSnapshot") -> VmSnapshot:
     facts = {**taken._asdict(), "id": taken.name, "state_bytes": None, "guest_clock_s": None}
     return VmSnapshot(taken.name, taken.taken_unix_s, None, None, facts)

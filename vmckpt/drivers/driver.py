@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
-    from vmckpt.forecast.planner import Plan
+    from vmckpt.forecast.planner import MigrationPlan
     from vmckpt.migrate.outcome.recover import Recovery
-    from vmckpt.migrate.report import Report
-    from vmckpt.options.migration import Options
+    from vmckpt.migrate.report import MigrationReport
+    from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.vm.spec.spec import Placement
 
@@ -76,7 +76,7 @@ class Started(NamedTuple):
     cpu: str
 
 
-class Removed(NamedTuple):
+class RemovedVm(NamedTuple):
     """A VM that is forgotten: its images, which stay, and the QEMU that goes on without vmckpt.
 
     `tpm`: where what its TPM holds stays. `kept`: why images stay that were to be removed.
@@ -125,33 +125,33 @@ class Driver(Protocol):
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
 
-    async def remove(self, *, with_state: bool = False) -> Removed:
+    async def remove(self, *, with_state: bool = False) -> RemovedVm:
         """Forget it; what stays. `with_state`: not what its TPM holds."""
 
     def own_images(self) -> "list[Path]":
         """Where the disks are that it writes."""
 
-    async def examine(self, target: Host, options: "Options") -> "Examined":
+    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
         """All that is for and against moving it, and what would be copied; changes nothing."""
 
     async def plan(
         self,
         target: Host,
-        options: "Options",
+        options: "MigrationOptions",
         intent: "Intent",
         *,
         began_s: float,
         for_s: float | None = None,
-    ) -> "Plan":
+    ) -> "MigrationPlan":
         """Every way of moving it and the one that keeps the intent; see `forecast.planner`."""
 
     async def migrate(
         self,
         target: Host,
-        options: "Options",
+        options: "MigrationOptions",
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
-    ) -> "Report | Recovery":
+    ) -> "MigrationReport | Recovery":
         """Move it while it runs; a Recovery when it had to be ended by one."""
 
     async def measure(self, for_s: float) -> "DirtyRate":
@@ -170,7 +170,7 @@ class Driver(Protocol):
         """Delete a snapshot."""
 
 
-async def remove_with_disks(vm: Driver) -> Removed:
+async def remove_with_disks(vm: Driver) -> RemovedVm:
     """Forget a VM with the images that it writes, unless something else uses them."""
     from vmckpt.vm.images import remove_own
 
@@ -183,7 +183,7 @@ async def remove_with_disks(vm: Driver) -> Removed:
     return gone._replace(disks=disks, removed_disks=removed, kept=kept)
 
 
-async def examined(vm: Driver, target: Host, options: "Options") -> "Examined":
+async def examined(vm: Driver, target: Host, options: "MigrationOptions") -> "Examined":
     """As `vm.examine`; an error is a refusal, so that other targets are asked all the same."""
     from vmckpt.errors import HostDownError, VmckptError
     from vmckpt.preflight.finding import REFUSE, Examined, Finding
@@ -196,7 +196,7 @@ async def examined(vm: Driver, target: Host, options: "Options") -> "Examined":
 
 
 async def wait_for_calm_in_time(
-    vm: Driver, target: Host, options: "Options", intent: "Intent", *,
+    vm: Driver, target: Host, options: "MigrationOptions", intent: "Intent", *,
     began_s: float, for_s: float, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Wait until the guest dirties little, at most `for_s`, and no longer than leaves the migration

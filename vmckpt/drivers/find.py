@@ -13,7 +13,7 @@ from vmckpt.drivers.driver import Driver, VmInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmckpt.checkpoint.catalogue.catalogue import Entry
+    from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
     from vmckpt.errors import VmckptError
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
@@ -78,7 +78,7 @@ async def look_at_all() -> "Answers[VmInfo]":
     return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard, unread)
 
 
-async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":
+async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":
     """Where a checkpoint is restored: a copy where it was taken, the VM itself where that is now.
 
     Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from vmckpt.deadlines import retry
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.qemu import block
-from vmckpt.qemu.block import Drive
+from vmckpt.qemu.block import DiskDevice
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.sequence.steps import finish
@@ -33,7 +33,7 @@ BITMAP = "vmckpt-"
 _BUSY_S, _POLL_S = 5.0, 0.01
 
 
-class Read(NamedTuple):
+class DiskPiece(NamedTuple):
     """A piece of a disk as of that moment; None: it is zeroes."""
 
     start: int
@@ -43,7 +43,7 @@ class Read(NamedTuple):
 
 @dataclass(slots=True)
 class _Disk:
-    drive: Drive
+    drive: DiskDevice
     size_bytes: int
     # The bitmap of what was written since an earlier epoch; None: all has to be read.
     since: str | None
@@ -191,20 +191,20 @@ class DisksAtOnce:
 
     def read(
         self, export: NbdExport, node: str, most_bytes: int, block_bytes: int
-    ) -> Iterator[Read]:
+    ) -> Iterator[DiskPiece]:
         """The disk, or what of it has changed, piece by piece, whole blocks. Blocking."""
         since = self._disk(node).since
         for start, end in self._spans(export, since, block_bytes):
             at = start
             for first, last in filled(export, start, end, block_bytes):
                 if at < first:
-                    yield Read(at, first - at, None)
+                    yield DiskPiece(at, first - at, None)
                 for place in range(first, last, most_bytes):
                     length = min(most_bytes, last - place)
-                    yield Read(place, length, export.read(place, length))
+                    yield DiskPiece(place, length, export.read(place, length))
                 at = last
             if at < end:
-                yield Read(at, end - at, None)
+                yield DiskPiece(at, end - at, None)
 
     def _spans(
         self, export: NbdExport, since: str | None, block_bytes: int

@@ -8,12 +8,12 @@ from typing import Any
 
 from vmckpt.events.record import FIGURES_MISSING, LINK_BROKE, SHARED_LINK, RunRecord
 from vmckpt.forecast.model.device_phases import DeviceMove
-from vmckpt.forecast.model.forecast import Way
+from vmckpt.forecast.model.forecast import MigrationWay
 from vmckpt.forecast.model.guest import SENT_PAGE_BYTES
-from vmckpt.forecast.model.link import Link, Moved, learn
+from vmckpt.forecast.model.link import LinkModel, Moved, learn
 from vmckpt.forecast.model.rounds import HELD_S
 from vmckpt.options.declared import About, about
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 
 # Older ones were on another day, with other neighbours. There and back count.
 LATEST_MOVES = 80
@@ -33,11 +33,11 @@ UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 # What else changes how a move goes is not forecast, and teaches nothing.
-_UNFORECAST = about(Options, About.UNFORECAST)
-SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
+_UNFORECAST = about(MigrationOptions, About.UNFORECAST)
+SENDING = {MigrationWay.MULTIFD: MULTIFD, MigrationWay.ZSTD: ZSTD}
 
 
-def sending(way: Way, *, encrypted: bool) -> str:
+def sending(way: MigrationWay, *, encrypted: bool) -> str:
     """How pages are sent on this way: what was learned of one does not hold for another."""
     return SENDING.get(way, PLAIN) + (ENCRYPTED if encrypted else "")
 
@@ -50,7 +50,7 @@ def learned(
     *,
     agent: bool = False,
     in_turn: bool = False,
-) -> dict[str, Link]:
+) -> dict[str, LinkModel]:
     """The constants of the pair, in this direction, for every way of sending that was seen.
 
     Moves in the other direction count a little: hosts of a pair are often alike. What a move takes
@@ -75,7 +75,7 @@ def learned(
             moves.setdefault(_sent_by(record), []).append(
                 one._replace(kinship=kinship, weight=weight)
             )
-    links, known = dict[str, Link](), {_sent_by(record) for record in ours}
+    links, known = dict[str, LinkModel](), {_sent_by(record) for record in ours}
     # In order: what looking for zeroes costs a source shows where a target does not touch them:
     # over several channels (multifd-zero-page.c, multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
@@ -94,7 +94,7 @@ def learned(
     return links
 
 
-def _with_a_clock(link: Link) -> Link:
+def _with_a_clock(link: LinkModel) -> LinkModel:
     spread_s = hypot(link.fixed_spread_s, UNKNOWN_CLOCK_SPREAD_S)
     return replace(link, fixed_s=link.fixed_s + UNKNOWN_CLOCK_S, fixed_spread_s=spread_s)
 

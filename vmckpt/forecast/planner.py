@@ -23,7 +23,7 @@ from vmckpt.forecast.model.choose import (
     judge,
     missed_slowdown,
 )
-from vmckpt.forecast.model.course import Course
+from vmckpt.forecast.model.course import DirtyProfile
 from vmckpt.forecast.model.device_phases import (
     DevicePhases,
     device_phases,
@@ -34,18 +34,18 @@ from vmckpt.forecast.model.first_pass import Stretch
 from vmckpt.forecast.model.forecast import (
     PARALLEL,
     POSTCOPIES,
-    Limits,
-    Way,
+    MigrationLimits,
+    MigrationWay,
     beyond_bytes_per_s,
     forecast,
 )
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
-from vmckpt.forecast.model.link import Link
+from vmckpt.forecast.model.link import LinkModel
 from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
-from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
+from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.preflight.migration.encryption import Scheme
@@ -69,7 +69,7 @@ STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MigrationPlan:
     """What was found out. `closed` are ways that cannot be gone, `unknown` those without figures.
 
     Each of these with its reason. `options` are those of the way chosen. `notes` are about the
@@ -82,16 +82,16 @@ class Plan:
     target: str
     measured: DirtyRate
     offers: tuple[Offer, ...]
-    closed: tuple[tuple[Way, str], ...]
-    unknown: tuple[tuple[Way, str], ...]
+    closed: tuple[tuple[MigrationWay, str], ...]
+    unknown: tuple[tuple[MigrationWay, str], ...]
     choice: Choice
     intent: Intent
-    options: Options
+    options: MigrationOptions
     notes: tuple[str, ...]
     warned: tuple[str, ...] = ()
     devices: DevicePhases | None = None
 
-    def require(self) -> Options:
+    def require(self) -> MigrationOptions:
         """The options to migrate with. Raises RefusedError, naming the least change that helps."""
         if self.choice.way is None:
             raise RefusedError(
@@ -146,9 +146,9 @@ class Road(NamedTuple):
     `downtimes_ms` are the limits to try, in their order.
     """
 
-    way: Way
-    options: Options
-    link: Link | None = None
+    way: MigrationWay
+    options: MigrationOptions
+    link: LinkModel | None = None
     disk_bytes: int = 0
     downtimes_ms: tuple[int, ...] = ()
     checks: tuple[Finding, ...] = ()
@@ -157,8 +157,14 @@ class Road(NamedTuple):
 
 
 async def make_plan(
-    vm: Vm, target: Host, options: Options, intent: Intent, *, began_s: float, for_s: float = LOOK_S
-) -> Plan:
+    vm: Vm,
+    target: Host,
+    options: MigrationOptions,
+    intent: Intent,
+    *,
+    began_s: float,
+    for_s: float = LOOK_S,
+) -> MigrationPlan:
     """Measure the VM, ask both hosts, and forecast every way that they can go. Changes nothing.
 
     An explicit method in `options` leaves only its own way. The intent's time began at `began_s` on
@@ -197,7 +203,7 @@ async def make_plan(
     choice = choose(offers, intent)
     chosen = next((road for road in roads if road.way is choice.way), None)
     others = await others_on_the_link(vm.host, target)
-    return Plan(
+    return MigrationPlan(
         vm=vm.name,
         source=vm.host.name,
         target=target.name,
@@ -245,13 +251,13 @@ def _against(roads: Sequence[Road]) -> str:
 
 
 async def _road(
-    way: Way,
+    way: MigrationWay,
     vm: Vm,
     target: Host,
-    options: Options,
+    options: MigrationOptions,
     *,
     intent: Intent,
-    links: Mapping[str, Link],
+    links: Mapping[str, LinkModel],
 ) -> Road:
     meant = options_of(way, options, intent)
     checked = await preflight(vm, target, meant)
@@ -268,7 +274,7 @@ async def _road(
     return Road(way, meant, link, copied, limits_ms(way, options, intent, link), checked.checks)
 
 
-def within_bandwidth(road: Road, measured: DirtyRate, asked: Options) -> Road:
+def within_bandwidth(road: Road, measured: DirtyRate, asked: MigrationOptions) -> Road:
     """The road, closed where several channels would send more than may go.
 
     Unless they were asked for, or compression, which goes over them.
@@ -294,18 +300,18 @@ def bandwidth_notes(road: Road, measured: DirtyRate) -> Iterator[str]:
         yield "the bandwidth holds until post-copy begins: then pages go as fast as the link can"
 
 
-def _beyond_bytes_per_s(road: Road, link: Link, measured: DirtyRate) -> float:
+def _beyond_bytes_per_s(road: Road, link: LinkModel, measured: DirtyRate) -> float:
     return beyond_bytes_per_s(road.way, guest_of(measured), link, limits(road.options))
 
 
 def offer_of(
     road: Road,
-    link: Link,
+    link: LinkModel,
     measured: DirtyRate,
     *,
     intent: Intent,
     devices: DevicePhases | None = None,
-) -> tuple[Offer, Options]:
+) -> tuple[Offer, MigrationOptions]:
     """With the first limit of the standstill that keeps the intent.
 
     If none does, with the one that needs the least change. That change keeps it when it is asked
@@ -316,7 +322,7 @@ def offer_of(
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
     offer, meant = _by_limits(road, link, guest, intent=intent, devices=devices)
-    if offer.keeps or road.way is not Way.AUTO_CONVERGE or intent.max_slowdown is None:
+    if offer.keeps or road.way is not MigrationWay.AUTO_CONVERGE or intent.max_slowdown is None:
         return offer, meant
     offers = [offer]
     for slowdown in SLOWDOWNS:
@@ -330,8 +336,8 @@ def offer_of(
 
 
 def _by_limits(
-    road: Road, link: Link, guest: Guest, *, intent: Intent, devices: DevicePhases | None
-) -> tuple[Offer, Options]:
+    road: Road, link: LinkModel, guest: Guest, *, intent: Intent, devices: DevicePhases | None
+) -> tuple[Offer, MigrationOptions]:
     found = []
     for downtime_ms in road.downtimes_ms:
         meant = _promising(road, intent, downtime_ms)
@@ -345,14 +351,14 @@ def _by_limits(
     return min(found, key=lambda one: change(one[0]))
 
 
-def _promising(road: Road, intent: Intent, downtime_ms: int) -> Options:
+def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions:
     """The options of a way with that limit, and what is promised besides."""
     most_ms = max(road.downtimes_ms) if intent.max_pause_s is not None else None
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     steered = None
     if road.options.method is Method.PRECOPY:
         # Auto-converge slows the guest by a rule of its own.
-        steered = within(most_ms, None if road.way is Way.AUTO_CONVERGE else slower)
+        steered = within(most_ms, None if road.way is MigrationWay.AUTO_CONVERGE else slower)
     return replace(
         road.options,
         max_downtime_ms=downtime_ms,
@@ -363,30 +369,36 @@ def _promising(road: Road, intent: Intent, downtime_ms: int) -> Options:
     )
 
 
-def limits(meant: Options) -> Limits:
+def limits(meant: MigrationOptions) -> MigrationLimits:
     """What QEMU will be given."""
     throttle = auto_converge(meant.wish())["max-cpu-throttle"] / 100
     bandwidth = float(meant.bandwidth_bytes_per_s)
     channels = meant.wished_channels or DEFAULT_CHANNELS
-    return Limits(meant.max_downtime_ms / 1e3, bandwidth, channels, throttle)
+    return MigrationLimits(meant.max_downtime_ms / 1e3, bandwidth, channels, throttle)
 
 
 def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
     """What is done about a planned pre-copy that gains nothing: all that was allowed, by steps."""
     rules = (
-        Rule(STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=most_throttle_percent or 0),
-        Rule(STALLS, Act.RAISE_DOWNTIME, DOWNTIME_STEP_PERCENT, most_ms=most_downtime_ms or 0),
+        PolicyRule(
+            STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=most_throttle_percent or 0
+        ),
+        PolicyRule(
+            STALLS, Act.RAISE_DOWNTIME, DOWNTIME_STEP_PERCENT, most_ms=most_downtime_ms or 0
+        ),
     )
     allowed = Policy(rules).within(most_downtime_ms or 0, most_throttle_percent or 0)
     return allowed if allowed.rules else None
 
 
-def limits_ms(way: Way, options: Options, intent: Intent, link: Link) -> tuple[int, ...]:
+def limits_ms(
+    way: MigrationWay, options: MigrationOptions, intent: Intent, link: LinkModel
+) -> tuple[int, ...]:
     """The limits that QEMU may be given: the usual one, as much as the intent allows, shorter ones.
 
     Those that are stopped before all else, or hardly at all, go by none.
     """
-    if intent.max_pause_s is None or way in (Way.STOP, Way.POSTCOPY):
+    if intent.max_pause_s is None or way in (MigrationWay.STOP, MigrationWay.POSTCOPY):
         return (options.max_downtime_ms,)
     for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
     most_ms = max(1, round(1e3 * for_pages_s))
@@ -412,10 +424,12 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = Fals
     )
 
 
-def _course(measured: DirtyRate) -> Course | None:
+def _course(measured: DirtyRate) -> DirtyProfile | None:
     seen = measured.course
     return (
-        Course.seen(seen.ends_s, seen.pages, seen.counts, measured.curve) if seen.ends_s else None
+        DirtyProfile.seen(seen.ends_s, seen.pages, seen.counts, measured.curve)
+        if seen.ends_s
+        else None
     )
 
 

@@ -4,36 +4,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vmckpt.forecast.model.choose import Intent
-from vmckpt.forecast.model.forecast import POSTCOPIES, Way
-from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
+from vmckpt.forecast.model.forecast import POSTCOPIES, MigrationWay
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.preflight.migration import dirty_log
 
-_METHODS = {Way.HYBRID: Method.HYBRID, Way.POSTCOPY: Method.POSTCOPY, Way.STOP: Method.STOP}
-_PRECOPIES = (Way.PRECOPY, Way.AUTO_CONVERGE, Way.MULTIFD, Way.ZSTD)
+_METHODS = {
+    MigrationWay.HYBRID: Method.HYBRID,
+    MigrationWay.POSTCOPY: Method.POSTCOPY,
+    MigrationWay.STOP: Method.STOP,
+}
+_PRECOPIES = (
+    MigrationWay.PRECOPY,
+    MigrationWay.AUTO_CONVERGE,
+    MigrationWay.MULTIFD,
+    MigrationWay.ZSTD,
+)
 
 
-def ways(options: Options) -> tuple[Way, ...]:
+def ways(options: MigrationOptions) -> tuple[MigrationWay, ...]:
     """The ways that are what was asked for. A policy steers pre-copies alone."""
     for way, method in _METHODS.items():
         if options.method is method:
             return (way,)
     if options.compression:
-        return (Way.ZSTD,)
+        return (MigrationWay.ZSTD,)
     if options.channels:
-        return (Way.MULTIFD,)
+        return (MigrationWay.MULTIFD,)
     if options.auto_converge:
-        return (Way.AUTO_CONVERGE,)
+        return (MigrationWay.AUTO_CONVERGE,)
     if options.method is Method.PRECOPY:
-        return (Way.PRECOPY,)
+        return (MigrationWay.PRECOPY,)
     if options.policy is None:
-        return tuple(Way)
+        return tuple(MigrationWay)
     # Two would slow the guest, each by its own rule.
     slows = options.policy.may_throttle and not options.observe_only
-    return tuple(way for way in _PRECOPIES if way is not Way.AUTO_CONVERGE or not slows)
+    return tuple(way for way in _PRECOPIES if way is not MigrationWay.AUTO_CONVERGE or not slows)
 
 
-def options_of(way: Way, options: Options, intent: Intent) -> Options:
+def options_of(way: MigrationWay, options: MigrationOptions, intent: Intent) -> MigrationOptions:
     """What `migrate` is asked for on this way.
 
     The ways that are post-copy may be: a wish that it shall not be risked is judged like others.
@@ -42,15 +51,15 @@ def options_of(way: Way, options: Options, intent: Intent) -> Options:
     return replace(
         options,
         method=_METHODS.get(way, Method.PRECOPY),
-        auto_converge=way is Way.AUTO_CONVERGE,
-        compression=options.compression or ("zstd" if way is Way.ZSTD else None),
-        channels=options.channels or (DEFAULT_CHANNELS if way is Way.MULTIFD else None),
+        auto_converge=way is MigrationWay.AUTO_CONVERGE,
+        compression=options.compression or ("zstd" if way is MigrationWay.ZSTD else None),
+        channels=options.channels or (DEFAULT_CHANNELS if way is MigrationWay.MULTIFD else None),
         never_risk_postcopy=intent.never_risk_postcopy and way not in POSTCOPIES,
         most_downtime_ms=most_ms,
     )
 
 
-def against(options: Options, checks: Sequence[Finding]) -> str:
+def against(options: MigrationOptions, checks: Sequence[Finding]) -> str:
     """Why a way is closed by what was found of it; empty: it is open.
 
     Where `auto` comes to stopping the guest, because its dirty pages get lost, no other way is open
@@ -66,9 +75,9 @@ def against(options: Options, checks: Sequence[Finding]) -> str:
     return "; ".join(f"[{check.code}] {check.reason}" for check in found)
 
 
-def warnings(checks: Mapping[Way, Sequence[Finding]]) -> tuple[str, ...]:
+def warnings(checks: Mapping[MigrationWay, Sequence[Finding]]) -> tuple[str, ...]:
     """What the checks of open ways warn of, each once; of which ways, where it is not all."""
-    found: dict[str, list[Way]] = {}
+    found: dict[str, list[MigrationWay]] = {}
     for way, these in checks.items():
         for check in these:
             if check.verdict == WARN:

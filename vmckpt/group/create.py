@@ -8,11 +8,11 @@ from typing import Any
 
 from vmckpt.checkpoint.group_member import TOGETHER_S
 from vmckpt.checkpoint.jobs import Take
-from vmckpt.checkpoint.operate import Work, taking
-from vmckpt.checkpoint.take import Taken, Wish
+from vmckpt.checkpoint.operate import StoreJob, taking
+from vmckpt.checkpoint.take import TakenCheckpoint, TakeOptions
 from vmckpt.errors import UsageError, VmckptError
-from vmckpt.group.head import ANSWER_S, Head, cut
-from vmckpt.group.journal import Journal, Part, groups_dir, led, settle
+from vmckpt.group.head import ANSWER_S, GroupHead, cut
+from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle
 from vmckpt.group.services import Service, at_work
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.processes.deadman import armed
@@ -25,17 +25,17 @@ LEAST_HELD_S, USUAL_HELD_S, MOST_HELD_S = 0.02, 0.25, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GroupOptions:
     """What is asked of a group: a name, a member's wish, and how long output may be held."""
 
     name: str
-    wish: Wish
+    wish: TakeOptions
     most_held_s: float = USUAL_HELD_S
     store: str | None = None
 
 
 async def create(
-    vms: Sequence[Vm], asked: Asked, tell: Tell, key: KeySource | None = None
+    vms: Sequence[Vm], asked: GroupOptions, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Take them; what came of it. Every guest runs on, whatever happens.
 
@@ -73,15 +73,17 @@ def require_group(names: Sequence[str]) -> None:
         )
 
 
-async def _work(vm: Vm, asked: Asked, key: KeySource | None) -> Work[Take, Taken]:
+async def _work(
+    vm: Vm, asked: GroupOptions, key: KeySource | None
+) -> StoreJob[Take, TakenCheckpoint]:
     wish = replace(asked.wish, name=f"{asked.name}.{vm.name}")
     work = await taking(vm, asked.store, wish, key)
     return work._replace(held_s=asked.most_held_s)
 
 
 async def _taken(
-    works: Sequence[Work[Take, Taken]],
-    asked: Asked,
+    works: Sequence[StoreJob[Take, TakenCheckpoint]],
+    asked: GroupOptions,
     group_id: str,
     tell: Tell,
     key: KeySource | None,
@@ -103,7 +105,7 @@ async def _taken(
 
 
 async def _committed(
-    head: Head, journal: Journal, stored: Mapping[str, Mapping[str, Any]]
+    head: GroupHead, journal: GroupJournal, stored: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
     members = {vm: said["id"] for vm, said in stored.items()}
     head.tell_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
@@ -112,7 +114,7 @@ async def _committed(
 
 def _journal(
     group_id: str, name: str, services: Sequence[Service], stored: Mapping[str, Mapping[str, Any]]
-) -> Journal:
+) -> GroupJournal:
     parts = [
         Part(
             vm=service.work.vm,
@@ -124,7 +126,7 @@ def _journal(
         )
         for service in services
     ]
-    return Journal(group_id, name, tuple(parts))
+    return GroupJournal(group_id, name, tuple(parts))
 
 
 def _told(

@@ -7,7 +7,7 @@ one is missing is told as what it is, and restored by nobody.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 
 
@@ -18,7 +18,7 @@ class Group:
     id: str
     name: str
     members: Mapping[str, str]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, CatalogueEntry]
 
     @property
     def missing(self) -> list[str]:
@@ -26,7 +26,7 @@ class Group:
         return [vm for vm in self.members if vm not in self.entries]
 
 
-def groups(entries: Iterable[Entry]) -> list[Group]:
+def groups(entries: Iterable[CatalogueEntry]) -> list[Group]:
     """The groups of which any checkpoint is there, oldest first."""
     found: dict[str, Group] = {}
     by_id = {entry.id: entry for entry in entries}
@@ -39,7 +39,7 @@ def groups(entries: Iterable[Entry]) -> list[Group]:
     return list(found.values())
 
 
-def find(entries: Iterable[Entry], text: str) -> Group:
+def find(entries: Iterable[CatalogueEntry], text: str) -> Group:
     """The group of that name, or whose id begins so. Raises NotFoundError, UsageError."""
     every = groups(entries)
     found = [one for one in every if text in (one.id, one.name)]

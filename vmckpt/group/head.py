@@ -12,7 +12,7 @@ from typing import Any
 from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
 from vmckpt.foreign import NUMBER, MalformedError, Shape, require
-from vmckpt.group.turns import Place, turns
+from vmckpt.group.turns import MemberPlace, turns
 from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import all_of
@@ -30,7 +30,7 @@ _SHAPES: Mapping[str, Shape] = {
 }
 
 
-class Head:
+class GroupHead:
     """The lines to all members, by VM."""
 
     def __init__(self, lines: Mapping[str, Line]) -> None:
@@ -104,7 +104,7 @@ class Head:
         return said.more
 
 
-async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
+async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
     """Lead all through one consistent cut; what each has stored, but not committed.
 
     Nothing that a member has sent after its own moment leaves its host before all have had theirs:
@@ -116,7 +116,7 @@ async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> di
     tell("all are ready")
     answers_s = await head.all_answer("set", TOGETHER_S)
     places = {
-        vm: Place(said["machine"], said["processors"], answers_s[vm])
+        vm: MemberPlace(said["machine"], said["processors"], answers_s[vm])
         for vm, said in prepared.items()
     }
     with in_real_time():
@@ -128,7 +128,7 @@ async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> di
     return dict(await head.all_say("stored"))
 
 
-async def restore(head: Head, tell: Callable[[str], None]) -> dict[str, Any]:
+async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any]:
     """Lead all through a restore; what each says when its guest runs and knows what it can.
 
     No restored guest runs before all old ones stand still: what those still send would be from a

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.place import Key, Place, opened
+from vmckpt.checkpoint.catalogue.place import Key, StorePlace, opened
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class GroupJournal:
     """One group that may be half committed."""
 
     id: str
@@ -61,7 +61,7 @@ class Journal:
 
 
 _SCHEMA = Schema(
-    Journal,
+    GroupJournal,
     "`vmckpt checkpoint list` shows which checkpoints say that they are of that group; remove them "
     "or keep them, and remove the file",
 )
@@ -72,7 +72,7 @@ def groups_dir() -> Path:
     return state_dir() / "groups"
 
 
-def _journals() -> Documents[Journal]:
+def _journals() -> Documents[GroupJournal]:
     return Documents(groups_dir(), _SCHEMA)
 
 
@@ -84,7 +84,7 @@ async def led(group_id: str) -> AsyncIterator[None]:
         yield
 
 
-async def settle(journal: Journal, key: Key = None) -> bool:
+async def settle(journal: GroupJournal, key: Key = None) -> bool:
     """All of it was committed (True), or nothing of it stays, and it is forgotten. By who leads.
 
     Raises OutcomeUnknownError when a store or a host gives no answer: it is asked again later.
@@ -156,5 +156,5 @@ async def _removed(part: Part, key: Key) -> None:
                 await in_thread(partial(store.remove, [part.checkpoint]))
 
 
-def _place(part: Part) -> Place:
-    return Place(None if part.store_host is None else find_host(part.store_host), part.store)
+def _place(part: Part) -> StorePlace:
+    return StorePlace(None if part.store_host is None else find_host(part.store_host), part.store)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmckpt.checkpoint.operate import restoring
-from vmckpt.checkpoint.restore.restore import Wish
+from vmckpt.checkpoint.restore.restore import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.group.groups import Group, require_whole
 from vmckpt.group.head import restore
@@ -23,7 +23,7 @@ async def homes(group: Group, tell: Callable[[str], None]) -> dict[str, Host]:
 async def restore_group(
     group: Group,
     hosts: Mapping[str, Host],
-    wish: Wish,
+    wish: RestoreOptions,
     tell: Callable[[str], None],
     key: KeySource | None = None,
 ) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
 from vmckpt.checkpoint.group_member import HEAD_S
 from vmckpt.checkpoint.jobs import RESTORE
-from vmckpt.checkpoint.operate import Work, begun
+from vmckpt.checkpoint.operate import StoreJob, begun
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.events.types import unheard
-from vmckpt.group.head import Head
+from vmckpt.group.head import GroupHead
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import Handle
 from vmckpt.sequence.steps import all_of, finish
@@ -23,13 +23,15 @@ END_S = 60.0
 class Service(NamedTuple):
     """One member's job; `process` does it."""
 
-    work: Work[Any, Any]
+    work: StoreJob[Any, Any]
     job: Handle[Any, Any]
     process: ProcessId
 
 
 @asynccontextmanager
-async def at_work(works: Sequence[Work[Any, Any]]) -> AsyncIterator[tuple[Head, Sequence[Service]]]:
+async def at_work(
+    works: Sequence[StoreJob[Any, Any]],
+) -> AsyncIterator[tuple[GroupHead, Sequence[Service]]]:
     """Services that do them, and their head, for the block.
 
     An error in the block is an error for all of them: each undoes what it can, and has ended when
@@ -44,7 +46,7 @@ async def at_work(works: Sequence[Work[Any, Any]]) -> AsyncIterator[tuple[Head, 
             raise
         for line in lines:
             await stack.enter_async_context(line.beating())
-        head = Head(dict(zip((service.work.vm for service in services), lines, strict=True)))
+        head = GroupHead(dict(zip((service.work.vm for service in services), lines, strict=True)))
         try:
             yield head, services
         except BaseException as exc:
@@ -55,7 +57,7 @@ async def at_work(works: Sequence[Work[Any, Any]]) -> AsyncIterator[tuple[Head, 
             await finish(_ended(services))
 
 
-async def _begun(stack: AsyncExitStack, work: Work[Any, Any]) -> Service:
+async def _begun(stack: AsyncExitStack, work: StoreJob[Any, Any]) -> Service:
     job = await stack.enter_async_context(begun(work))
     process = await job.worker()
     if process is None:

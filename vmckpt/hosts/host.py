@@ -57,7 +57,7 @@ class Promise(NamedTuple):
     holder: str
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """Memory that can still be promised; others were promised, and have not taken yet, so much."""
 
     free_bytes: int
@@ -81,7 +81,7 @@ class Executable(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HostEntry:
     """A host as the inventory has it. Paths are the host's own.
 
     All of its state is under `state_dir`; `bridge` is where guests' taps go, `heartbeats` the
@@ -115,9 +115,9 @@ class Entry:
             make_uids(*self.vm_uids)
 
 
-def entry_fields(host: "Entry | Host") -> dict[str, Any]:
+def entry_fields(host: "HostEntry | Host") -> dict[str, Any]:
     """What every kind of host has, as arguments of its class."""
-    return {field.name: getattr(host, field.name) for field in fields(Entry)}
+    return {field.name: getattr(host, field.name) for field in fields(HostEntry)}
 
 
 class Host(Protocol):
@@ -297,10 +297,10 @@ class Host(Protocol):
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
 
-    async def memory_room(self, directory: Path) -> Room:
+    async def memory_room(self, directory: Path) -> FreeMemory:
         """What of memory in a file below `directory` nobody has, or was promised."""
 
-    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Promise memory that is free, or with `overcommit` any; see hosts.promises.
 
         The directory of its record is there.

@@ -23,12 +23,12 @@ from vmckpt.hosts.host import (
     MOST_TEXT_BYTES,
     Allocation,
     Completed,
-    Entry,
     Executable,
     Fingerprint,
+    FreeMemory,
+    HostEntry,
     Promise,
     Queues,
-    Room,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.ownership import trusted_users
@@ -57,7 +57,7 @@ PASSED_THROUGH = 0o010
 
 
 @dataclass(frozen=True, slots=True)
-class LocalHost(Entry):
+class LocalHost(HostEntry):
     """This machine, or a part of it that commands enter by a prefix (a namespace).
 
     `enter` is put before every command's argv.
@@ -352,11 +352,11 @@ class LocalHost(Entry):
         """The kernel's estimate of memory that new processes can take without swapping."""
         return memory.available_bytes(self.name)
 
-    async def memory_room(self, directory: Path) -> Room:
+    async def memory_room(self, directory: Path) -> FreeMemory:
         """What of memory in a file below `directory` nobody has, or was promised."""
         return promises.room(directory, memory.available_bytes(self.name))
 
-    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Promise memory that is free, or with `overcommit` any."""
         available = partial(memory.available_bytes, self.name)
         give = partial(promises.promise, promise, available, overcommit=overcommit)

@@ -29,7 +29,7 @@ class JobFiles:
 
     @property
     def order(self) -> Path:
-        """The request (`kind.Order`); the process starts first and waits for it."""
+        """The request (`kind.JobOrder`); the process starts first and waits for it."""
         return self.path / "order.json"
 
     @property

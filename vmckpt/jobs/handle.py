@@ -23,7 +23,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import PROCESS, ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.jobs.files import JobFiles, jobs_dir
-from vmckpt.jobs.kind import ORDER, OUTCOME, Kind, Outcome
+from vmckpt.jobs.kind import ORDER, OUTCOME, JobKind, Outcome
 from vmckpt.jobs.serve import command, recovery
 from vmckpt.state.documents import load_from, save_to
 
@@ -43,7 +43,7 @@ END_S = 120.0
 class Handle(Generic[Q, R]):
     """A job on a host; `process` is set if this command started it."""
 
-    kind: Kind[Q, R]
+    kind: JobKind[Q, R]
     host: Host
     files: JobFiles
     process: ProcessId | None = None
@@ -116,7 +116,7 @@ class Handle(Generic[Q, R]):
         await self.host.remove(self.files.path)
 
 
-async def begin(kind: Kind[Q, R], host: Host, run: str, *, last: bool = False) -> Handle[Q, R]:
+async def begin(kind: JobKind[Q, R], host: Host, run: str, *, last: bool = False) -> Handle[Q, R]:
     """Start a job's process, which waits for its order. `last`: at low priority, below guests.
 
     It ends if its directory is removed or no order arrives. If the connection breaks meanwhile, the
@@ -132,7 +132,7 @@ async def begin(kind: Kind[Q, R], host: Host, run: str, *, last: bool = False) -
     return Handle(kind, host, files, process)
 
 
-def attach(kind: Kind[Q, R], host: Host, run: str) -> Handle[Q, R]:
+def attach(kind: JobKind[Q, R], host: Host, run: str) -> Handle[Q, R]:
     """A handle for a job that was started earlier."""
     return Handle(kind, host, JobFiles.of(host.state_dir, kind.name, run))
 
@@ -144,7 +144,7 @@ async def ended(host: Host, process: ProcessId, within_s: float) -> bool:
     )
 
 
-async def revoke(kind: Kind[Q, Any], host: Host, unwanted: Callable[[str, Q], bool]) -> None:
+async def revoke(kind: JobKind[Q, Any], host: Host, unwanted: Callable[[str, Q], bool]) -> None:
     """Cancel the jobs of a kind that are `unwanted`, by VM and request, and wait for their undo.
 
     For jobs of a command that was killed. A job that has not started never will; reported results

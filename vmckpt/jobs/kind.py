@@ -1,4 +1,4 @@
-"""Kinds of job, their request (`Order`) and their result (`Outcome`)."""
+"""Kinds of job, their request (`JobOrder`) and their result (`Outcome`)."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -11,7 +11,7 @@ from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.events.lines import to_line
 from vmckpt.events.types import Emit, Event, heard_or_not, unheard
 from vmckpt.foreign import MalformedError
-from vmckpt.hosts.host import Entry, entry_fields
+from vmckpt.hosts.host import HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.files import JobFiles
@@ -27,10 +27,10 @@ UNWRITTEN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class JobOrder:
     """order.json: the VM, its host, and the request of the kind."""
 
-    host: Entry
+    host: HostEntry
     vm: str
     request: Mapping[str, Any]
 
@@ -49,7 +49,7 @@ class Outcome:
     is_over: bool = True
 
 
-ORDER = Schema(Order, "see `vmckpt vm list`")
+ORDER = Schema(JobOrder, "see `vmckpt vm list`")
 OUTCOME = Schema(Outcome, "`vmckpt vm list` shows where the VM is and how", omits_none=True)
 
 
@@ -113,7 +113,7 @@ class Job(Generic[Q, R]):
         fill(self.files.outcome, OUTCOME.encode(outcome))
 
 
-class Worker(NamedTuple, Generic[R]):
+class JobWorker(NamedTuple, Generic[R]):
     """The two entry points of a job.
 
     `work` returns the result, or None if it was reported already. `recover` runs after the worker
@@ -126,7 +126,7 @@ class Worker(NamedTuple, Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[Q, R]):
+class JobKind(Generic[Q, R]):
     """A kind of job.
 
     `worker` is a context that is left after the outcome was written, also for a revoked job: it
@@ -139,14 +139,14 @@ class Kind(Generic[Q, R]):
     what: str
     request: type[Q]
     result: type[R]
-    worker: Callable[[Job[Q, R]], AbstractAsyncContextManager[Worker[R]]]
+    worker: Callable[[Job[Q, R]], AbstractAsyncContextManager[JobWorker[R]]]
     kept_s: float = 86_400.0
 
-    def order(self, host: Any, vm: str, request: Q) -> Order:
-        """Build an order for a host (`Entry` or `Host`)."""
-        return Order(Entry(**entry_fields(host)), vm, builtins(request))
+    def order(self, host: Any, vm: str, request: Q) -> JobOrder:
+        """Build an order for a host (`HostEntry` or `Host`)."""
+        return JobOrder(HostEntry(**entry_fields(host)), vm, builtins(request))
 
-    def read_order(self, data: bytes | str, path: Path, host: str = "") -> tuple[Order, Q]:
+    def read_order(self, data: bytes | str, path: Path, host: str = "") -> tuple[JobOrder, Q]:
         """Decode an order. Raises StorageError: damaged, or written by another version."""
         order = ORDER.decode(data, path, host, any_text=True)
         try:

@@ -14,7 +14,7 @@ from vmckpt.errors import CancelledByUserError, OperationFailedError, VmckptErro
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import PROCESS, identify
 from vmckpt.jobs.files import JobFiles, forget_old
-from vmckpt.jobs.kind import Job, Kind
+from vmckpt.jobs.kind import Job, JobKind
 from vmckpt.state.documents import save_to
 
 # Allows for a lost connection between starting the process and writing the order.
@@ -32,7 +32,7 @@ def recovery(own: Sequence[str], kind: str, directory: Path) -> list[str]:
     return [*command(own, kind, directory), "--recover"]
 
 
-async def serve(kind: Kind[Any, Any], directory: Path, own_command: Sequence[str]) -> None:
+async def serve(kind: JobKind[Any, Any], directory: Path, own_command: Sequence[str]) -> None:
     """Run the job in this directory. Errors become its outcome.
 
     Raises NotFoundError: no order arrived, or the directory was removed.
@@ -59,7 +59,7 @@ async def serve(kind: Kind[Any, Any], directory: Path, own_command: Sequence[str
             job.succeed(await worker.work())
 
 
-async def recover(kind: Kind[Any, Any], directory: Path) -> None:
+async def recover(kind: JobKind[Any, Any], directory: Path) -> None:
     """Recover a job whose process died; the outcome says whether it was finished or undone."""
     job = kind.job(JobFiles(directory))
     async with kind.worker(job) as worker, _concluded(kind, job):
@@ -76,7 +76,7 @@ async def recover(kind: Kind[Any, Any], directory: Path) -> None:
 
 
 @asynccontextmanager
-async def _concluded(kind: Kind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[None]:
+async def _concluded(kind: JobKind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[None]:
     """Record an error or cancellation of the block as the outcome; bugs are also raised."""
     try:
         yield
@@ -88,7 +88,7 @@ async def _concluded(kind: Kind[Any, Any], job: Job[Any, Any]) -> AsyncIterator[
             raise
 
 
-def _cancelled(kind: Kind[Any, Any], job: Job[Any, Any]) -> CancelledByUserError:
+def _cancelled(kind: JobKind[Any, Any], job: Job[Any, Any]) -> CancelledByUserError:
     return CancelledByUserError(
         f"the {kind.what} of '{job.vm}' was cancelled", why="asked to stop", remedy="try again"
     )

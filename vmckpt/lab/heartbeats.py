@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from vmckpt.lab.silence import Silence, summarise
+from vmckpt.lab.silence import GuestSilence, summarise
 
 # Little endian: magic, id, sequence number, the guest's CLOCK_MONOTONIC in ns, reserved.
 _DATAGRAM = struct.Struct("<4sIQQQ")
@@ -62,7 +62,7 @@ class Beats:
         arrivals.append(arrival_ns)
         numbers.append(sequence_number)
 
-    def silence(self, since_ns: int, until_ns: int, *, dropped: int) -> Silence:
+    def silence(self, since_ns: int, until_ns: int, *, dropped: int) -> GuestSilence:
         """What was heard within [since_ns, until_ns]."""
         arrivals, numbers, heard_before = array("q"), array("Q"), False
         for chunk_arrivals, chunk_numbers in self._chunks:

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, RefusedError, UsageError
+from vmckpt.hosts.processes.process import identify
 from vmckpt.lab import network
 from vmckpt.lab.inventory import check_free, enter_hosts, remove_hosts
 from vmckpt.lab.leftovers import remove_ram_files
 from vmckpt.lab.lock import locked
 from vmckpt.lab.namespaces import Namespaces, last_line
-from vmckpt.lab.processes import end_all, find, identify, known, python, reap, tag
+from vmckpt.lab.processes import end_all, find, known, python, reap, tag
 from vmckpt.lab.real import build as real
-from vmckpt.lab.real.build import BARE_QEMU, Look, check_look
+from vmckpt.lab.real.build import BARE_QEMU, MachineLook, check_look
 from vmckpt.lab.real.management import remove_cable
 from vmckpt.lab.state import (
     HOST_PREFIX,
@@ -44,7 +45,7 @@ _START_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class LabRemoval:
     """What `down` found and removed."""
 
     hosts: int
@@ -53,7 +54,7 @@ class Removed:
 
 
 async def up(
-    state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: Look | None = None
+    state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: MachineLook | None = None
 ) -> Lab:
     """Make a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, all of it works.
 
@@ -87,7 +88,7 @@ async def up(
         return lab
 
 
-async def down(state_dir: Path) -> Removed:
+async def down(state_dir: Path) -> LabRemoval:
     """Remove the lab, or what is left of one: afterwards nothing of it is there.
 
     QEMUs and whatever else runs in the lab's namespaces are ended. Does nothing if there is no lab.
@@ -103,7 +104,7 @@ async def down(state_dir: Path) -> Removed:
         return _remove(directory, pids)
 
 
-def _check_request(hosts: int, qemus: Sequence[Path], look: Look | None) -> None:
+def _check_request(hosts: int, qemus: Sequence[Path], look: MachineLook | None) -> None:
     if not 1 <= hosts <= MAX_HOSTS:
         raise UsageError(
             f"no lab of {hosts} hosts",
@@ -138,7 +139,7 @@ def _refuse_a_second(state_dir: Path) -> None:
 
 
 async def _build(
-    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], look: Look | None
+    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], look: MachineLook | None
 ) -> Lab:
     directory = namespaces.directory
     switch = await namespaces.make_switch()
@@ -230,7 +231,7 @@ async def _await_observer(namespaces: Namespaces, pid: int) -> None:
     )
 
 
-def _remove(directory: Path, children: Sequence[int]) -> Removed:
+def _remove(directory: Path, children: Sequence[int]) -> LabRemoval:
     """Remove what there is of a lab; what says that there is one goes last.
 
     `children`: processes of the lab that may be this process's, to be reaped.
@@ -250,4 +251,4 @@ def _remove(directory: Path, children: Sequence[int]) -> Removed:
                 why=str(exc),
                 remedy="put it right, then run 'vmckpt lab down'",
             ) from exc
-    return Removed(hosts=len(names), processes=len(ended), ram_files=ram_files)
+    return LabRemoval(hosts=len(names), processes=len(ended), ram_files=ram_files)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError, RefusedError
-from vmckpt.lab.processes import identify, reap, spawn, tool
+from vmckpt.hosts.processes.process import identify
+from vmckpt.lab.processes import reap, spawn, tool
 
 _START_TIMEOUT_S = 10.0
 

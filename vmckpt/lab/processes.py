@@ -16,41 +16,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.processes.process import ProcessId, identify, is_alive
 
 _MARK = "VMCKPT_LAB"
 _GRACE_S = 1.0
 _END_TIMEOUT_S = 10.0
 _COMMAND_TIMEOUT_S = 10.0
-# Fields of /proc/PID/stat after the command's name: the state, and the start time (proc(5): 3, 22).
-_STATE, _STARTED = 0, 19
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """A process that cannot be mistaken for a later one with the same pid.
-
-    `started_ticks`: clock ticks since boot (/proc/PID/stat, field 22).
-    """
-
-    pid: int
-    started_ticks: int
-
-    def is_alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
-        return identify(self.pid) == self
-
-
-def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None if there is none, or only its zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[_STATE] in b"ZX" else ProcessId(pid, int(fields[_STARTED]))
 
 
 def known(pid: int) -> ProcessId:
@@ -221,7 +195,7 @@ def _end(processes: Iterable[ProcessId], deadline_s: float) -> None:
                 fd = os.pidfd_open(process.pid)
                 stack.callback(os.close, fd)
                 # From here on the descriptor names one process; is it still the one we found?
-                if process.is_alive():
+                if is_alive(process):
                     poller.register(fd, select.POLLIN)
                     open_fds.add(fd)
         for signal_number, wait_until_s in (

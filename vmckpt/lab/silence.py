@@ -24,7 +24,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class GuestSilence:
     """What was heard of one guest within a window.
 
     `lost`: sequence numbers never seen between the first and the last one. `reordered`: beats that
@@ -70,7 +70,7 @@ def summarise(
     *,
     heard_before: bool,
     dropped: int = 0,
-) -> Silence:
+) -> GuestSilence:
     """What was heard within the window; both sequences hold its beats in order of arrival."""
     silences = gaps(sorted(arrivals_ns), since_ns, until_ns, heard_before=heard_before)
     longest = max(silences, key=lambda gap: gap.length_ns, default=Gap(since_ns, 0))
@@ -80,7 +80,7 @@ def summarise(
         lost += max(life) - min(life) + 1 - len(distinct)
         duplicated += len(life) - len(distinct)
         reordered += _behind(life) - (len(life) - len(distinct))
-    return Silence(
+    return GuestSilence(
         received=len(arrivals_ns),
         lost=lost,
         reordered=reordered,

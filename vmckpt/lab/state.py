@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import NotFoundError, RefusedError
-from vmckpt.lab.processes import ProcessId
+from vmckpt.hosts.processes.process import ProcessId, is_alive
 
 HOST_PREFIX = "lab-"
 # sockaddr_un.sun_path holds 108 bytes with the terminating zero (unix(7)); the longest path that a
@@ -120,7 +120,7 @@ def read(state_dir: Path) -> Lab | None:
     except (ValueError, KeyError, TypeError) as exc:
         raise _in_pieces(f"its record is damaged: {exc!r}") from exc
     for process in (lab.client, lab.observer, *(host.holder for host in lab.hosts)):
-        if not process.is_alive():
+        if not is_alive(process):
             raise _in_pieces(f"its process {process.pid} is gone (killed, or a reboot)")
     return lab
 

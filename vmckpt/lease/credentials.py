@@ -21,7 +21,7 @@ from vmckpt.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class EtcdCredentials:
     """What the file says, with whole paths."""
 
     authority: Path | None = None
@@ -53,13 +53,13 @@ class Credentials:
         return password
 
 
-def read_credentials(path: Path) -> Credentials:
+def read_credentials(path: Path) -> EtcdCredentials:
     """What a file of credentials says. Raises UsageError, also when others could read secrets."""
     try:
         said = tomllib.loads(path.read_text())
     except (OSError, ValueError) as exc:  # tomllib.TOMLDecodeError is one
         raise _unusable(f"{path}: {exc}", "write it as docs/replicate.md says under etcd") from exc
-    names = {field.name for field in fields(Credentials)}
+    names = {field.name for field in fields(EtcdCredentials)}
     if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:
         why = f"{path}: {', '.join(wrong)} is not known, or no text"
         raise _unusable(why, f"it has {', '.join(sorted(names))}")
@@ -70,7 +70,7 @@ def read_credentials(path: Path) -> Credentials:
     for name in ("key", "password_file"):
         if name in paths:
             _require_private(paths[name])
-    return Credentials(**paths, user=said.get("user", ""))
+    return EtcdCredentials(**paths, user=said.get("user", ""))
 
 
 def _is_right(name: str, value: object, names: set[str]) -> bool:

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from vmckpt.errors import OutcomeUnknownError, StorageError, UsageError
-from vmckpt.lease.gateway import NO_SPACE, Gateway, NotTakenError, UnansweredError
-from vmckpt.lease.record import Record, decode, encode
+from vmckpt.lease.gateway import NO_SPACE, Gateway, GatewayUnansweredError, NotTakenError
+from vmckpt.lease.record import LeaseRecord, decode, encode
 from vmckpt.lease.store import ArbiterDownError, Versioned
 
 TIMEOUT_S = 1.0
@@ -51,7 +51,7 @@ class EtcdStore:
             raise self._down(vm, failures)
         return found[0]
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         """Put `record` where version `over` stands; what stands there afterwards."""
         key = self._key(vm)
         value = base64.b64encode(encode(record).encode()).decode()
@@ -68,7 +68,7 @@ class EtcdStore:
         }
         answers, failures = await self._ask("/v3/kv/txn", question, stands)
         if not answers:
-            if any(isinstance(failure, UnansweredError) for failure in failures.values()):
+            if any(isinstance(failure, GatewayUnansweredError) for failure in failures.values()):
                 raise self._unknown(vm, failures)
             raise self._down(vm, failures)
         (found,) = answers
@@ -112,17 +112,19 @@ class EtcdStore:
         doubt: Exception | None = None
         before = ""
         while True:
-            late = UnansweredError(f"no answer in {self._timeout_s:g} s{before}")
+            late = GatewayUnansweredError(f"no answer in {self._timeout_s:g} s{before}")
             failures[gateway.url] = doubt or late
             try:
                 return read(await gateway.ask(path, question))
             except NotTakenError as exc:
                 failures[gateway.url] = doubt or exc
                 before = f"; before that: {exc}"
-            except UnansweredError as exc:
+            except GatewayUnansweredError as exc:
                 failures[gateway.url] = doubt = exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:
-                doubt = UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}")
+                doubt = GatewayUnansweredError(
+                    f"its answer makes no sense: {type(exc).__name__}: {exc}"
+                )
                 failures[gateway.url] = doubt
             await asyncio.sleep(RETRY_S)
 

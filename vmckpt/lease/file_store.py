@@ -23,7 +23,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from vmckpt.errors import OutcomeUnknownError, StorageError
-from vmckpt.lease.record import Record, decode, encode
+from vmckpt.lease.record import LeaseRecord, decode, encode
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.sequence.in_thread import NoThreadError, in_thread
 from vmckpt.state.durable import make_dir_durably
@@ -59,7 +59,7 @@ class FileStore:
         except (OSError, TimeoutError) as exc:
             raise self._down(vm, exc) from exc
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         """Put `record` where version `over` stands; what stands there afterwards."""
         try:
             return await self._within(lambda: self._replace(vm, record, over))
@@ -105,7 +105,7 @@ class FileStore:
                 return _parse(directory / _name(number), number)
         return _read_single(self._single(vm))
 
-    def _replace(self, vm: str, record: Record, over: int) -> Versioned:
+    def _replace(self, vm: str, record: LeaseRecord, over: int) -> Versioned:
         try:
             now = self._read(vm)
             if (now.version if now else NONE_YET) != over:

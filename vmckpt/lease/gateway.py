@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vmckpt.errors import UsageError
-from vmckpt.lease.credentials import Credentials
+from vmckpt.lease.credentials import EtcdCredentials
 
 DEFAULT_PORT = 2379
 # No answer of ours comes near.
@@ -34,7 +34,7 @@ class NotTakenError(Exception):
     """It was not sent, or the member refused it: nothing was changed by it, nor will be."""
 
 
-class UnansweredError(Exception):
+class GatewayUnansweredError(Exception):
     """It was sent, and nobody knows what became of it."""
 
 
@@ -45,7 +45,7 @@ class Gateway:
     be used.
     """
 
-    def __init__(self, url: str, credentials: Credentials | None = None) -> None:
+    def __init__(self, url: str, credentials: EtcdCredentials | None = None) -> None:
         self.url = url
         try:
             parts = urlsplit(url)
@@ -57,7 +57,7 @@ class Gateway:
         if credentials is not None and parts.scheme != "https":
             raise _no_endpoint(url, "credentials take https: else everybody on the way reads them")
         self._host, self._port = host, port
-        given = credentials or Credentials()
+        given = credentials or EtcdCredentials()
         self._tls = given.tls() if parts.scheme == "https" else None
         self._user, self._password = given.user, given.password()
         self._token: str | None = None
@@ -92,9 +92,9 @@ class Gateway:
             while some := await reader.read(_MOST_BYTES):
                 answer += some
                 if len(answer) > _MOST_BYTES:
-                    raise UnansweredError("its answer has no end")
+                    raise GatewayUnansweredError("its answer has no end")
         except OSError as exc:
-            raise UnansweredError(f"the connection broke: {exc}") from exc
+            raise GatewayUnansweredError(f"the connection broke: {exc}") from exc
         finally:
             writer.transport.abort()
         return _parsed(bytes(answer))
@@ -116,25 +116,29 @@ def _parsed(answer: bytes) -> dict[str, Any]:
         response.begin()
         body = response.read()
     except (HTTPException, ValueError) as exc:
-        raise UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}") from exc
+        raise GatewayUnansweredError(
+            f"its answer makes no sense: {type(exc).__name__}: {exc}"
+        ) from exc
     is_refused = 400 <= response.status < 500 and response.status not in _UNDECIDED
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as exc:
         if is_refused:
             raise NotTakenError(body.decode(errors="replace").strip()) from exc
-        raise UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}") from exc
+        raise GatewayUnansweredError(
+            f"its answer makes no sense: {type(exc).__name__}: {exc}"
+        ) from exc
     if not isinstance(value, dict):
-        raise UnansweredError("its answer makes no sense: it is no object")
+        raise GatewayUnansweredError("its answer makes no sense: it is no object")
     if response.status == 200:
         header = value.get("header")
         if not isinstance(header, dict) or not str(header.get("revision")).isdecimal():
-            raise UnansweredError("its answer makes no sense: it is none of etcd's")
+            raise GatewayUnansweredError("its answer makes no sense: it is none of etcd's")
         return value
     why = str(value.get("error") or value.get("message") or f"status {response.status}")
     if is_refused or "no leader" in why:
         raise NotTakenError(why)
-    raise UnansweredError(why)
+    raise GatewayUnansweredError(why)
 
 
 def _no_endpoint(url: str, why: str) -> UsageError:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.lease import rule
 from vmckpt.lease.clock import boottime_s
-from vmckpt.lease.primary import Standing
-from vmckpt.lease.record import Record, Span
-from vmckpt.lease.rule import Claimant, Holding, Seen
-from vmckpt.lease.store import NONE_YET, ArbiterDownError, Store, Versioned
+from vmckpt.lease.primary import ReplicaStanding
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
+from vmckpt.lease.rule import Claimant, Holding, SeenRecord
+from vmckpt.lease.store import NONE_YET, ArbiterDownError, RecordStore, Versioned
 
-Change = Callable[[Record, int], Record]
+Change = Callable[[LeaseRecord, int], LeaseRecord]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTerm:
     """A term that the arbiter said is ours, and when our lease of it ends by our clock."""
 
     term: int
@@ -29,37 +29,37 @@ class Lease:
 
     All that its properties say is as of the last answer. What was asked and not answered, or whose
     caller was cancelled, counts as not got *and* as possibly done. Calls queue up: there is one
-    question at a time. Each raises what `Store.read` and `Store.replace` raise, and RefusedError
-    when the record went back in time: its arbiter has forgotten what it granted.
+    question at a time. Each raises what `RecordStore.read` and `RecordStore.replace` raise, and
+    RefusedError when the record went back in time: its arbiter has forgotten what it granted.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: RecordStore,
         vm: str,
         claimant: Claimant,
-        span: Span,
+        span: LeaseSpan,
         *,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
         self.vm, self.claimant, self.span = vm, claimant, span
         self._store, self._clock = store, clock
-        self._seen: Seen | None = None
-        self._held: Held | None = None
+        self._seen: SeenRecord | None = None
+        self._held: HeldTerm | None = None
         self._is_given_up = False
-        self._replaced: Seen | None = None
+        self._replaced: SeenRecord | None = None
         # Sent and not answered, each with the time before it was sent.
-        self._asked: list[tuple[Record, float]] = []
+        self._asked: list[tuple[LeaseRecord, float]] = []
         self._attempt = 0
         self._one_at_a_time = asyncio.Lock()
 
     @property
-    def seen(self) -> Seen | None:
+    def seen(self) -> SeenRecord | None:
         """The record as last seen; None: no term was ever granted, or nobody has looked."""
         return self._seen
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldTerm | None:
         """The term that is ours until its end, which may be past; None: none is."""
         return self._held
 
@@ -74,7 +74,7 @@ class Lease:
         return bool(self._asked)
 
     @property
-    def replaced(self) -> Seen | None:
+    def replaced(self) -> SeenRecord | None:
         """The record that our term was put over, and since when we had seen it stand.
 
         Its holder may still act until `rule.wait_s` of it is over.
@@ -99,22 +99,22 @@ class Lease:
         return self._seen.now.record.term if self._seen else 0
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ReplicaStanding:
         """Whether a replica may take over from us; UNSETTLED too when the term is not ours."""
         if self._held is None or self._seen is None:
-            return Standing.UNSETTLED
+            return ReplicaStanding.UNSETTLED
         possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._asked)}
         if len(possible) > 1:
-            return Standing.UNSETTLED
-        return Standing.SOLO if possible == {None} else Standing.IN_SYNC
+            return ReplicaStanding.UNSETTLED
+        return ReplicaStanding.SOLO if possible == {None} else ReplicaStanding.IN_SYNC
 
-    async def look(self) -> Seen | None:
+    async def look(self) -> SeenRecord | None:
         """What stands there now, and since when we have seen it stand so."""
         async with self._one_at_a_time:
             await self._look()
             return self._seen
 
-    async def take(self, dead: Holding | None = None) -> Held:
+    async def take(self, dead: Holding | None = None) -> HeldTerm:
         """Take the next term, as one who is entitled to it, from a holder that cannot act any more.
 
         `dead`: a holder that was proved so. Renews a term that is ours already. Raises RefusedError
@@ -122,7 +122,7 @@ class Lease:
         """
         return await self._take(lambda seen: self._require_free(seen, dead))
 
-    async def claim(self) -> Held:
+    async def claim(self) -> HeldTerm:
         """Take the next term from a holder that may still act; raises as `take` does.
 
         From here on that one can record nothing any more, least of all that it goes on alone: so it
@@ -130,7 +130,7 @@ class Lease:
         """
         return await self._take(self._require_entitled)
 
-    async def _take(self, require: Callable[[Seen], None]) -> Held:
+    async def _take(self, require: Callable[[SeenRecord], None]) -> HeldTerm:
         async with self._one_at_a_time:
             await self._look()
             self._is_given_up = False
@@ -140,11 +140,11 @@ class Lease:
                 if held is not None:
                     return held
 
-    async def renew(self) -> Held:
+    async def renew(self) -> HeldTerm:
         """Hold the term for another span. Raises RefusedError when it is not ours any more."""
         return await self._rewrite(rule.renewed)
 
-    async def record_in_sync(self, replica: str) -> Held:
+    async def record_in_sync(self, replica: str) -> HeldTerm:
         """`replica` may take over from now on. Also renews; raises as `renew` does.
 
         Before it is called the last output that `replica` has not seen has left, and no other
@@ -154,7 +154,7 @@ class Lease:
             lambda record, attempt: rule.with_in_sync(record, replica, attempt)
         )
 
-    async def record_solo(self) -> Held:
+    async def record_solo(self) -> HeldTerm:
         """No replica may take over any more. Also renews; raises as `renew` does.
 
         Output may leave unacknowledged once this has returned, not before.
@@ -185,7 +185,7 @@ class Lease:
         again._seen = self._seen
         return again
 
-    async def _rewrite(self, change: Change) -> Held:
+    async def _rewrite(self, change: Change) -> HeldTerm:
         async with self._one_at_a_time:
             # Again when an earlier question of ours was done after all, and so came between.
             while True:
@@ -194,7 +194,7 @@ class Lease:
                 if held is not None:
                     return held
 
-    def _next_term(self, require: Callable[[Seen], None]) -> tuple[Record, int]:
+    def _next_term(self, require: Callable[[SeenRecord], None]) -> tuple[LeaseRecord, int]:
         if self._seen is None:
             return rule.first(self.claimant, self.span, attempt=self._next()), NONE_YET
         now = self._seen.now
@@ -226,7 +226,7 @@ class Lease:
         elif self._seen is not None:
             raise _forgotten(self.vm, self._seen.now, "nothing")
 
-    async def _put(self, record: Record, *, over: int) -> Held | None:
+    async def _put(self, record: LeaseRecord, *, over: int) -> HeldTerm | None:
         """Write it over that version; None when something else stands there."""
         before_s = self._clock()
         question = (record, before_s)
@@ -239,28 +239,28 @@ class Lease:
         self._note(found)
         if found.record != record:
             return None
-        return Held(record.term, before_s + record.span.holder_s)
+        return HeldTerm(record.term, before_s + record.span.holder_s)
 
     def _note(self, found: Versioned) -> None:
         """Take in an answer: what stands there, and so which of our questions were done."""
         answered_s, before = self._clock(), self._seen
         if self._seen is None:
-            self._seen = Seen(found, answered_s)
+            self._seen = SeenRecord(found, answered_s)
         elif found == self._seen.now:
             return
         elif found.version <= self._seen.now.version or found.record.term < self.highest_term:
             raise _forgotten(self.vm, self._seen.now, f"term {found.record.term}")
         else:
-            self._seen = Seen(found, answered_s)
+            self._seen = SeenRecord(found, answered_s)
         self._held = None
         for record, before_s in self._asked:
             if record == found.record and not (record.released or self._is_given_up):
-                self._held = Held(record.term, before_s + record.span.holder_s)
+                self._held = HeldTerm(record.term, before_s + record.span.holder_s)
                 if before is not None and before.now.record.term < record.term:
                     self._replaced = before
         self._asked.clear()  # each was to be put over an older version: it never will be
 
-    def _require_entitled(self, seen: Seen) -> None:
+    def _require_entitled(self, seen: SeenRecord) -> None:
         record = seen.now.record
         if not rule.is_entitled(record, self.claimant):
             raise RefusedError(
@@ -270,7 +270,7 @@ class Lease:
                 remedy="let the primary bring the replica up to date first",
             )
 
-    def _require_free(self, seen: Seen, dead: Holding | None) -> None:
+    def _require_free(self, seen: SeenRecord, dead: Holding | None) -> None:
         self._require_entitled(seen)
         record = seen.now.record
         wait_s = rule.wait_s(seen, now_s=self._clock(), dead=dead)

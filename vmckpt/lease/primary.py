@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Standing(Enum):
+class ReplicaStanding(Enum):
     """Whether a replica may take over, as the arbiter has it."""
 
     SOLO = "no replica may take over: the standby is stale"
@@ -13,7 +13,7 @@ class Standing(Enum):
     UNSETTLED = "a write about it has no answer yet: it may be either"
 
 
-class Move(Enum):
+class PrimaryMove(Enum):
     """What is due. The first that applies, in this order."""
 
     STAND_DOWN = "a higher term was granted: this guest never runs again"
@@ -24,7 +24,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PrimaryView:
     """All that the primary's decisions rest on; times by `clock.boottime_s`.
 
     `highest_term`: the highest seen anywhere, with the arbiter or on the wire. `held_until_s`: when
@@ -36,43 +36,43 @@ class View:
     highest_term: int
     held_until_s: float = -math.inf
     renew_from_s: float = -math.inf
-    standing: Standing = Standing.SOLO
+    standing: ReplicaStanding = ReplicaStanding.SOLO
     unanswered_since_s: float | None = None
     acknowledged: int = -1
 
 
-def decide(view: View, *, now_s: float, margin_s: float, patience_s: float) -> Move:
+def decide(view: PrimaryView, *, now_s: float, margin_s: float, patience_s: float) -> PrimaryMove:
     """The next move.
 
     `margin_s`: what stopping the guest may take, clock reading included. `patience_s`: how long the
     standby may leave an epoch unanswered before it is given up.
     """
     if view.highest_term > view.term:
-        return Move.STAND_DOWN
+        return PrimaryMove.STAND_DOWN
     if not _holds(view, now_s + margin_s):
-        return Move.STOP_GUEST
-    if view.standing is not Standing.SOLO and _is_silent(view, now_s, patience_s):
-        return Move.RECORD_SOLO
-    return Move.RENEW if now_s >= view.renew_from_s else Move.SERVE
+        return PrimaryMove.STOP_GUEST
+    if view.standing is not ReplicaStanding.SOLO and _is_silent(view, now_s, patience_s):
+        return PrimaryMove.RECORD_SOLO
+    return PrimaryMove.RENEW if now_s >= view.renew_from_s else PrimaryMove.SERVE
 
 
-def may_run(view: View, *, now_s: float, margin_s: float) -> bool:
+def may_run(view: PrimaryView, *, now_s: float, margin_s: float) -> bool:
     """Whether the guest's vCPUs may run from now for `margin_s`."""
     return view.highest_term <= view.term and _holds(view, now_s + margin_s)
 
 
-def may_release(view: View, epoch: int, *, now_s: float, margin_s: float) -> bool:
+def may_release(view: PrimaryView, epoch: int, *, now_s: float, margin_s: float) -> bool:
     """Whether the output that the guest made before the end of `epoch` may leave now.
 
     Only what a replica that may take over has seen, or when certainly none may.
     """
-    covered = epoch <= view.acknowledged or view.standing is Standing.SOLO
+    covered = epoch <= view.acknowledged or view.standing is ReplicaStanding.SOLO
     return covered and may_run(view, now_s=now_s, margin_s=margin_s)
 
 
-def _holds(view: View, until_s: float) -> bool:
+def _holds(view: PrimaryView, until_s: float) -> bool:
     return until_s < view.held_until_s
 
 
-def _is_silent(view: View, now_s: float, patience_s: float) -> bool:
+def _is_silent(view: PrimaryView, now_s: float, patience_s: float) -> bool:
     return view.unanswered_since_s is not None and now_s - view.unanswered_since_s > patience_s

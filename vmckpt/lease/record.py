@@ -11,7 +11,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LeaseSpan:
     """How long a lease lasts, and how far two clocks may part in that time.
 
     `drift` is a rate: clocks of holder and claimant each run at 1 +- `drift` of true time.
@@ -40,7 +40,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """One state of a VM's record. No two writes of it are alike: `attempt` counts its holder's.
 
     `holder` names one life of one process. `in_sync` is the replica that may take over; None: there
@@ -50,7 +50,7 @@ class Record:
     term: int
     holder: str
     attempt: int
-    span: Span
+    span: LeaseSpan
     in_sync: str | None = None
     released: bool = False
 
@@ -59,21 +59,21 @@ class Record:
             raise ValueError(f"no term is {self.term}")
 
 
-def encode(record: Record) -> str:
+def encode(record: LeaseRecord) -> str:
     """The record as text (JSON)."""
     return json.dumps({"format": FORMAT, **asdict(record)}, separators=(",", ":"))
 
 
-def decode(text: str, where: str) -> Record:
+def decode(text: str, where: str) -> LeaseRecord:
     """The record that `encode` wrote. Raises StorageError, which says `where` it stood."""
     try:
         value = parse(text)
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
             raise MalformedError("it has a format of another vmckpt")
         # A term is nothing to guess at: unlike other records it has no field too few or too many.
-        if value.keys() != {field.name for field in fields(Record)}:
+        if value.keys() != {field.name for field in fields(LeaseRecord)}:
             raise MalformedError("fields are missing, or unknown")
-        return convert(Record, value)
+        return convert(LeaseRecord, value)
     except (MalformedError, UsageError) as exc:
         raise StorageError(
             f"{where} holds no lease",

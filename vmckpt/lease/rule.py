@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import Versioned
 
 
@@ -26,7 +26,7 @@ class Holding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRecord:
     """What stands with the arbiter, and since when the claimant has seen it stand so."""
 
     now: Versioned
@@ -46,7 +46,7 @@ class Claimant:
     succeeds: str | None = None
 
 
-def is_entitled(record: Record, claimant: Claimant) -> bool:
+def is_entitled(record: LeaseRecord, claimant: Claimant) -> bool:
     """Whether the next term may be `claimant`'s at all: it has all that the world has seen."""
     if record.in_sync is not None and record.in_sync == claimant.replica:
         return True
@@ -55,7 +55,7 @@ def is_entitled(record: Record, claimant: Claimant) -> bool:
     return record.released and record.in_sync is None
 
 
-def wait_s(seen: Seen, *, now_s: float, dead: Holding | None = None) -> float:
+def wait_s(seen: SeenRecord, *, now_s: float, dead: Holding | None = None) -> float:
     """How long the holder may still think it holds the term; 0: it cannot any more.
 
     `dead` is positive proof: that process will never act again.
@@ -75,7 +75,7 @@ class Right(StrEnum):
     FORGOTTEN = "the arbiter has no record of the VM"
 
 
-def right_of(record: Record | None, holder: str) -> Right:
+def right_of(record: LeaseRecord | None, holder: str) -> Right:
     """The right of `holder` (the primary's service), and of what acts for it after its death."""
     if record is None:
         return Right.FORGOTTEN
@@ -85,26 +85,26 @@ def right_of(record: Record | None, holder: str) -> Right:
     return Right.OURS if record.in_sync is None else Right.PENDING
 
 
-def first(claimant: Claimant, span: Span, *, attempt: int) -> Record:
+def first(claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:
     """The record of a VM whose term was never granted."""
-    return Record(term=1, holder=claimant.name, attempt=attempt, span=span)
+    return LeaseRecord(term=1, holder=claimant.name, attempt=attempt, span=span)
 
 
-def taken(record: Record, claimant: Claimant, span: Span, *, attempt: int) -> Record:
+def taken(record: LeaseRecord, claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:
     """The next term, `claimant`'s. Nobody is in sync with it yet."""
-    return Record(term=record.term + 1, holder=claimant.name, attempt=attempt, span=span)
+    return LeaseRecord(term=record.term + 1, holder=claimant.name, attempt=attempt, span=span)
 
 
-def renewed(record: Record, attempt: int) -> Record:
+def renewed(record: LeaseRecord, attempt: int) -> LeaseRecord:
     """The same, written anew: everybody counts from here."""
     return replace(record, attempt=attempt)
 
 
-def with_in_sync(record: Record, replica: str | None, attempt: int) -> Record:
+def with_in_sync(record: LeaseRecord, replica: str | None, attempt: int) -> LeaseRecord:
     """The same, with another replica that may take over; None: "solo, standby stale"."""
     return replace(record, attempt=attempt, in_sync=replica)
 
 
-def given_up(record: Record, attempt: int) -> Record:
+def given_up(record: LeaseRecord, attempt: int) -> LeaseRecord:
     """The same without a holder that acts: whoever is entitled may take the next term at once."""
     return replace(record, attempt=attempt, released=True)

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from vmckpt.lease.rule import Claimant, Holding, Seen, is_entitled, wait_s
+from vmckpt.lease.rule import Claimant, Holding, SeenRecord, is_entitled, wait_s
 
 
-class Move(Enum):
+class StandbyMove(Enum):
     """What is due."""
 
     FOLLOW = "the primary is heard, or no term was granted yet: go on receiving"
@@ -30,7 +30,7 @@ class Fencing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StandbyView:
     """All that the standby's decisions rest on; times by `clock.boottime_s`.
 
     `me`: name and replica, as the arbiter knows them. `complete`: the replica is a whole epoch, not
@@ -44,15 +44,15 @@ class View:
     complete: bool
     follows_term: int
     heard_s: tuple[float, ...]
-    seen: Seen | None = None
+    seen: SeenRecord | None = None
     fencing: Fencing = Fencing.NONE
     dead: Holding | None = None
     term: int = 0
     held_until_s: float = -math.inf
-    replaced: Seen | None = None
+    replaced: SeenRecord | None = None
 
 
-def decide(view: View, *, now_s: float, margin_s: float, silence_s: float) -> Move:
+def decide(view: StandbyView, *, now_s: float, margin_s: float, silence_s: float) -> StandbyMove:
     """The next move.
 
     `margin_s`: what starting the guest may take. `silence_s`: a path on which nothing came for so
@@ -60,22 +60,22 @@ def decide(view: View, *, now_s: float, margin_s: float, silence_s: float) -> Mo
     its term is taken all the same.
     """
     if view.seen is None:
-        return Move.FOLLOW
+        return StandbyMove.FOLLOW
     record = view.seen.now.record
     if view.term:
         return _with_term(view, record.term, now_s, margin_s)
     if not (view.complete and is_entitled(record, view.me)):
-        return Move.STAND_DOWN if record.term > view.follows_term else Move.STALE
+        return StandbyMove.STAND_DOWN if record.term > view.follows_term else StandbyMove.STALE
     if wait_s(view.seen, now_s=now_s, dead=view.dead) == 0.0:
-        return Move.TAKE
+        return StandbyMove.TAKE
     if any(now_s - heard_s <= silence_s for heard_s in view.heard_s):
-        return Move.FOLLOW
-    return Move.CLAIM if view.fencing is Fencing.READY else Move.WAIT
+        return StandbyMove.FOLLOW
+    return StandbyMove.CLAIM if view.fencing is Fencing.READY else StandbyMove.WAIT
 
 
-def _with_term(view: View, highest_term: int, now_s: float, margin_s: float) -> Move:
+def _with_term(view: StandbyView, highest_term: int, now_s: float, margin_s: float) -> StandbyMove:
     if highest_term > view.term:
-        return Move.STAND_DOWN
+        return StandbyMove.STAND_DOWN
     if view.replaced is not None and wait_s(view.replaced, now_s=now_s, dead=view.dead) > 0.0:
-        return Move.FENCE if view.fencing is Fencing.READY else Move.WAIT
-    return Move.PROMOTE if now_s + margin_s < view.held_until_s else Move.RENEW
+        return StandbyMove.FENCE if view.fencing is Fencing.READY else StandbyMove.WAIT
+    return StandbyMove.PROMOTE if now_s + margin_s < view.held_until_s else StandbyMove.RENEW

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vmckpt.errors import HostDownError
-from vmckpt.lease.record import Record
+from vmckpt.lease.record import LeaseRecord
 
 # The version of a VM that has no record yet.
 NONE_YET = 0
@@ -14,7 +14,7 @@ NONE_YET = 0
 class Versioned:
     """A record as it stands in the store. Versions only grow, and each is of one write."""
 
-    record: Record
+    record: LeaseRecord
     version: int
 
 
@@ -22,7 +22,7 @@ class ArbiterDownError(HostDownError):
     """The store gives no answer, or has no quorum: nothing is granted, nothing was changed."""
 
 
-class Store(Protocol):
+class RecordStore(Protocol):
     """A store of records. Every question ends within the store's time limit.
 
     It need have no clock: a claimant waits by its own (see `rule`), so that a store that was
@@ -35,7 +35,7 @@ class Store(Protocol):
         Raises ArbiterDownError, StorageError (it stands there, but cannot be understood).
         """
 
-    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+    async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         """Put `record` where version `over` stands (NONE_YET: where nothing does), durably.
 
         Returns what stands there afterwards: `record` if it was put there, by this call, else what

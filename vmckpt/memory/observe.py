@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vmckpt.memory.content import Content, Piece, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked
-from vmckpt.memory.windows import Course, Dirtied, Windows
+from vmckpt.memory.windows import Dirtied, DirtyHistory, Windows
 
 TICK_S = 0.05
 # A first write to a protected page takes about so much longer, and of one processor's time so much
@@ -22,7 +22,7 @@ COURSE_SPANS, COURSE_BYTES = 32, 256 << 20
 LOOKS, LOOKING_SHARE = 16, 0.05
 
 
-class Window(NamedTuple):
+class DirtyWindow(NamedTuple):
     """A window as it was: when it began, how long it was, how many pages were dirtied in it."""
 
     at_s: float
@@ -38,13 +38,13 @@ class Observation(NamedTuple):
 
     took_s: float
     samples: Mapping[int, list[Dirtied]]
-    windows: tuple[Window, ...]
+    windows: tuple[DirtyWindow, ...]
     working_set_pages: int
     faults: int
     ram: Content
     dirtied: Content | None
     layout: tuple[Piece, ...]
-    course: Course
+    course: DirtyHistory
 
 
 async def observe(
@@ -80,9 +80,9 @@ async def observe(
 
 async def _watch(
     pages: DirtyPages, for_s: float, go_on: Callable[[], Awaitable[bool]]
-) -> tuple[Windows, list[Window]] | None:
+) -> tuple[Windows, list[DirtyWindow]] | None:
     spans = min(COURSE_SPANS, max(COURSE_BYTES // pages.set_bytes, 1))
-    windows, listed, level = Windows(for_s / spans), list[Window](), 0
+    windows, listed, level = Windows(for_s / spans), list[DirtyWindow](), 0
     pages.take()
     began_s = opened_s = time.monotonic()
     while time.monotonic() - began_s < for_s:
@@ -96,7 +96,7 @@ async def _watch(
         now_s = time.monotonic()
         length_s = now_s - opened_s
         windows.add(level, length_s, dirtied, tuple(counts.values()))
-        listed.append(Window(opened_s - began_s, length_s, dirtied.count))
+        listed.append(DirtyWindow(opened_s - began_s, length_s, dirtied.count))
         opened_s = now_s
         costly = dirtied.count * FAULT_S / length_s > FAULT_SHARE
         if costly and 2 * TICK_S * 2**level <= for_s / LEAST_WINDOWS:

@@ -39,7 +39,7 @@ class Tracker(Protocol):
         """What is there, as of `take_spans` or later; what was written since is found next time."""
 
 
-class Protection:
+class WriteProtection:
     """By write-protecting them: a fault of the guest's for the first write to each."""
 
     name = "page protection"
@@ -59,9 +59,9 @@ def tracking(pid: int, ram_file: Path, how: str, ram_bytes: int | None = None) -
     bits that could get lost are not trusted: then all is compared. Raises OSError as `tracked`,
     `soft_dirty` and `compared` do.
     """
-    if how == Protection.name:
+    if how == WriteProtection.name:
         with tracked(pid, ram_file, ram_bytes) as dirty, mapped(ram_file, ram_bytes) as ram:
-            yield Protection(dirty, ram)
+            yield WriteProtection(dirty, ram)
     elif how == SoftDirty.name and is_sound(ram_file):
         with soft_dirty(pid, ram_file, ram_bytes) as marked:
             yield marked

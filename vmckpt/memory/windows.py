@@ -19,7 +19,7 @@ class Dirtied(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class DirtyHistory:
     """Spans of time, one after the other, by when they end; how many pages were dirtied in each.
 
     `pages[i][n]`: how many distinct ones from the beginning of span i to the end of span i + n.
@@ -77,7 +77,7 @@ class Windows:
         """What the first part of a window has come to."""
         self._samples.setdefault(level, []).append(Dirtied(length_s, pages))
 
-    def course(self) -> Course:
+    def course(self) -> DirtyHistory:
         """What was dirtied from each span to each later one. Costs the square of their number."""
         rows = []
         for first in range(len(self._spans)):
@@ -86,7 +86,7 @@ class Windows:
                 together |= span.pages
                 row.append(together.count)
             rows.append(tuple(row))
-        return Course(
+        return DirtyHistory(
             tuple(span.end_s for span in self._spans),
             tuple(rows),
             tuple(span.counts for span in self._spans),

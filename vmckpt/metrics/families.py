@@ -11,7 +11,7 @@ from prometheus_client.core import (
 )
 
 
-class Known(NamedTuple):
+class KnownMetrics(NamedTuple):
     """What an exposition asks for metrics: of `families`, those that have samples."""
 
     families: Callable[[], Iterable[Metric]]
@@ -43,7 +43,7 @@ def observe(
 
 def render(families: Iterable[Metric]) -> str:
     """The families in Prometheus' text format, in their order."""
-    return generate_latest(Known(lambda: families)).decode()
+    return generate_latest(KnownMetrics(lambda: families)).decode()
 
 
 def _encodable(label: str) -> str:

@@ -11,7 +11,7 @@ from vmckpt.metrics.families import add
 Status = Mapping[str, Any]
 
 
-class _Figure(NamedTuple):
+class _ReplicationFamily(NamedTuple):
     """One family, and what it is of a primary's status; None: not known."""
 
     name: str
@@ -70,47 +70,49 @@ _PREFIX = "vmckpt_replication_"
 _SIDE = ("vm", "role", "host")
 _PRIMARY = ("vm", "host")
 _FIGURES = (
-    _Figure("epochs_total", CounterMetricFamily, "Epochs taken.", _plain("epochs")),
-    _Figure(
+    _ReplicationFamily("epochs_total", CounterMetricFamily, "Epochs taken.", _plain("epochs")),
+    _ReplicationFamily(
         "epochs_per_second", GaugeMetricFamily, "Epochs taken a second.", _plain("epochs_per_s")
     ),
-    _Figure(
+    _ReplicationFamily(
         "sent_bytes_total", CounterMetricFamily, "What went to the standby.", _plain("sent_bytes")
     ),
-    _Figure(
+    _ReplicationFamily(
         "raw_bytes_total",
         CounterMetricFamily,
         "What was dirtied, whole pages.",
         _plain("raw_bytes"),
     ),
-    _Figure(
+    _ReplicationFamily(
         "dirty_pages_total", CounterMetricFamily, "Pages that were dirtied.", _plain("dirty_pages")
     ),
-    _Figure(
+    _ReplicationFamily(
         "lag_seconds",
         GaugeMetricFamily,
         "How long ago the last epoch came to be safe.",
         _seconds("lag"),
     ),
-    _Figure(
+    _ReplicationFamily(
         "rpo_seconds",
         GaugeMetricFamily,
         "How old the state is that the standby would go on from now.",
         _rpo_s,
     ),
-    _Figure(
+    _ReplicationFamily(
         "output_latency_seconds",
         GaugeMetricFamily,
         "How long what the guest sends is held back, on average.",
         _held_s,
     ),
-    _Figure(
+    _ReplicationFamily(
         "slowed_ratio",
         GaugeMetricFamily,
         "For which part of its time the guest is stopped, so that the link can follow.",
         _share("slowed"),
     ),
-    _Figure("term", GaugeMetricFamily, "The primary's term with the arbiter.", _plain("term")),
+    _ReplicationFamily(
+        "term", GaugeMetricFamily, "The primary's term with the arbiter.", _plain("term")
+    ),
 )
 _QUANTILES = {"0.5": "pause_p50", "0.99": "pause_p99", "1": "pause_worst"}
 

@@ -11,7 +11,7 @@ from vmckpt.metrics.families import add
 Status = Mapping[str, Any]
 
 
-class _Figure(NamedTuple):
+class _ScheduleFamily(NamedTuple):
     """One family, and what it is of a schedule's status; None: there is none."""
 
     name: str
@@ -25,43 +25,43 @@ def _of_interval(key: str) -> Callable[[Status], float | None]:
 
 
 _FIGURES = (
-    _Figure(
+    _ScheduleFamily(
         "last_success_timestamp_seconds",
         GaugeMetricFamily,
         "When a run last ended well.",
         lambda status: status["last_done_unix_s"],
     ),
-    _Figure(
+    _ScheduleFamily(
         "next_due_timestamp_seconds",
         GaugeMetricFamily,
         "When the next run begins; of one that is due, now.",
         lambda status: status["next_unix_s"],
     ),
-    _Figure(
+    _ScheduleFamily(
         "runs_total",
         CounterMetricFamily,
         "Runs that ended well.",
         lambda status: status["runs_done"],
     ),
-    _Figure(
+    _ScheduleFamily(
         "failures_total",
         CounterMetricFamily,
         "Tries that failed.",
         lambda status: status["runs_failed"],
     ),
-    _Figure(
+    _ScheduleFamily(
         "failures_in_a_row",
         GaugeMetricFamily,
         "Tries that failed since a run ended well.",
         lambda status: status["failures"],
     ),
-    _Figure(
+    _ScheduleFamily(
         "interval_seconds",
         GaugeMetricFamily,
         "How often --every auto has a checkpoint taken now.",
         _of_interval("every_s"),
     ),
-    _Figure(
+    _ScheduleFamily(
         "assumed_mtbf_seconds",
         GaugeMetricFamily,
         "What --every auto takes for the mean time between failures now.",

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from vmckpt.errors import VmckptError
-from vmckpt.metrics.families import Known
+from vmckpt.metrics.families import KnownMetrics
 
 REQUEST_TIMEOUT_S = 10.0
 # Connections at once: that have not asked yet, and whose answers are being collected.
@@ -38,11 +38,13 @@ async def serving(
             return await collect()
 
     registry = CollectorRegistry(support_collectors_without_names=True)
-    registry.register(Known(lambda: asyncio.run_coroutine_threadsafe(collected(), loop).result()))
+    registry.register(
+        KnownMetrics(lambda: asyncio.run_coroutine_threadsafe(collected(), loop).result())
+    )
     found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, (host, *_) = found[0][0], found[0][4]
 
-    class Server(_Server):
+    class Server(_MetricsServer):
         address_family = family
 
     app = _metrics_only(make_wsgi_app(registry))
@@ -56,7 +58,7 @@ async def serving(
             loop.remove_reader(server)
 
 
-class _Server(ThreadingWSGIServer):
+class _MetricsServer(ThreadingWSGIServer):
     """Any user of the machine may connect: so many do at once that no descriptor is used up.
 
     Of those who have not asked yet the oldest makes room for the newest.
@@ -103,7 +105,7 @@ class _Server(ThreadingWSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_S
     error_message_format = ""
-    server: _Server
+    server: _MetricsServer
 
     def parse_request(self) -> bool:
         """Whether it is one."""

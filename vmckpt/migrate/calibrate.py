@@ -17,12 +17,12 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.events.types import Emit, Event, PhaseBegan
 from vmckpt.forecast.learned import CALIBRATION, learned
-from vmckpt.forecast.model.link import Link
+from vmckpt.forecast.model.link import LinkModel
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.migrate.elsewhere.delegate import migrate_there
 from vmckpt.migrate.run import migrate
-from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
@@ -49,20 +49,20 @@ class Lap(NamedTuple):
 
     words: str
     fill: Fill
-    options: Options
+    options: MigrationOptions
 
 
 NOISE = "/dev/urandom"
-PLAIN = Options(method=Method.PRECOPY)
-PARALLEL = Options(method=Method.PRECOPY, channels=DEFAULT_CHANNELS)
-COMPRESSED = Options(method=Method.PRECOPY, compression="zstd")
+PLAIN = MigrationOptions(method=Method.PRECOPY)
+PARALLEL = MigrationOptions(method=Method.PRECOPY, channels=DEFAULT_CHANNELS)
+COMPRESSED = MigrationOptions(method=Method.PRECOPY, compression="zstd")
 
 
 class Calibration(NamedTuple):
     """What was learned, by way of sending; `skipped` says why laps were left out."""
 
-    there: dict[str, Link]
-    back: dict[str, Link]
+    there: dict[str, LinkModel]
+    back: dict[str, LinkModel]
     moves: int
     skipped: tuple[str, ...]
 

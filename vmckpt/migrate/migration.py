@@ -25,12 +25,12 @@ from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_words
-from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, Journal
-from vmckpt.migrate.outcome.ownership import Move
+from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, MigrationJournal
+from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.shared_link import SharedLink
-from vmckpt.migrate.steps.disk_files import CopiedDisk, create_files, hand_over_files
+from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_files
 from vmckpt.migrate.steps.disks import DiskMirrors
-from vmckpt.migrate.steps.encryption import Credentials, arm, disarm_if_possible
+from vmckpt.migrate.steps.encryption import TlsCredentials, arm, disarm_if_possible
 from vmckpt.migrate.steps.prepare import prepare_target, write_down
 from vmckpt.migrate.steps.settings import leave_plain
 from vmckpt.options.migration import Method
@@ -45,7 +45,7 @@ from vmckpt.vm.start import Qemu, new_qemu_id
 
 if TYPE_CHECKING:
     from vmckpt.hosts.sockets.heartbeats import Silence
-    from vmckpt.migrate.report import Report
+    from vmckpt.migrate.report import MigrationReport
     from vmckpt.migrate.steps.switchover import Switchover
     from vmckpt.migrate.steps.transfer import Transfer
 
@@ -77,7 +77,7 @@ class Migration:
             was_running=True,
             ram_dir=vm.spec.ram_dir,
         )
-        self._journal = Journal(
+        self._journal = MigrationJournal(
             run=run,
             vm=vm.name,
             source=vm.host.name,
@@ -88,7 +88,7 @@ class Migration:
             was_running=True,
             step="begin",
             disks=tuple(
-                CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
+                MovedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
             offline=checked.options.offline,
             stops=self._stops and not self._options.may_postcopy,
@@ -97,7 +97,7 @@ class Migration:
             target_id=identities[1],
         )
         self._encryption = checked.encryption
-        self._credentials: Credentials | None = None
+        self._credentials: TlsCredentials | None = None
         self._copies = checked.copies
         self._mirrors = DiskMirrors(
             self._pair,
@@ -124,7 +124,7 @@ class Migration:
     def _note(self, code: str, text: str) -> None:
         self._emit(Note(self._elapsed_s(), code, text))
 
-    async def run(self) -> "Report":
+    async def run(self) -> "MigrationReport":
         """All steps; see `run.migrate`."""
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
@@ -155,7 +155,7 @@ class Migration:
         # The VM has moved: a cancellation now must not say that it has not.
         return await to_the_end(self._conclude())
 
-    async def _conclude(self) -> "Report":
+    async def _conclude(self) -> "MigrationReport":
         try:
             if self._journal.offline:
                 await discard(self._pair.target, self._pair.ram_dir)
@@ -281,7 +281,7 @@ class Migration:
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
         from vmckpt.migrate.steps.listen import listen, uri
-        from vmckpt.migrate.steps.transfer import Ending, Transfer
+        from vmckpt.migrate.steps.transfer import Transfer, TransferEnding
 
         source = await self._pair.source.monitor()
         self._transfer_began_s = time.monotonic()
@@ -301,11 +301,11 @@ class Migration:
                 await commands.stop(source)
             async with self._link.kept(self._transfer.hold_to):
                 ending = await self._transfer.run(uri(self._target_host, port))
-            self._in_postcopy = ending is Ending.POSTCOPY
+            self._in_postcopy = ending is TransferEnding.POSTCOPY
             await self._attach()
         except BaseException as exc:
             # A second Ctrl-C must not undo the target before it is known who has the guest.
-            if await to_the_end(self._settle()) is not Move.TARGET_OWNS:
+            if await to_the_end(self._settle()) is not OwnershipMove.TARGET_OWNS:
                 raise await self._explained(exc) from exc
             self._note("too-late", "it was too late to go back: the VM is on the target")
 
@@ -333,7 +333,7 @@ class Migration:
             return await with_last_words(exc, self._pair.target)
         return exc
 
-    async def _settle(self) -> Move:
+    async def _settle(self) -> OwnershipMove:
         """Who has the guest: SOURCE_OWNS or TARGET_OWNS.
 
         Raises VmLostError, OutcomeUnknownError.
@@ -344,14 +344,14 @@ class Migration:
 
         keep = partial(keep_at, self._journal, self._vm.host)
         move = await settle(self._pair, partial(self._note, "rescue"), keep)
-        if move is Move.LOST:
+        if move is OwnershipMove.LOST:
             try:
                 await bury(self._pair, self._vm, self._journal, partial(self._note, "old-image"))
                 await forget(self._journal, self._vm.host, self._target_host)
             except HostDownError as exc:
                 raise await unknown(self._pair) from exc
             raise await lost(self._pair)
-        if move is Move.UNKNOWN:
+        if move is OwnershipMove.UNKNOWN:
             raise await unknown(self._pair)
         return move
 
@@ -363,7 +363,7 @@ class Migration:
             try:
                 await resume(self._pair.target)
             except VmckptError as exc:
-                if await self._settle() is not Move.TARGET_OWNS:
+                if await self._settle() is not OwnershipMove.TARGET_OWNS:
                     raise await with_last_words(exc, self._pair.target) from exc
         self._committed = True
         self._transfer_ended_s = time.monotonic()
@@ -470,15 +470,15 @@ class Migration:
         # Last: the source's journal, which names its disks, goes with it.
         await release(self._pair.source, self._pair.ram_dir)
 
-    async def _report(self) -> "Report":
-        from vmckpt.migrate.report import Report
+    async def _report(self) -> "MigrationReport":
+        from vmckpt.migrate.report import MigrationReport
 
         last, total_time_s = self._transfer.last if self._transfer else None, self._elapsed_s()
         heard = await self._hearing if self._hearing else None
         method = "postcopy" if self._in_postcopy else "precopy"
         if self._stops:
             method = "offline" if self._options.offline else "stop"
-        return Report(
+        return MigrationReport(
             run=self._run,
             vm=self._vm.name,
             source=self._vm.host.name,

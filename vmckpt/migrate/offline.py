@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, VmLostError
 from vmckpt.hosts.host import Host
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight, busy, preflight
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
@@ -65,7 +65,7 @@ async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
             await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
 
 
-async def examine_off(vm: Vm, target: Host, options: Options) -> Preflight:
+async def examine_off(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
     """All that is for and against moving a VM that is off; it is as before afterwards."""
     if (held_by := await busy(vm)) is not None:
         return Preflight((held_by,), options)

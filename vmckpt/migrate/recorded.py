@@ -16,15 +16,15 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.jobs.files import new_run
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.units import format_duration
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.report import Report
+    from vmckpt.migrate.report import MigrationReport
 
 
-class Run:
+class MigrationRun:
     """One migration's record. Whoever migrates tells it what happens, and calls `begin` and `end`.
 
     `began_s` is on the monotonic clock.
@@ -34,7 +34,7 @@ class Run:
         self,
         run: str,
         request: Mapping[str, object],
-        asked: Options,
+        asked: MigrationOptions,
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> None:
@@ -56,20 +56,22 @@ class Run:
         """Tell something that the operator should know."""
         self.tell(Note(self.elapsed_s(), code, text))
 
-    def begin(self, settled: Options, checks: Sequence[Finding]) -> None:
+    def begin(self, settled: MigrationOptions, checks: Sequence[Finding]) -> None:
         """The checks are passed: from here on the record is there, whatever happens."""
         self._record.save(runs_dir())
         for code, text in self._findings(settled, checks):
             self.note(code, text)
 
-    def _findings(self, settled: Options, checks: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    def _findings(
+        self, settled: MigrationOptions, checks: Sequence[Finding]
+    ) -> Iterator[tuple[str, str]]:
         """What the operator should know beforehand, each with its code."""
         if self._asked.method is not settled.method and not settled.offline:
             over = f", over {settled.channels} channels" if settled.channels else ""
             yield "method", f"auto comes to {settled.method} here{over}"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
-    def end(self, report: "Report", checks: Sequence[Finding]) -> "Report":
+    def end(self, report: "MigrationReport", checks: Sequence[Finding]) -> "MigrationReport":
         """It ended well: the report, with what was asked for and what was warned of."""
         report = replace(
             report,
@@ -92,18 +94,18 @@ class Run:
 @asynccontextmanager
 async def recorded(
     request: Mapping[str, object],
-    asked: Options,
+    asked: MigrationOptions,
     emit: Emit,
     run_id: str | None = None,
     *,
     forecast: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Run]:
+) -> AsyncIterator[MigrationRun]:
     """A run for the block, of that id if it has one; an error of the block ends its record.
 
     What was promised is told of as soon as it is broken, whatever is done then. A cancellation
     becomes CancelledByUserError: who lets one through has undone all.
     """
-    run = Run(run_id or new_run(), request, asked, emit, forecast)
+    run = MigrationRun(run_id or new_run(), request, asked, emit, forecast)
     late = None
     if (within_s := asked.finish_within_s) is not None:
         text = f"not done within {format_duration(within_s)}, against the forecast: it goes on"
@@ -136,12 +138,12 @@ async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
         yield
 
 
-def where_it_was(vm: object, asked: Options) -> str:
+def where_it_was(vm: object, asked: MigrationOptions) -> str:
     """What becomes of a VM that was not moved, in words."""
     return f"'{vm}' {'is off' if asked.offline else 'goes on'} where it was"
 
 
-def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, object]:
+def request_of(vm: str, ends: tuple[Host, Host], asked: MigrationOptions) -> dict[str, object]:
     """What was asked for, for the run record."""
     facts = asdict(asked)
     if asked.at_target is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MigrationReport:
     """The outcome. `method` is what QEMU really did; `requested_method` what was asked for.
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen

@@ -12,9 +12,9 @@ from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.migrate.locks import locked
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.outcome.machines import ends
-from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
+from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.shared_link import on_the_link
-from vmckpt.options.migration import Method, Options
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
@@ -24,19 +24,19 @@ from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import sweep
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.report import Report
+    from vmckpt.migrate.report import MigrationReport
 
 
 async def migrate(
     vm: Vm,
     target: Host,
-    options: Options,
+    options: MigrationOptions,
     emit: Emit,
     *,
     run: str | None = None,
     has_switch: bool = False,
     forecast: Mapping[str, Any] | None = None,
-) -> "Report":
+) -> "MigrationReport":
     """Move `vm`, running or `offline`, to `target`; returns when the source holds nothing of it.
 
     Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
@@ -65,12 +65,12 @@ async def migrate(
 async def _move(
     vm: Vm,
     target: Host,
-    options: Options,
-    record: Run,
+    options: MigrationOptions,
+    record: MigrationRun,
     request: dict[str, object],
     *,
     spec: Spec,
-) -> "Report":
+) -> "MigrationReport":
     """Check and migrate the VM, whose own spec it is and whose lock on its host is held."""
     checked = await preflight(vm, target, options)
     checked.require(vm.name, target.name)

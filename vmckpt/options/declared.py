@@ -41,7 +41,7 @@ class Declared(NamedTuple):
     part_of: str | None = None
 
 
-class Asked(NamedTuple):
+class GivenOption(NamedTuple):
     """An option that was given: its field, its declaration, and its flag as messages name it."""
 
     name: str
@@ -117,7 +117,7 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
-def asked(value: Any) -> Iterator[Asked]:
+def asked(value: Any) -> Iterator[GivenOption]:
     """The options of which a value says other than usual."""
     for one in _fields(type(value)):
         found, now = one.metadata[_KEY], getattr(value, one.name)
@@ -130,7 +130,7 @@ def asked(value: Any) -> Iterator[Asked]:
             found = type(value).__dataclass_fields__[found.part_of].metadata[_KEY]
         is_choice = isinstance(found.typed, type) and issubclass(found.typed, Enum)
         flag = found.flags[0]
-        yield Asked(one.name, found, f"{flag} {now}" if is_choice else flag)
+        yield GivenOption(one.name, found, f"{flag} {now}" if is_choice else flag)
 
 
 def about(kind: Any, what: About) -> Mapping[str, Any]:

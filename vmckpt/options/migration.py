@@ -10,7 +10,7 @@ from vmckpt.options.declared import About, also, asked, group, option
 from vmckpt.options.policy import Policy
 
 if TYPE_CHECKING:
-    from vmckpt.qemu.abilities import Wish
+    from vmckpt.qemu.abilities import WantedSettings
 
 DEFAULT_CHANNELS = 2
 # Of the bandwidth the disks being copied keep this part, together, while memory moves too.
@@ -117,7 +117,7 @@ class AtTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MigrationOptions:
     """A migration's request. A bandwidth of 0 means no limit.
 
     `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
@@ -305,14 +305,14 @@ class Options:
         by_itself = DEFAULT_CHANNELS if self.compression not in (None, Compression.XBZRLE) else None
         return self.channels or by_itself
 
-    def wish(self, *, copies_disks: bool = False) -> "Wish":
+    def wish(self, *, copies_disks: bool = False) -> "WantedSettings":
         """What this asks of the pair of QEMUs."""
-        from vmckpt.qemu.abilities import Wish
+        from vmckpt.qemu.abilities import WantedSettings
 
         # With more than the least downtime pre-copy is done before post-copy can begin.
         downtime_ms = 1 if self.method is Method.POSTCOPY else self.max_downtime_ms
         share = self.bandwidth_bytes_per_s // DISKS_SHARE
-        return Wish(
+        return WantedSettings(
             postcopy=self.may_postcopy,
             auto_converge=self.auto_converge,
             throttle_at_will=self.throttles_at_will,

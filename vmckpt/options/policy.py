@@ -20,7 +20,7 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PolicyRule:
     """After so many stalled rounds in a row (0: whatever the rounds do), `act`.
 
     Not before `passes` times as long as sending all of memory once took: a deadline that grows with
@@ -46,7 +46,7 @@ class Policy:
     stalls.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[PolicyRule, ...]
     stall_percent: int = 96
     near_best_percent: int = 104
 

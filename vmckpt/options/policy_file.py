@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.errors import UsageError
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import parse_duration_s
-from vmckpt.vm.spec.toml_table import Source, Table
+from vmckpt.vm.spec.toml_table import TableSource, TomlTable
 
 MOST_THROTTLE_PERCENT = 99
 
@@ -29,7 +29,7 @@ def parse_policy(text: str, name: str) -> Policy:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise UsageError(f"{name} is no TOML", why=str(exc), remedy="mend that line") from exc
-    top = Table(data, Source(text, name, Path()), ())
+    top = TomlTable(data, TableSource(text, name, Path()), ())
     policy = Policy(
         rules=tuple(_rule(table) for table in top.tables("when")),
         stall_percent=top.integer("stall_percent", 96, least=1),
@@ -41,13 +41,13 @@ def parse_policy(text: str, name: str) -> Policy:
     return policy
 
 
-def _rule(table: Table) -> Rule:
+def _rule(table: TomlTable) -> PolicyRule:
     passes = table.integer("passes", 1, least=1) if table.has("passes") else 0
     stalls = 0 if passes and not table.has("stalls") else table.integer("stalls", 0, least=1)
     if not table.has("do"):
         raise table.wrong("do", "a rule says what to do", 'write e.g. do = "postcopy"')
     act = Act(table.choice("do", tuple(act.value for act in Act), Act.ABORT))
-    rule = Rule(stalls, act, passes=passes)
+    rule = PolicyRule(stalls, act, passes=passes)
     if act is Act.THROTTLE:
         by, most = (table.integer(key, 0, least=1) for key in ("by_percent", "most_percent"))
         if most > MOST_THROTTLE_PERCENT:
@@ -60,7 +60,7 @@ def _rule(table: Table) -> Rule:
     return rule
 
 
-def _most_ms(table: Table) -> int:
+def _most_ms(table: TomlTable) -> int:
     most = table.text("most")
     try:
         most_ms = round(parse_duration_s(most) * 1e3)

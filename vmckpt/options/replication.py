@@ -19,7 +19,7 @@ SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplicationOptions:
     """What the operator wishes. `epoch_s` of None adapts itself.
 
     `arbiter` is where the leases are (`arbiter.py`), `credentials` the path of a file with what it

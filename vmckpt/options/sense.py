@@ -5,8 +5,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from vmckpt.errors import UsageError
-from vmckpt.options.declared import About, Asked, asked
-from vmckpt.options.migration import Compression, Method, OnTimeout, Options
+from vmckpt.options.declared import About, GivenOption, asked
+from vmckpt.options.migration import Compression, Method, MigrationOptions, OnTimeout
 
 # What zstd and zlib take for a level.
 _LEVELS = {Compression.ZSTD: range(21), Compression.ZLIB: range(10)}
@@ -25,7 +25,7 @@ class Odds(NamedTuple):
         return UsageError(self.what, why=self.why, remedy=self.remedy)
 
 
-def require_sense(options: Options) -> Options:
+def require_sense(options: MigrationOptions) -> MigrationOptions:
     """The same. Raises UsageError for an option beside what it does not go with, or without what it
     belongs to.
     """
@@ -40,7 +40,7 @@ def of_memory(flag: str) -> Odds:
     return Odds(what, why, "leave it out")
 
 
-def require_forecast(options: Options, *, promises_pause: bool) -> None:
+def require_forecast(options: MigrationOptions, *, promises_pause: bool) -> None:
     """Raises UsageError for what no forecast is of, and what could break a promised pause."""
     if option := next(_not_forecast(options), None):
         raise UsageError(
@@ -56,7 +56,7 @@ def require_forecast(options: Options, *, promises_pause: bool) -> None:
         )
 
 
-def _without(options: Options) -> Iterator[Odds]:
+def _without(options: MigrationOptions) -> Iterator[Odds]:
     """Options that lack the one that they belong to."""
     if options.on_timeout is not OnTimeout.ABORT and not options.has_timeout:
         why, remedy = "without one the time is never up", "add e.g. --timeout 5m"
@@ -79,7 +79,7 @@ def _without(options: Options) -> Iterator[Odds]:
         yield Odds(what, why, "add --policy FILE")
 
 
-def _beside(options: Options) -> Iterator[Odds]:
+def _beside(options: MigrationOptions) -> Iterator[Odds]:
     """Options that exclude one another."""
     if options.offline:
         yield from (
@@ -103,7 +103,7 @@ def _beside(options: Options) -> Iterator[Odds]:
         )
 
 
-def _not_forecast(options: Options) -> Iterator[str]:
+def _not_forecast(options: MigrationOptions) -> Iterator[str]:
     """What was given of which there is no forecast, or none of it beside something else."""
     given = {one.name: one for one in asked(options)}
     compression = given.get("compression")
@@ -111,7 +111,7 @@ def _not_forecast(options: Options) -> Iterator[str]:
         yield compression.flag
     yield from (one.flag for one in given.values() if About.UNFORECAST in one.declared.about)
     # Of each of these there is a forecast by itself; over channels, compressed or not, is one.
-    over: Asked | None = compression or given.get("channels")
+    over: GivenOption | None = compression or given.get("channels")
     method = None if options.method in _STEERED else given.get("method")
     apart = [one.flag for one in (over, given.get("auto_converge"), method) if one is not None]
     yield from (f"{one} beside {other}" for one, other in combinations(apart, 2))

@@ -16,7 +16,7 @@ from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec.spec import Spec
 
 
-class NewFile(NamedTuple):
+class NewImage(NamedTuple):
     """An image that is to be written; `is_new`: there must not be one yet."""
 
     path: Path
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     """
 
     vm: Vm
-    disks: tuple[NewFile, ...]
+    disks: tuple[NewImage, ...]
     variables: Path | None
     firmware_sha256: str | None
 

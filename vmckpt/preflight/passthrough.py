@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from vmckpt.devices.contract import Phase
+from vmckpt.devices.contract import HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Host
@@ -81,7 +81,7 @@ async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Finding:
         return Finding(code, REFUSE, reason, f"let it run: vmckpt vm start {vm.name}")
     hook = GuestHook(vm.host, vm.qemu.files, device, "check")
     try:
-        answer = await hook.do(Phase.PREFLIGHT)
+        answer = await hook.do(HookPhase.PREFLIGHT)
     except HookFailedError as exc:
         return Finding(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
     held = f", {format_size(answer.device_bytes)} to save" if answer.device_bytes else ""
@@ -112,7 +112,7 @@ async def held_bytes(vm: Vm) -> int | None:
     if not devices:
         return None
     answers = [
-        await GuestHook(vm.host, vm.qemu.files, device, "plan").do(Phase.PREFLIGHT)
+        await GuestHook(vm.host, vm.qemu.files, device, "plan").do(HookPhase.PREFLIGHT)
         for device in devices
     ]
     return sum(answer.device_bytes for answer in answers)

@@ -59,7 +59,7 @@ def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> froz
     return frozenset(schema[type_name]["values"]) if type_name else frozenset()
 
 
-class Wish(NamedTuple):
+class WantedSettings(NamedTuple):
     """What a migration wants of the pair. None and False want nothing.
 
     `throttle_at_will`: the guest is slowed when it is said so, see `throttle`; auto-converge slows
@@ -119,7 +119,7 @@ THROTTLE: Mapping[str, int] = {
 LEAST_THROTTLE = 1
 
 
-def auto_converge(wish: Wish) -> dict[str, int]:
+def auto_converge(wish: WantedSettings) -> dict[str, int]:
     """Parameters by which QEMU takes no more of the guest's processors than is wished."""
     said = {
         "cpu-throttle-initial": wish.throttle_initial_percent,
@@ -161,7 +161,7 @@ _NEVER = ("x-ignore-shared",)
 _ALWAYS = ("return-path", "events")
 
 
-def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[Refusal]:
+def agree(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreement | list[Refusal]:
     """Settings that do what is wished, or every reason why this pair cannot. Pure."""
     both = source.capabilities & target.capabilities
     wanted = _wanted(wish)
@@ -185,7 +185,7 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
     )
 
 
-def _wanted(wish: Wish) -> dict[str, tuple[str, bool]]:
+def _wanted(wish: WantedSettings) -> dict[str, tuple[str, bool]]:
     """Of each capability that may be wished: the option that does, and whether it is."""
     return {
         "postcopy-ram": ("--method postcopy", wish.postcopy),
@@ -204,7 +204,10 @@ def _wanted(wish: Wish) -> dict[str, tuple[str, bool]]:
 
 
 def _refusals(
-    source: Abilities, target: Abilities, wish: Wish, wanted: Mapping[str, tuple[str, bool]]
+    source: Abilities,
+    target: Abilities,
+    wish: WantedSettings,
+    wanted: Mapping[str, tuple[str, bool]],
 ) -> Iterator[Refusal]:
     needed = {capability: option for capability, (option, on) in wanted.items() if on}
     for capability, option in (needed | dict.fromkeys(_ALWAYS, "migrate")).items():
@@ -229,7 +232,7 @@ def _refusals(
         yield Refusal("--postcopy-bandwidth", "nothing here comes to post-copy")
 
 
-def _source_parameters(source: Abilities, wish: Wish) -> dict[str, Any]:
+def _source_parameters(source: Abilities, wish: WantedSettings) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "downtime-limit": wish.max_downtime_ms,
         SENDING_SPEED: wish.max_bandwidth_bytes_per_s,

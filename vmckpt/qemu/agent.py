@@ -34,7 +34,7 @@ class NoProgramError(OperationFailedError):
     """The guest does not run that program: it has none, or its agent may run none."""
 
 
-class Interface(NamedTuple):
+class GuestInterface(NamedTuple):
     """One of the guest's network interfaces. `mac` is in small letters, "" where it has none."""
 
     name: str
@@ -81,7 +81,7 @@ class GuestAgent:
         """
         await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
 
-    async def interfaces(self, timeout_s: float = 5.0) -> list[Interface]:
+    async def interfaces(self, timeout_s: float = 5.0) -> list[GuestInterface]:
         """The guest's network interfaces.
 
         Raises AgentSilentError, OperationFailedError (the guest refused).
@@ -245,8 +245,8 @@ class GuestAgent:
             return  # QEMU has gone first
 
 
-def _interface(told: Fields) -> Interface:
-    return Interface(
+def _interface(told: Fields) -> GuestInterface:
+    return GuestInterface(
         told.text("name"),
         told.text("hardware-address", "").lower(),
         tuple(ip_address(one.text("ip-address")) for one in told.each("ip-addresses")),

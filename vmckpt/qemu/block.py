@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.qemu.commands import query_jobs, query_yank
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
-from vmckpt.qemu.replies import Job
+from vmckpt.qemu.replies import QemuJob
 
 # What an error was that has stopped a block job, by its io-status.
 STOPPED_BY = {"nospace": "No space left on device", "failed": "reading or writing failed"}
@@ -118,7 +118,7 @@ async def blockdev_mirror(
     )
 
 
-async def query_mirrors(monitor: Monitor, prefix: str) -> list[Job]:
+async def query_mirrors(monitor: Monitor, prefix: str) -> list[QemuJob]:
     """The jobs named so; `error` is set also of one that an error has stopped, and not ended.
 
     Of that QEMU tells the kind alone, and no file, and forgets it when the guest is let run.
@@ -174,25 +174,25 @@ async def yank_nodes(monitor: Monitor, prefix: str) -> None:
                 await monitor.tell("yank", {"instances": [item]}, timeout_s=5.0, oob=True)
 
 
-class Drive(NamedTuple):
+class DiskDevice(NamedTuple):
     """A device that has a disk: its path in QEMU's object tree, and the disk's node."""
 
     path: str
     node: str
 
 
-async def query_drives(monitor: Monitor) -> list[Drive]:
+async def query_drives(monitor: Monitor) -> list[DiskDevice]:
     """Every device with a disk in it."""
     found = []
     for item in await monitor.ask("query-block"):
         device, inserted = item.get("qdev", ""), item.get("inserted", {})
         if device and inserted.get("node-name"):
             path = device if device.startswith("/") else f"/machine/peripheral/{device}"
-            found.append(Drive(path, inserted["node-name"]))
+            found.append(DiskDevice(path, inserted["node-name"]))
     return found
 
 
-async def set_drive(monitor: Monitor, drive: Drive, node: str) -> None:
+async def set_drive(monitor: Monitor, drive: DiskDevice, node: str) -> None:
     """Give a device another node for its disk, while it runs (QEMU >= 6.1)."""
     await monitor.tell("qom-set", {"path": drive.path, "property": "drive", "value": node})
 

@@ -8,9 +8,9 @@ from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, CommandRefusedError, Monitor
 from vmckpt.qemu.replies import (
     BlockNode,
     Cpu,
-    Job,
-    Machine,
+    MachineType,
     MigrationStatus,
+    QemuJob,
     QemuVersion,
     RunState,
     Snapshot,
@@ -103,10 +103,10 @@ async def trace(monitor: Monitor, event: str, *, enabled: bool) -> None:
     await monitor.tell("trace-event-set-state", {"name": event, "enable": enabled})
 
 
-async def query_machines(monitor: Monitor) -> list[Machine]:
+async def query_machines(monitor: Monitor) -> list[MachineType]:
     """The machine types this QEMU can start."""
     return [
-        Machine(item["name"], item.get("alias")) for item in await monitor.ask("query-machines")
+        MachineType(item["name"], item.get("alias")) for item in await monitor.ask("query-machines")
     ]
 
 
@@ -263,10 +263,10 @@ async def snapshot_delete(monitor: Monitor, job: str, tag: str, nodes: Iterable[
     await monitor.tell("snapshot-delete", arguments, timeout_s=None)
 
 
-async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S) -> list[Job]:
+async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S) -> list[QemuJob]:
     """All jobs that are not dismissed yet. None: waits as long as QEMU lives."""
     return [
-        Job(
+        QemuJob(
             item["id"],
             item["type"],
             item["status"],

@@ -11,7 +11,7 @@ from vmckpt.qemu.shapes import FEATURE_WORDS, TEXT
 Features = frozenset[tuple[tuple[str, str | int], ...]]
 
 
-class Machine(NamedTuple):
+class GuestMachine(NamedTuple):
     """What a guest finds itself on. `devices` maps ids to types; CPUID words of 0 are left out.
 
     Devices that belong to the machine type are not named: they are the same when that is.
@@ -24,7 +24,7 @@ class Machine(NamedTuple):
     devices: Mapping[str, str]
 
 
-def differences(here: Machine, there: Machine) -> list[str]:
+def differences(here: GuestMachine, there: GuestMachine) -> list[str]:
     """What the guest would find changed. Pure."""
     found = []
     if here.kind != there.kind:
@@ -73,7 +73,7 @@ def _words(features: Features) -> dict[tuple[int, int, str], int]:
     }
 
 
-async def describe(monitor: Monitor) -> Machine:
+async def describe(monitor: Monitor) -> GuestMachine:
     """The machine that a QEMU is to its guest."""
     kind, cpus, devices = await asyncio.gather(
         commands.qom_get(monitor, "/machine", "type", TEXT),
@@ -87,7 +87,7 @@ async def describe(monitor: Monitor) -> Machine:
     )
     # A word that is zero may be unknown to the other QEMU, which is the same to the guest.
     features = frozenset(tuple(sorted(word.items())) for word in words if word["features"])
-    return Machine(kind, len(cpus), model, features, devices)
+    return GuestMachine(kind, len(cpus), model, features, devices)
 
 
 async def _devices(monitor: Monitor) -> dict[str, str]:

@@ -16,7 +16,7 @@ _NETWORK = re.compile(
 )
 
 
-class Drive(NamedTuple):
+class GuestDrive(NamedTuple):
     """What a guest has as a disk. `device` is its -drive's id, `owner` the id of the device.
 
     `node` is the block node on top, `driver` its format, `file` the image, "" where there is none.
@@ -31,17 +31,17 @@ class Drive(NamedTuple):
     direct: bool
 
 
-async def query_drives(monitor: Monitor) -> tuple[Drive, ...]:
+async def query_drives(monitor: Monitor) -> tuple[GuestDrive, ...]:
     """Every drive of the guest, empty ones included."""
     return tuple(_drive(item) for item in await monitor.ask("query-block"))
 
 
-def _drive(item: Mapping[str, Any]) -> Drive:
+def _drive(item: Mapping[str, Any]) -> GuestDrive:
     inserted = item.get("inserted", {})
     path = item.get("qdev", "")
     # Before 8.0 QEMU names a device by its id, later by its path.
     owner = path.removeprefix("/machine/peripheral/").partition("/")[0]
-    return Drive(
+    return GuestDrive(
         device=item["device"],
         owner="" if path.startswith("/machine/unattached") else owner,
         node=inserted.get("node-name", ""),

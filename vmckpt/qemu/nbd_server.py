@@ -42,7 +42,7 @@ _MOST_OPTION_BYTES = 1 << 16
 
 
 @runtime_checkable
-class Readable(Protocol):
+class ReadableDisk(Protocol):
     """What one disk holds, to read."""
 
     @property
@@ -76,7 +76,7 @@ class _SpokenWrongError(Exception):
 
 @asynccontextmanager
 async def serving(
-    path: Path, exports: Mapping[str, Export] | Mapping[str, Readable]
+    path: Path, exports: Mapping[str, Export] | Mapping[str, ReadableDisk]
 ) -> AsyncIterator[None]:
     """Serve `exports`, by name, at a Unix socket for the block. Raises OSError."""
     visits = set[asyncio.Task[None]]()
@@ -90,7 +90,7 @@ async def serving(
             # A client that breaks off or talks nonsense is the export's to notice.
             with suppress(OSError, EOFError, _SpokenWrongError):
                 export = await _agree(reader, writer, exports)
-                if isinstance(export, Readable):
+                if isinstance(export, ReadableDisk):
                     await _serve_reads(reader, writer, export)
                 elif export is not None:
                     try:
@@ -115,8 +115,8 @@ async def serving(
 async def _agree(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    exports: Mapping[str, Export] | Mapping[str, Readable],
-) -> Export | Readable | None:
+    exports: Mapping[str, Export] | Mapping[str, ReadableDisk],
+) -> Export | ReadableDisk | None:
     """The export that the client chooses; None when it goes without."""
     writer.write(_HELLO)
     flags = int.from_bytes(await reader.readexactly(4))
@@ -151,7 +151,7 @@ async def _agree(
             answer(_UNKNOWN)
         else:
             export = exports[name]
-            flags = _READS_FLAGS if isinstance(export, Readable) else _WRITES_FLAGS
+            flags = _READS_FLAGS if isinstance(export, ReadableDisk) else _WRITES_FLAGS
             answer(_INFO, _INFO_EXPORT.pack(0, export.size_bytes, flags))
             answer(_INFO, _INFO_BLOCKS.pack(3, 1, 4096, MOST_BYTES))
             answer(_ACK)
@@ -170,7 +170,7 @@ def _name(data: bytes) -> str | None:
 
 
 async def _serve_reads(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, export: Readable
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, export: ReadableDisk
 ) -> None:
     while True:
         request = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))

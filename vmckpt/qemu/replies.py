@@ -104,14 +104,14 @@ class Cpu(NamedTuple):
     qom_path: str
 
 
-class Machine(NamedTuple):
+class MachineType(NamedTuple):
     """A machine type this QEMU offers; `alias` is its short name ("q35") where it has one."""
 
     name: str
     alias: str | None
 
 
-class Job(NamedTuple):
+class QemuJob(NamedTuple):
     """query-jobs: a snapshot or block job. `error` is set only when it ended badly."""
 
     id: str

@@ -8,11 +8,11 @@ from vmckpt.lease.credentials import read_credentials
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.gateway import Gateway
-from vmckpt.lease.store import Store
-from vmckpt.options.replication import ETCD, Options
+from vmckpt.lease.store import RecordStore
+from vmckpt.options.replication import ETCD, ReplicationOptions
 
 
-def open_arbiter(options: Options) -> Store:
+def open_arbiter(options: ReplicationOptions) -> RecordStore:
     """The store that they name: a directory, or `etcd:URL,URL...` of a cluster's members.
 
     Reads the file of credentials on this host. Raises UsageError.
@@ -36,7 +36,7 @@ def usual_place(*, one_machine: bool) -> str:
     )
 
 
-def require_place(options: Options) -> None:
+def require_place(options: ReplicationOptions) -> None:
     """Raises UsageError unless a host could open it; none of the host's files is looked at."""
     place, credentials = options.arbiter, options.credentials
     if place.startswith(ETCD):

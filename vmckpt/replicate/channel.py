@@ -8,9 +8,9 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.wire.frames import (
     HEAD_BYTES,
     Buffer,
-    Head,
+    FrameHead,
+    FrameKind,
     Inbound,
-    Kind,
     Outbound,
     require_whole,
 )
@@ -85,7 +85,7 @@ class Channel:
             except OSError as exc:
                 raise _lost(str(exc)) from exc
 
-    async def receive(self) -> tuple[Head, memoryview]:
+    async def receive(self) -> tuple[FrameHead, memoryview]:
         """The next frame.
 
         Raises HostDownError (the connection has ended), DamagedError, WireError, StaleTermError.
@@ -114,7 +114,7 @@ class Channel:
         """Be heard for ever, and say how much has come. Raises HostDownError."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self.put(self.outbound.frame(Kind.HEARTBEAT, 0, self._heartbeat().encode()))
+            self.put(self.outbound.frame(FrameKind.HEARTBEAT, 0, self._heartbeat().encode()))
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.received_bytes, self.progress())
@@ -130,7 +130,7 @@ class Channel:
 
     async def fail(self, failure: Failure) -> None:
         """Say why this side ends the connection. Raises HostDownError."""
-        await self.send(self.outbound.frame(Kind.FAILURE, 0, failure.encode()))
+        await self.send(self.outbound.frame(FrameKind.FAILURE, 0, failure.encode()))
 
     def abort(self) -> None:
         """End it at once, with what has not left yet."""

@@ -11,7 +11,7 @@ from vmckpt.errors import HostDownError, StorageError
 from vmckpt.foreign import NUMBER, Shape, parse, require
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.paths import FIRST, SECOND
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import ServiceFiles
 
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
 # `stop` and `failover` answer when they are done.
@@ -85,7 +85,7 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
                     await heard.wait()
 
 
-async def write_last_word(host: Host, files: Files, status: Mapping[str, Any]) -> None:
+async def write_last_word(host: Host, files: ServiceFiles, status: Mapping[str, Any]) -> None:
     """Write down how a service ended, on a full disk too. Raises StorageError."""
     text = json.dumps(status)
     try:
@@ -96,7 +96,12 @@ async def write_last_word(host: Host, files: Files, status: Mapping[str, Any]) -
 
 
 async def ask(
-    host: Host, files: Files, word: str, timeout_s: float = TIMEOUT_S, *, shape: Shape = _OBJECT
+    host: Host,
+    files: ServiceFiles,
+    word: str,
+    timeout_s: float = TIMEOUT_S,
+    *,
+    shape: Shape = _OBJECT,
 ) -> dict[str, Any]:
     """What the service says to `word`, which is of that `shape`.
 

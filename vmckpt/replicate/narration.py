@@ -17,7 +17,7 @@ from typing import Any
 
 from vmckpt.foreign import Shape, parse, require
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.hosts.processes.process import APPENDED
 from vmckpt.replicate.paths import UNHEARD
 from vmckpt.vm.paths import file_name
@@ -46,13 +46,13 @@ Status = Callable[[], dict[str, Any]]
 _EVENT: Shape = {"time": str, "host": str, "role?": str, "state": str, "paths?": {}}
 
 
-def events_file(host: Host | Entry, vm: str) -> Path:
+def events_file(host: Host | HostEntry, vm: str) -> Path:
     """Where a host's services tell what happens to a VM's replication."""
     return host.state_dir / DIRECTORY / f"{file_name(vm, 'VM')}.jsonl"
 
 
 @asynccontextmanager
-async def narrated(status: Status, host: Entry) -> AsyncIterator[None]:
+async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
     """For the block: each change of a service's status is told, the one at its end too."""
     told: list[dict[str, Any]] = []
 
@@ -83,7 +83,7 @@ def _unheard(said: dict[str, Any]) -> list[str]:
     return [path for path, how in said.get("paths", {}).items() if how in UNHEARD]
 
 
-def tell_event(host: Entry, said: dict[str, Any]) -> None:
+def tell_event(host: HostEntry, said: dict[str, Any]) -> None:
     """Append what a status says now. A file that cannot be written stops nothing."""
     facts = {name: said[name] for name in (*TOLD_BY, *ALSO_TOLD) if said.get(name) is not None}
     time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

@@ -15,7 +15,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.preflight.replication.checks import lacks_second
 from vmckpt.replicate.channel import HEARTBEAT_S, PATIENCE_S
-from vmckpt.replicate.request import Request
+from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.replicate.wire.beats import Hearing, Sender, beat_key
 from vmckpt.replicate.wire.errors import WireError
 
@@ -155,7 +155,9 @@ def paths_status(
 
 
 @asynccontextmanager
-async def second_path(request: Request, side: Sender, token: str) -> AsyncIterator[SecondPath]:
+async def second_path(
+    request: ReplicationRequest, side: Sender, token: str
+) -> AsyncIterator[SecondPath]:
     """For the block: this side's end of it, if each host has a second address.
 
     Raises OperationFailedError: it is not this host's.

@@ -28,7 +28,7 @@ from vmckpt.hosts.processes.deadman import attended
 from vmckpt.hosts.processes.process import kill
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
+from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
@@ -43,8 +43,8 @@ from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.request import (
     ENDED,
     REQUEST,
-    Files,
-    Request,
+    ReplicationRequest,
+    ServiceFiles,
     has_left,
     read_request,
 )
@@ -70,7 +70,7 @@ async def recover(
     what waits for the arbiter without that. A term that the standby took is taken from it only if
     `standby_is_dead`. Waits as long as others work on the VM. Raises what keeps it from doing so.
     """
-    request, files = read_request(directory), Files(directory)
+    request, files = read_request(directory), ServiceFiles(directory)
     host = request.primary
     lock = lock_path(host.state_dir, request.vm)
 
@@ -106,7 +106,7 @@ async def abandon(directory: Path) -> None:
             await remove_stale_home(request.standby, vm.name, vm.qemu.files.qemu_id)
 
 
-async def _runs_again(request: Request, monitor: Monitor) -> bool:
+async def _runs_again(request: ReplicationRequest, monitor: Monitor) -> bool:
     """Let the guest run, which waits for that at the standby; False: another has its term.
 
     Raises OperationFailedError.
@@ -133,7 +133,7 @@ async def _runs_again(request: Request, monitor: Monitor) -> bool:
     return False
 
 
-async def give_up_term(request: Request) -> None:
+async def give_up_term(request: ReplicationRequest) -> None:
     """Give up a term that the standby's service took, and does nothing with any more.
 
     Tries as `_taken_again` does. Raises UsageError.
@@ -145,7 +145,7 @@ async def give_up_term(request: Request) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _taken_again(request: Request) -> Lease | None:
+async def _taken_again(request: ReplicationRequest) -> Lease | None:
     """The term that the standby's service took, held by this process; None: it is not that one's.
 
     Tries until the arbiter answers, or the replication was ended without it. An arbiter that knows
@@ -153,8 +153,8 @@ async def _taken_again(request: Request) -> Lease | None:
     primary waits. Raises UsageError.
     """
     store, ended = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
-    span, unknown_until_s = Span(request.options.lease_s), math.inf
-    asked = Files.of(request.standby, request.vm).request
+    span, unknown_until_s = LeaseSpan(request.options.lease_s), math.inf
+    asked = ServiceFiles.of(request.standby, request.vm).request
     while asked.exists():
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
             found = await store.read(request.vm)
@@ -175,7 +175,9 @@ async def _taken_again(request: Request) -> Lease | None:
     return None
 
 
-async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead: bool) -> None:
+async def _settle(
+    request: ReplicationRequest, files: ServiceFiles, *, at_any_rate: bool, is_dead: bool
+) -> None:
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
@@ -203,7 +205,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     tell_event(request.primary, about)
 
 
-async def _end_replaced(request: Request, vm: Vm | None) -> None:
+async def _end_replaced(request: ReplicationRequest, vm: Vm | None) -> None:
     """End what runs here of a guest whose standby has the term, and remove what certainly is stale.
 
     A standby that has the term may have died before it had the guest: then this home, which is not
@@ -216,7 +218,7 @@ async def _end_replaced(request: Request, vm: Vm | None) -> None:
 
 
 async def _takes_term(
-    request: Request, *, at_any_rate: bool, standby_is_dead: bool = False
+    request: ReplicationRequest, *, at_any_rate: bool, standby_is_dead: bool = False
 ) -> bool | None:
     """Wait until it is clear who goes on; True when it is this side, None when an operator ends the
     replication, or has: that needs the VM's lock, which is held here.
@@ -229,7 +231,7 @@ async def _takes_term(
     """
     us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
-    store, span = open_arbiter(request.options), Span(request.options.lease_s)
+    store, span = open_arbiter(request.options), LeaseSpan(request.options.lease_s)
     lease: Lease | None = None
     until_s, look_s, answered_s = math.inf, 0.0, boottime_s()
     while True:
@@ -269,25 +271,25 @@ async def _takes_term(
         await asyncio.sleep(POLL_S)
 
 
-async def _is_left_to_others(request: Request, *, at_any_rate: bool) -> bool:
+async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
     """Whether the replication was ended, or another process waits to do this of which the operator
     has said more. Where the kernel does not say (no free descriptor) that is seen the next time.
     """
     if not await _is_going_on(request, at_any_rate=at_any_rate):
         return True
-    path = Files.of(request.primary, request.vm).path
+    path = ServiceFiles.of(request.primary, request.vm).path
     mark = f"replica\0release\0{path}\0" + "--standby-is-dead\0" * at_any_rate
     with suppress(OutcomeUnknownError):
         return bool(await request.primary.find_processes(mark))
     return False
 
 
-async def _is_going_on(request: Request, *, at_any_rate: bool) -> bool:
+async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
     """Whether there is something to do, as far as the files can be read: while this waited the
     replication may have been ended, and the VM protected anew, or another operator's process may
     have done what this one is to do `at_any_rate`.
     """
-    files = Files.of(request.primary, request.vm)
+    files = ServiceFiles.of(request.primary, request.vm)
     try:
         text = await request.primary.read_text(files.request)
         said = await last_word(request.primary, files)
@@ -300,12 +302,12 @@ async def _is_going_on(request: Request, *, at_any_rate: bool) -> bool:
     return False
 
 
-async def _is_at_home(request: Request) -> bool:
+async def _is_at_home(request: ReplicationRequest) -> bool:
     """Whether the standby certainly has the guest; of another machine nobody here knows."""
     return request.one_machine and await read_vm(request.standby, request.vm) is not None
 
 
-async def _free(vm: Vm, files: Files) -> None:
+async def _free(vm: Vm, files: ServiceFiles) -> None:
     """Let its output go, put QEMU's settings back, and let it run."""
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
         with (

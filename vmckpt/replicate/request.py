@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import NotFoundError, StorageError
-from vmckpt.hosts.host import Entry, Host, entry_fields
+from vmckpt.hosts.host import Host, HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.remote.tls import Place
-from vmckpt.options.replication import SHARED, Options
+from vmckpt.hosts.remote.tls import TlsEndpoint
+from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.state.documents import Schema
 from vmckpt.vm.argv import Platform
@@ -37,13 +37,13 @@ def is_settled(status: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ServiceFiles:
     """What a service has below a host's state directory."""
 
     path: Path
 
     @classmethod
-    def of(cls, host: Host | Entry, vm: str) -> Self:
+    def of(cls, host: Host | HostEntry, vm: str) -> Self:
         """Those of a VM on a host. Raises UsageError: it is no name."""
         return cls(host.state_dir / DIRECTORY / file_name(vm, "VM"))
 
@@ -89,7 +89,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReplicationRequest:
     """One replication, as both services are told of it.
 
     `one_machine`: both hosts' processes are this kernel's, so that each side can see and kill the
@@ -104,11 +104,11 @@ class Request:
     platform: Platform
     primary: LocalHost
     standby: LocalHost
-    options: Options
+    options: ReplicationOptions
     one_machine: bool
     qemu_id: str
     disks: tuple[CopiedDisk, ...] = ()
-    place: Place | None = None
+    place: TlsEndpoint | None = None
     identity: str = ""
 
     @property
@@ -123,12 +123,14 @@ class Request:
 
 
 # Its directory is the VM's.
-REQUEST = Schema(Request, "end the replication: vmckpt replicate stop {directory.name}", version=2)
+REQUEST = Schema(
+    ReplicationRequest, "end the replication: vmckpt replicate stop {directory.name}", version=2
+)
 
 
-def read_request(directory: Path) -> Request:
+def read_request(directory: Path) -> ReplicationRequest:
     """The request below a service's directory. Raises NotFoundError."""
-    path = Files(directory).request
+    path = ServiceFiles(directory).request
     try:
         return REQUEST.decode(path.read_bytes(), path)
     except (OSError, StorageError) as exc:

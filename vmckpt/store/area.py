@@ -35,7 +35,7 @@ class Chunks(NamedTuple):
     contents: memoryview
 
 
-class _Part(NamedTuple):
+class _FramePart(NamedTuple):
     """Chunks by number, and where they are in a frame; without one they are gone from the pack."""
 
     frame: int | None
@@ -152,7 +152,7 @@ class Area:
             for future in waiting:
                 future.cancel()
 
-    def _frames(self, number: int, pack: Pack) -> Iterator["_Part"]:
+    def _frames(self, number: int, pack: Pack) -> Iterator["_FramePart"]:
         """The frames of a pack that are needed, and what is not simply read from it: it has it no
         more, or it was noted as damaged.
         """
@@ -163,7 +163,7 @@ class Area:
         here = pack.table.has(slots) & ~np.isin(slots, self._noted(pack))
         gone = chunks[~here]
         for at in range(0, len(gone), _MOST_AT_ONCE):
-            yield _Part(None, gone[at : at + _MOST_AT_ONCE], gone[:0])
+            yield _FramePart(None, gone[at : at + _MOST_AT_ONCE], gone[:0])
         chunks, positions = chunks[here], pack.table.positions(slots[here])
         frames = pack.table.frames(positions)
         starts = np.flatnonzero(np.diff(frames, prepend=-1))
@@ -171,9 +171,9 @@ class Area:
             frame = int(frames[start])
             for at in range(start, end, _MOST_AT_ONCE):
                 to = min(end, at + _MOST_AT_ONCE)
-                yield _Part(frame, chunks[at:to], positions[at:to] - pack.table.firsts[frame])
+                yield _FramePart(frame, chunks[at:to], positions[at:to] - pack.table.firsts[frame])
 
-    def _read_frame(self, pack: Pack, part: "_Part") -> Chunks:
+    def _read_frame(self, pack: Pack, part: "_FramePart") -> Chunks:
         if part.frame is not None:
             # Written anew meanwhile, or damaged: then it is read by itself, and may be elsewhere.
             with suppress(MissingError, DamagedError):

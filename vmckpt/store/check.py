@@ -27,7 +27,7 @@ _FOLDERS = (BUNDLES, CHECKPOINTS, MAPS, PACKS, DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StoreFinding:
     """Something wrong with one object of a store."""
 
     name: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """What was looked at, and what is wrong. `lost` checkpoints cannot be restored as they were."""
 
     checkpoints: int = 0
@@ -47,7 +47,7 @@ class Report:
     # False: the place takes no records of damage (an exported file, one that may only be read).
     noted: bool = True
     read_bytes: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFinding] = field(default_factory=list)
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -60,7 +60,7 @@ def check(
     store: Store,
     progress: Callable[[int, int], None] = lambda done, total: None,
     subset: Subset = EVERYTHING,
-) -> Report:
+) -> CheckReport:
     """Read a store, and write down in it which chunks are damaged: see `damage/records.py`.
 
     Copies of the config that are damaged or missing are written anew from a whole one. The check
@@ -77,7 +77,7 @@ class _Check:
     def __init__(self, store: Store, progress: Callable[[int, int], None], subset: Subset) -> None:
         self._opened, self._store, self._progress = store.opened, store, progress
         self._subset = subset
-        self._report = Report()
+        self._report = CheckReport()
         # The slots of each pack that can be read; None where all of it is lost.
         self._good: dict[bytes, Numbers | None] = {}
         # The packs that checkpoints need, as far as these can be read.
@@ -87,7 +87,7 @@ class _Check:
         self._unread: StorageError | None = None
         self._names_there: Index | None = None
 
-    def run(self) -> Report:
+    def run(self) -> CheckReport:
         report, backend = self._report, self._opened.backend
         checkpoints = self._store.ids()
         sizes = {folder: backend.names(folder) for folder in _FOLDERS}
@@ -316,7 +316,7 @@ class _Check:
         if isinstance(why, DamagedError):
             self._report.unread |= isinstance(why, UnreadableError)
             why = why.why
-        self._report.findings.append(Finding(name, why))
+        self._report.findings.append(StoreFinding(name, why))
 
     def _lost(self, checkpoint_id: str, why: str) -> None:
         self._report.lost.setdefault(checkpoint_id, []).append(why)

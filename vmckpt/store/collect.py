@@ -30,7 +30,7 @@ import numpy as np
 
 from vmckpt.errors import StorageError
 from vmckpt.store.area import FrameCache
-from vmckpt.store.backends.backend import Backend, Held, MissingError
+from vmckpt.store.backends.backend import Backend, HeldLock, MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.layout import BUNDLES
@@ -83,7 +83,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GcPlan:
     """What gc would do: objects to remove (name: size), packs to rewrite, small ones to merge.
 
     `damaged` packs have no table that can be read: they are left alone. `proven`: see `copies`.
@@ -117,7 +117,7 @@ class Collected(NamedTuple):
     bundles: int = 0
 
 
-def plan_gc(store: Store) -> Plan:
+def plan_gc(store: Store) -> GcPlan:
     """What gc would do now. Changes nothing. Raises RefusedError, StorageError.
 
     Refused while a checkpoint cannot be read: nobody knows what it needs.
@@ -147,7 +147,7 @@ def plan_gc(store: Store) -> Plan:
     held = store.opened.backend.look()
     kept = kept_packs(store, needed, held)
     proven = copies(store, held, kept)
-    return Plan(
+    return GcPlan(
         dead_objects(store, needed, proven),
         tuple(rewrites),
         leftovers,
@@ -158,7 +158,7 @@ def plan_gc(store: Store) -> Plan:
     )
 
 
-def collect(store: Store, plan: Plan) -> Collected:
+def collect(store: Store, plan: GcPlan) -> Collected:
     """Do it, as far as it is still right.
 
     Killed at any moment it has harmed nothing, and the next one goes on. Raises BusyError (another
@@ -196,7 +196,7 @@ def collect(store: Store, plan: Plan) -> Collected:
         return came._replace(freed_bytes=max(0, before - _size(store)))
 
 
-def _merged(store: Store, plan: Plan, needed: Needed) -> int:
+def _merged(store: Store, plan: GcPlan, needed: Needed) -> int:
     """Merge packs, some at a time: what was merged goes before more is. How many bundles."""
     if not plan.merges or not may_merge(store):
         return 0
@@ -212,7 +212,7 @@ def _merged(store: Store, plan: Plan, needed: Needed) -> int:
     return made
 
 
-def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: Held) -> None:
+def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: HeldLock) -> None:
     backend = store.opened.backend
     for name in doomed.stale(backend, time.time()):
         lock.require()

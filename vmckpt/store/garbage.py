@@ -13,7 +13,7 @@ from vmckpt.store.bundles.merging import Copies, superseded
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS, MAPS, Maps
 from vmckpt.store.files.maps import packs_of, slots_of
-from vmckpt.store.files.pack import Numbers, Table, believed, pack_name, parsed_name
+from vmckpt.store.files.pack import Numbers, PackTable, believed, pack_name, parsed_name
 from vmckpt.store.files.pins import orphans
 from vmckpt.store.opened import REQUESTS
 from vmckpt.store.store import Store, is_id
@@ -140,7 +140,7 @@ def _kept_generation(
 
     A gc that was stopped for long may have published one that lacks what came meanwhile.
     """
-    whole: dict[int, Table] = {}
+    whole: dict[int, PackTable] = {}
     for number in newest_first if len(newest_first) > 1 else []:
         try:
             whole[number] = store.opened.packs.open(pack_id, number).table
@@ -160,6 +160,6 @@ def _kept_generation(
     return newest_first[0]
 
 
-def of_table(table: Table, slots: Numbers) -> Numbers:
+def of_table(table: PackTable, slots: Numbers) -> Numbers:
     """Those that a pack may have: maps are data, and may name any."""
     return slots[slots < table.slot_count]

@@ -22,7 +22,7 @@ from vmckpt.store.bundles.bundled import BundledBackend
 from vmckpt.store.bundles.layout import BundleFiles
 from vmckpt.store.damage.elsewhere import Elsewhere
 from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.files.checkpoint_file import Files
+from vmckpt.store.files.checkpoint_file import CheckpointFiles
 from vmckpt.store.files.config import (
     SECRET_BYTES,
     Config,
@@ -30,7 +30,7 @@ from vmckpt.store.files.config import (
     read_config,
     write_config,
 )
-from vmckpt.store.files.header import Header, Kind
+from vmckpt.store.files.header import FileKind, Header
 from vmckpt.store.files.pack import Packs
 from vmckpt.store.opened import Opened
 from vmckpt.store.sealing.keys import KeySource, from_environment
@@ -187,12 +187,12 @@ def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     store_id = bytes.fromhex(config.id)
     sealer = Sealer(secret, encrypted=config.is_encrypted)
     bundles = BundleFiles(
-        backend, sealer, Header(Kind.BUNDLE, encrypted=config.is_encrypted, store=store_id)
+        backend, sealer, Header(FileKind.BUNDLE, encrypted=config.is_encrypted, store=store_id)
     )
     backend = BundledBackend(backend, bundles)
-    files = Files(backend, sealer, store_id)
-    packs = Packs(backend, sealer, files.header(Kind.PACK))
-    records = DamageRecords(backend, sealer, files.header(Kind.DAMAGE))
+    files = CheckpointFiles(backend, sealer, store_id)
+    packs = Packs(backend, sealer, files.header(FileKind.PACK))
+    records = DamageRecords(backend, sealer, files.header(FileKind.DAMAGE))
     opened = Opened(
         secret,
         backend,

@@ -8,7 +8,7 @@ from typing import TypeVar
 from vmckpt.store.bundles.bundled import BundledBackend
 from vmckpt.store.damage.elsewhere import Elsewhere
 from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.files.checkpoint_file import Files
+from vmckpt.store.files.checkpoint_file import CheckpointFiles
 from vmckpt.store.files.pack import Packs
 from vmckpt.store.sealing.seal import Sealer
 
@@ -25,7 +25,7 @@ class Opened:
     secret: bytes
     backend: BundledBackend
     sealer: Sealer
-    files: Files
+    files: CheckpointFiles
     packs: Packs
     records: DamageRecords
     elsewhere: Elsewhere

@@ -10,7 +10,7 @@ import numpy as np
 
 from vmckpt.errors import BusyError, NotFoundError, StorageError, UsageError
 from vmckpt.store.area import Area, FrameCache
-from vmckpt.store.backends.backend import Held, MissingError
+from vmckpt.store.backends.backend import HeldLock, MissingError
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.files import doomed
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS, Maps, require_agreement
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 WRITERS = "writers"
 
 
-class Catalogue(NamedTuple):
+class StoreContents(NamedTuple):
     """What checkpoints there are, oldest first, and those whose manifest cannot be read."""
 
     manifests: list[Manifest]
@@ -62,7 +62,7 @@ class Store:
     ) -> None:
         self.close()
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> StoreContents:
         """All checkpoints. Raises StorageError."""
         found, bad = [], {}
 
@@ -80,7 +80,7 @@ class Store:
                 bad[checkpoint_id] = manifest
             elif manifest is not None:
                 found.append(manifest)
-        return Catalogue(in_order(found), bad)
+        return StoreContents(in_order(found), bad)
 
     def ids(self) -> list[str]:
         """All checkpoints' ids, in no order."""
@@ -377,7 +377,7 @@ def is_id(text: str) -> bool:
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
 
 
-def _require_all(held: Iterable[Held]) -> None:
+def _require_all(held: Iterable[HeldLock]) -> None:
     for lock in held:
         lock.require()
 

@@ -49,7 +49,7 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class HostImage:
     """A file of the folder; `users` says what needs it, empty: nothing that is known here."""
 
     path: Path
@@ -58,7 +58,7 @@ class Image:
     users: tuple[str, ...]
 
 
-async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[Image]:
+async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[HostImage]:
     """What is in the host's folder of images, by name. `domains`: the files of libvirt's domains.
 
     Raises RefusedError when a VM's files are damaged, HostDownError.
@@ -69,7 +69,7 @@ async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[I
 
 async def looked_at(
     host: Host, paths: Iterable[Path], domains: Mapping[str, Iterable[Path]]
-) -> list[Image]:
+) -> list[HostImage]:
     """The images at these paths; what is not there, or is no regular file, is left out.
 
     Raises as `images_of` does.
@@ -97,7 +97,7 @@ async def looked_at(
                 users[file.identity].add(user)
     await _add_backing(host, reached, users)
     return [
-        Image(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
+        HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
         for path, file in files.items()
     ]
 
@@ -117,7 +117,7 @@ async def files_of_domains(host: Host) -> dict[str, list[Path]]:
     }
 
 
-async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> list[Image]:
+async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> list[HostImage]:
     """The images of these names in the host's folder; with `every` all that nothing uses, too.
 
     Raises NotFoundError, RefusedError: one of those that are named is in use.
@@ -135,7 +135,7 @@ async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> li
     return wanted
 
 
-async def remove_images(host: Host, paths: Iterable[Path]) -> list[Image]:
+async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
     """Remove them; those that were removed. Raises as `remove_image` does."""
     removed = []
     for image in await looked_at(host, paths, await files_of_domains(host)):
@@ -172,7 +172,7 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
     return removed, kept
 
 
-async def remove_image(host: Host, image: Image) -> None:
+async def remove_image(host: Host, image: HostImage) -> None:
     """Remove an image that nothing uses, nor has begun to use by now.
 
     It is first given another name, by which no VM that is being made finds it: one that was
@@ -195,7 +195,7 @@ async def remove_image(host: Host, image: Image) -> None:
     raise _in_use(host, image, dict.fromkeys(found))
 
 
-def _in_use(host: Host, image: Image, users: Iterable[str]) -> RefusedError:
+def _in_use(host: Host, image: HostImage, users: Iterable[str]) -> RefusedError:
     return RefusedError(
         f"{image.path} on {host.name} is in use",
         why=", ".join(users),
@@ -214,7 +214,7 @@ async def _rename(host: Host, old: Path, new: Path) -> None:
         )
 
 
-def chosen(images: Iterable[Image], name: str) -> Image:
+def chosen(images: Iterable[HostImage], name: str) -> HostImage:
     """The image of that name, or at that path. Raises NotFoundError."""
     for image in images:
         if name in (image.path.name, str(image.path)):

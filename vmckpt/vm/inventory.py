@@ -66,7 +66,7 @@ class Vm(NamedTuple):
         return await self.host.is_alive(self.qemu.process)
 
 
-class Look(NamedTuple):
+class VmStatus(NamedTuple):
     """A VM as an onlooker sees it. `state` is QEMU's run state, or "stopped", or "unreachable".
 
     `migrating` is true while a migration journal stands here; `owner` holds the VM's lock. `ended`
@@ -149,13 +149,13 @@ async def find_vm(name: str) -> Vm:
     return found[0]
 
 
-async def look(vm: Vm) -> Look:
+async def look(vm: Vm) -> VmStatus:
     """How the VM is, without disturbing whoever works on it; takes at most about 2 s."""
     migrating = await vm.host.exists(vm.directory.journal)
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if not await vm.is_alive():
         ended = await ending(vm.host, vm.spec, vm.qemu.files)
-        return Look(vm, "stopped", migrating, owner, ended)
+        return VmStatus(vm, "stopped", migrating, owner, ended)
     try:
         monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker, LOOK_TIMEOUT_S)
         try:
@@ -164,17 +164,17 @@ async def look(vm: Vm) -> Look:
             await monitor.close()
     except HostDownError:
         state = "unreachable" if await vm.host.is_alive(vm.qemu.process) else "stopped"
-    return Look(vm, state, migrating, owner)
+    return VmStatus(vm, state, migrating, owner)
 
 
-async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
+async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     """Every VM of `hosts`, looked at concurrently, and which of them do not answer.
 
     A VM whose files are damaged is named among what is silent, and hides no other.
     """
     unread = list[Unread]()
 
-    async def look_one(host: Host, name: str) -> Look | None:
+    async def look_one(host: Host, name: str) -> VmStatus | None:
         try:
             vm = await read_vm(host, name)
             return None if vm is None else await look(vm)
@@ -182,7 +182,7 @@ async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
             unread.append(Unread(host.name, name, exc))
             return None
 
-    async def look_at(host: Host) -> list[Look | None]:
+    async def look_at(host: Host) -> list[VmStatus | None]:
         names = await host.list_dir(vms_dir(host.state_dir))
         return await asyncio.gather(*(look_one(host, name) for name in names))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.grants import Grant, GrantKind
-from vmckpt.hosts.host import Host, Promise, Room
+from vmckpt.hosts.host import FreeMemory, Host, Promise
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
@@ -58,7 +58,7 @@ class Qemu(NamedTuple):
     def to_json(self) -> str:
         """For vm.json."""
         return _SCHEMA.encode(
-            _Record(
+            _VmRecord(
                 self.files.qemu_id,
                 self.process.pid,
                 self.process.start_ticks,
@@ -87,7 +87,7 @@ class Qemu(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _VmRecord:
     """vm.json. `memory` is "directory" where the QEMU's memory is in a directory of its own."""
 
     qemu_id: str
@@ -102,7 +102,7 @@ class _Record:
 
 
 _SCHEMA = Schema(
-    _Record,
+    _VmRecord,
     "end the VM's QEMU by hand if it runs, keep a copy of spec.toml, remove {directory}, and run "
     "the VM again from the copy: vmckpt vm run",
     omits_none=True,
@@ -372,7 +372,7 @@ async def _promise(host: Host, spec: Spec, files: QemuDir, *, is_private: bool) 
         raise no_room(host, spec.memory_bytes, spec.ram_dir, found)
 
 
-def no_room(host: Host, needed_bytes: int, ram_dir: Path, found: Room) -> RefusedError:
+def no_room(host: Host, needed_bytes: int, ram_dir: Path, found: FreeMemory) -> RefusedError:
     """That memory cannot be promised."""
     return RefusedError(
         f"{host.name} has no room for the VM's memory",

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import Key, Place, is_there, opened, own, parse_place
+from vmckpt.checkpoint.catalogue.place import Key, StorePlace, is_there, opened, own, parse_place
 from vmckpt.checkpoint.catalogue.whose import vm_labels
-from vmckpt.checkpoint.facts import Facts, UnknownFactsError
+from vmckpt.checkpoint.facts import CheckpointFacts, UnknownFactsError
 from vmckpt.checkpoint.history import History
 from vmckpt.errors import (
     HostDownError,
@@ -32,19 +32,19 @@ _ITS_OWN = (HostDownError, StorageError, RefusedError, NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """A checkpoint, in one store or several. `facts` of None: another version of vmckpt's.
 
     `pins` are those of all these stores; each is there once.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[StorePlace, ...]
     manifest: Manifest
-    facts: Facts | None
+    facts: CheckpointFacts | None
     pins: tuple[Pin, ...] = ()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StorePlace:
         """The store that is nearest."""
         return self.places[0]
 
@@ -63,7 +63,7 @@ class Entry:
 class Unreadable:
     """A checkpoint whose manifest cannot be read: it can only be removed."""
 
-    place: Place
+    place: StorePlace
     id: str
     error: VmckptError
 
@@ -74,7 +74,7 @@ class Catalogue(NamedTuple):
     `unreadable` are the checkpoints among those.
     """
 
-    entries: list[Entry]
+    entries: list[CatalogueEntry]
     silent: list[VmckptError]
     unreadable: tuple[Unreadable, ...] = ()
 
@@ -92,7 +92,7 @@ class Catalogue(NamedTuple):
             )
         return found
 
-    def find(self, text: str) -> Entry:
+    def find(self, text: str) -> CatalogueEntry:
         """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
         ids = meant(text, {one.id: one.name for one in self.entries})
         found = [one for one in self.entries if one.id in ids]
@@ -128,7 +128,7 @@ async def catalogue(
     places, silent = await known_places(hosts, vm)
     mute = list[VmckptError]()
 
-    async def look(place: Place) -> _There:
+    async def look(place: StorePlace) -> _There:
         try:
             return await _read(place, key, vm, named=False)
         except _ITS_OWN as exc:
@@ -147,14 +147,14 @@ async def catalogue(
 
 
 def _agreeing(
-    found: Sequence[tuple[Place, Manifest]],
-) -> tuple[list[tuple[Place, Manifest]], list[VmckptError]]:
+    found: Sequence[tuple[StorePlace, Manifest]],
+) -> tuple[list[tuple[StorePlace, Manifest]], list[VmckptError]]:
     """What the nearest store says of each checkpoint, and the others that say the same.
 
     Who can add to one store must not say of another's checkpoint that it is old.
     """
     nearest = dict[str, Manifest]()
-    kept, errors = list[tuple[Place, Manifest]](), list[VmckptError]()
+    kept, errors = list[tuple[StorePlace, Manifest]](), list[VmckptError]()
     for place, manifest in sorted(found, key=lambda one: _distance(one[0])):
         if is_same(nearest.setdefault(manifest.id, manifest), manifest):
             kept.append((place, manifest))
@@ -163,7 +163,7 @@ def _agreeing(
     return kept, errors
 
 
-def contradiction(place: Place, checkpoint_id: str) -> StorageError:
+def contradiction(place: StorePlace, checkpoint_id: str) -> StorageError:
     """A store has another checkpoint of that id."""
     return StorageError(
         f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
@@ -173,14 +173,14 @@ def contradiction(place: Place, checkpoint_id: str) -> StorageError:
     )
 
 
-def _distance(place: Place) -> tuple[bool, bool]:
+def _distance(place: StorePlace) -> tuple[bool, bool]:
     """Those of this machine come first."""
     return not place.is_here, place.host is None
 
 
 async def known_places(
     hosts: Sequence[Host], vm: str | None = None
-) -> tuple[list[Place], list[VmckptError]]:
+) -> tuple[list[StorePlace], list[VmckptError]]:
     """Every store that is known of, once: all hosts' own, and those that their VMs (or one) were
     taken into; and why some may be missing.
     """
@@ -188,7 +188,7 @@ async def known_places(
     places = _different(place for found in answers.given for place in found)
     silent = list(answers.silent)
 
-    async def has_one(place: Place) -> bool:
+    async def has_one(place: StorePlace) -> bool:
         try:
             return await is_there(place)
         except _ITS_OWN as exc:
@@ -199,16 +199,16 @@ async def known_places(
     return [place for place, is_one in zip(places, there, strict=True) if is_one], silent
 
 
-async def _places(host: Host, vm: str | None) -> list[Place]:
+async def _places(host: Host, vm: str | None) -> list[StorePlace]:
     names = [vm] if vm else await host.list_dir(vms_dir(host.state_dir))
     paths = [vm_dir(host.state_dir, name).point for name in names]
     texts = await asyncio.gather(*(host.read_text(path) for path in paths))
     return [own(host), *(place for text in texts for place in History.parse(text).places(host))]
 
 
-def _different(places: Iterable[Place]) -> list[Place]:
+def _different(places: Iterable[StorePlace]) -> list[StorePlace]:
     """Each once: a directory of this machine is the same, whichever of its hosts names it."""
-    found: dict[tuple[str, str], Place] = {}
+    found: dict[tuple[str, str], StorePlace] = {}
     for place in places:
         where = "" if place.is_here or place.host is None else place.host.name
         if place.is_own or (where, place.path) not in found:
@@ -219,12 +219,12 @@ def _different(places: Iterable[Place]) -> list[Place]:
 class _There(NamedTuple):
     """What one store has, and what of it cannot be read."""
 
-    manifests: list[tuple[Place, Manifest]]
+    manifests: list[tuple[StorePlace, Manifest]]
     damaged: list[Unreadable]
     pins: Pinned
 
 
-async def _read(place: Place, key: Key, vm: str | None, *, named: bool = True) -> _There:
+async def _read(place: StorePlace, key: Key, vm: str | None, *, named: bool = True) -> _There:
     async with opened(place, key, any_encryption=not named) as store:
         found = await in_thread(store.catalogue)
         pins = await in_thread(store.pins)
@@ -234,17 +234,17 @@ async def _read(place: Place, key: Key, vm: str | None, *, named: bool = True) -
 
 
 def _merged(
-    found: Sequence[tuple[Place, Manifest]],
+    found: Sequence[tuple[StorePlace, Manifest]],
     pins: Mapping[str, Sequence[Pin]] = MappingProxyType({}),
-) -> list[Entry]:
+) -> list[CatalogueEntry]:
     """One entry each, however many stores have it; those of this machine come first."""
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[StorePlace]] = {}
     manifests: dict[str, Manifest] = {}
     for place, manifest in found:
         places.setdefault(manifest.id, []).append(place)
         manifests[manifest.id] = manifest
     entries = {
-        one: Entry(
+        one: CatalogueEntry(
             tuple(sorted(places[one], key=_distance)),
             manifest,
             _facts(manifest),
@@ -255,14 +255,14 @@ def _merged(
     return [entries[manifest.id] for manifest in in_order(manifests.values())]
 
 
-def _facts(manifest: Manifest) -> Facts | None:
+def _facts(manifest: Manifest) -> CheckpointFacts | None:
     try:
-        return Facts.from_json(manifest.facts)
+        return CheckpointFacts.from_json(manifest.facts)
     except UnknownFactsError:
         return None
 
 
-def to_json(entry: Entry) -> dict[str, Any]:
+def to_json(entry: CatalogueEntry) -> dict[str, Any]:
     """All that is known of it."""
     manifest = entry.manifest
     return {

@@ -25,7 +25,7 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownStore:
     """What a store was. `accepted`: the operator has said that it is meant to be so."""
 
     location: str
@@ -36,18 +36,18 @@ class Known:
 
 
 _SCHEMA = Schema(
-    Known,
+    KnownStore,
     "it says what the store at a location was; `vmckpt store info` shows what it is, and "
     "`vmckpt store accept` writes the file anew",
 )
 
 
-def known(location: str) -> Known | None:
+def known(location: str) -> KnownStore | None:
     """What was at a location when it was last used; None: it never was. Raises StorageError."""
     return _stores().load(_name(location))
 
 
-def require_unchanged(location: str, label: str, config: Config) -> Known:
+def require_unchanged(location: str, label: str, config: Config) -> KnownStore:
     """Compare a store with what was at its location before, and remember what is new of it.
 
     `label` is the location as the operator writes it. Raises RefusedError: another store is there,
@@ -62,7 +62,7 @@ def require_unchanged(location: str, label: str, config: Config) -> Known:
         return before
 
 
-def require_as_before(location: str, label: str, config: Config) -> Known | None:
+def require_as_before(location: str, label: str, config: Config) -> KnownStore | None:
     """Compare, and remember nothing: what a config says counts once its key has opened it.
 
     What was there before; None: nothing. Raises as `require_unchanged`.
@@ -79,7 +79,7 @@ def require_as_before(location: str, label: str, config: Config) -> Known | None
     return before
 
 
-def accept(location: str, config: Config) -> Known:
+def accept(location: str, config: Config) -> KnownStore:
     """From now on the store at the location is to be as it is now. Raises StorageError."""
     with _alone():
         return remember(location, config, accepted=True)
@@ -115,7 +115,7 @@ def require_never_used(location: str, label: str) -> None:
     )
 
 
-def difference(before: Known, config: Config) -> str | None:
+def difference(before: KnownStore, config: Config) -> str | None:
     """How a store differs from the one that was there, in words; None: it is that one."""
     if before.id != config.id:
         was = "encrypted" if before.encrypted else "not encrypted"
@@ -131,9 +131,9 @@ def difference(before: Known, config: Config) -> str | None:
     return None
 
 
-def remember(location: str, config: Config, *, accepted: bool) -> Known:
+def remember(location: str, config: Config, *, accepted: bool) -> KnownStore:
     """This is what was at the location. Raises StorageError."""
-    made = Known(location, config.id, config.is_encrypted, config.revision, accepted)
+    made = KnownStore(location, config.id, config.is_encrypted, config.revision, accepted)
     _stores().save(_name(location), made)
     return made
 
@@ -142,7 +142,7 @@ def _name(location: str) -> str:
     return hashlib.sha256(location.encode()).hexdigest()[:32]
 
 
-def _stores() -> Documents[Known]:
+def _stores() -> Documents[KnownStore]:
     return Documents(state_dir() / DIRECTORY, _SCHEMA)
 
 

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry, Unreadable
-from vmckpt.checkpoint.catalogue.place import Key, Place, opened
-from vmckpt.checkpoint.catalogue.retention import Candidate, Rule, Verdict, contradictions, plan
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, Unreadable
+from vmckpt.checkpoint.catalogue.place import Key, StorePlace, opened
+from vmckpt.checkpoint.catalogue.retention import (
+    Candidate,
+    RetentionRule,
+    RetentionVerdict,
+    contradictions,
+    plan,
+)
 from vmckpt.errors import BusyError, NotFoundError, RefusedError
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.backends.cached import uncached
@@ -27,10 +33,10 @@ class AreaDifference(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RuleEffect:
     """What a rule means for one checkpoint."""
 
-    entry: Entry
+    entry: CatalogueEntry
     keep: bool
     why: str
 
@@ -38,11 +44,13 @@ class Decision:
 class Pruned(NamedTuple):
     """What a rule means for a VM's checkpoints, oldest first, and what is wrong with clocks."""
 
-    decisions: list[Decision]
+    decisions: list[RuleEffect]
     clocks: str
 
 
-async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDifference]:
+async def differences(
+    one: CatalogueEntry, other: CatalogueEntry, key: Key = None
+) -> list[AreaDifference]:
     """How much of each area differs. Raises RefusedError when no store has both."""
     there = [place.label for place in other.places]
     both = [place for place in one.places if place.label in there]
@@ -59,7 +67,7 @@ async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDif
     return [AreaDifference(name, len(chunks), sizes[name]) for name, chunks in found.items()]
 
 
-async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
+async def verify(entry: CatalogueEntry, key: Key = None) -> dict[str, int]:
     """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError.
 
     From the stores themselves, and nothing that is kept here of object storage.
@@ -71,7 +79,7 @@ async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
     return found
 
 
-def _verify(store: Store, entry: Entry) -> int:
+def _verify(store: Store, entry: CatalogueEntry) -> int:
     total = 0
     with uncached(store.opened.backend), store.read(entry.id) as point:
         for area in entry.manifest.areas:
@@ -82,7 +90,7 @@ def _verify(store: Store, entry: Entry) -> int:
     return total
 
 
-async def remove(found: Sequence[Entry], key: Key = None) -> None:
+async def remove(found: Sequence[CatalogueEntry], key: Key = None) -> None:
     """Remove them from every store that has them.
 
     Raises BusyError (one is being read), RefusedError (one is pinned, in whatever store).
@@ -98,13 +106,13 @@ async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> Non
     await _remove([(one.place, one.id) for one in found], key)
 
 
-async def _remove(where: Iterable[tuple[Place, str]], key: Key) -> None:
+async def _remove(where: Iterable[tuple[StorePlace, str]], key: Key) -> None:
     for place, those in _by_store(where):
         async with opened(place, key) as store:
             await in_thread(partial(store.remove, those))
 
 
-async def _remove_unread(found: Sequence[Entry], key: Key) -> set[str]:
+async def _remove_unread(found: Sequence[CatalogueEntry], key: Key) -> set[str]:
     """Remove those that are not being read; which are. Raises RefusedError: one is pinned."""
     read = set[str]()
     for place, those in _by_store((place, one.id) for one in found for place in one.places):
@@ -127,16 +135,16 @@ def _remove_each(store: Store, ids: Sequence[str]) -> set[str]:
     return read
 
 
-def _by_store(where: Iterable[tuple[Place, str]]) -> Iterable[tuple[Place, list[str]]]:
-    found: dict[str, tuple[Place, list[str]]] = {}
+def _by_store(where: Iterable[tuple[StorePlace, str]]) -> Iterable[tuple[StorePlace, list[str]]]:
+    found: dict[str, tuple[StorePlace, list[str]]] = {}
     for place, checkpoint_id in where:
         found.setdefault(place.label, (place, []))[1].append(checkpoint_id)
     return found.values()
 
 
 async def prune(
-    entries: Sequence[Entry],
-    rule: Rule,
+    entries: Sequence[CatalogueEntry],
+    rule: RetentionRule,
     tags: Mapping[str, str],
     key: Key,
     *,
@@ -158,18 +166,20 @@ async def prune(
     ]
     now_unix_s = time.time()
     verdicts = {
-        one.id: Verdict(True, f"pinned: {one.pins[0].in_words}") for one in found if one.pins
+        one.id: RetentionVerdict(True, f"pinned: {one.pins[0].in_words}")
+        for one in found
+        if one.pins
     } | dict(plan(candidates, rule, now_unix_s=now_unix_s, just_taken=just_taken))
     if apply:
         unwanted = [one for one in found if not verdicts[one.id].keep]
         read = await _remove_unread(unwanted, key)
-        verdicts |= dict.fromkeys(read, Verdict(True, "it is being read: not removed yet"))
-    decisions = [Decision(one, *verdicts[one.id]) for one in found]
+        verdicts |= dict.fromkeys(read, RetentionVerdict(True, "it is being read: not removed yet"))
+    decisions = [RuleEffect(one, *verdicts[one.id]) for one in found]
     wrong = contradictions(candidates, now_unix_s=now_unix_s)
     return Pruned(decisions, _clocks([there[one.id] for one in wrong]))
 
 
-def _clocks(wrong: Sequence[Entry]) -> str:
+def _clocks(wrong: Sequence[CatalogueEntry]) -> str:
     """What is said where hosts' clocks disagree; empty where they agree."""
     if not wrong:
         return ""
@@ -181,6 +191,6 @@ def _clocks(wrong: Sequence[Entry]) -> str:
     )
 
 
-def _has(entry: Entry, tags: Mapping[str, str]) -> bool:
+def _has(entry: CatalogueEntry, tags: Mapping[str, str]) -> bool:
     have = entry.facts.tags if entry.facts else {}
     return all(have.get(key) == value for key, value in tags.items())

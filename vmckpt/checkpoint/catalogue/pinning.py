@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.place import Key, opened
 from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.sequence.in_thread import in_thread
@@ -35,7 +35,9 @@ def check_reason(text: str) -> str:
     return text
 
 
-async def pin(entry: Entry, reason: str, key: Key = None, *, guard: str | None = None) -> Pin:
+async def pin(
+    entry: CatalogueEntry, reason: str, key: Key = None, *, guard: str | None = None
+) -> Pin:
     """Pin it in every store that has it, or in none. Raises NotFoundError, BusyError, StorageError.
 
     `guard`: the run of the guard that needs it.
@@ -52,7 +54,7 @@ async def pin(entry: Entry, reason: str, key: Key = None, *, guard: str | None =
     return made
 
 
-async def unpin(entry: Entry, key: Key = None, *, force: bool) -> tuple[Pin, ...]:
+async def unpin(entry: CatalogueEntry, key: Key = None, *, force: bool) -> tuple[Pin, ...]:
     """Take out its pins, those of guards only with `force`; which they were. Raises RefusedError.
 
     Then it was not pinned, or only guards need it.
@@ -74,7 +76,7 @@ async def unpin(entry: Entry, key: Key = None, *, force: bool) -> tuple[Pin, ...
     return tuple(wanted)
 
 
-async def release(entry: Entry, pins: Iterable[Pin], key: Key = None) -> Entry:
+async def release(entry: CatalogueEntry, pins: Iterable[Pin], key: Key = None) -> CatalogueEntry:
     """Take these pins of its out, in every store that has it; the entry as it is then."""
     wanted = list(pins)
     for place in entry.places:
@@ -86,8 +88,8 @@ async def release(entry: Entry, pins: Iterable[Pin], key: Key = None) -> Entry:
 
 
 async def release_all(
-    entries: Iterable[Entry], chosen: Callable[[Pin], bool], key: Key = None
-) -> list[Entry]:
+    entries: Iterable[CatalogueEntry], chosen: Callable[[Pin], bool], key: Key = None
+) -> list[CatalogueEntry]:
     """The entries once the chosen pins were taken out. Raises StorageError, HostDownError."""
     return [
         await release(one, wanted, key) if (wanted := list(filter(chosen, one.pins))) else one

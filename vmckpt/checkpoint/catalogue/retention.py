@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RetentionRule:
     """What is kept: the union of the first four; then age and size take away, the newest last.
 
     Hours, days and weeks are UTC's; of each that has any the newest one is kept.
@@ -42,7 +42,7 @@ class Rule:
         return not any(astuple(self))
 
 
-class Verdict(NamedTuple):
+class RetentionVerdict(NamedTuple):
     """Whether it is kept, and by what."""
 
     keep: bool
@@ -58,11 +58,11 @@ _PERIODS: tuple[tuple[str, Callable[[datetime], str]], ...] = (
 
 def plan(
     candidates: Sequence[Candidate],
-    rule: Rule,
+    rule: RetentionRule,
     *,
     now_unix_s: float,
     just_taken: Collection[str] = (),
-) -> Mapping[str, Verdict]:
+) -> Mapping[str, RetentionVerdict]:
     """A verdict for each, by id. `candidates` of one VM, in the order in which they were taken.
 
     The newest is always kept, and so are those that were `just_taken`. Raises UsageError for an
@@ -93,7 +93,7 @@ def plan(
                 seen.add(when)
                 why[one.id].append(f"{name} {when}")
     verdicts = {
-        key: Verdict(bool(words), ", ".join(words) or "no rule keeps it")
+        key: RetentionVerdict(bool(words), ", ".join(words) or "no rule keeps it")
         for key, words in why.items()
     }
     # Just now is no later than this for their host: of two clocks that differ one is wrong.
@@ -102,7 +102,7 @@ def plan(
     verdicts |= _too_much(newest_first, verdicts, rule)
     for number, one in enumerate(newest_first):
         if not verdicts[one.id].keep and (number == 0 or one.id in just_taken):
-            verdicts[one.id] = Verdict(True, "just taken" if number else "the newest")
+            verdicts[one.id] = RetentionVerdict(True, "just taken" if number else "the newest")
     return verdicts
 
 
@@ -153,33 +153,33 @@ def _rising(values: Sequence[float]) -> set[int]:
 def _too_old(
     newest_first: Sequence[Candidate],
     when_s: Mapping[str, float],
-    so_far: Mapping[str, Verdict],
-    rule: Rule,
+    so_far: Mapping[str, RetentionVerdict],
+    rule: RetentionRule,
     now_unix_s: float,
-) -> dict[str, Verdict]:
+) -> dict[str, RetentionVerdict]:
     """Only what is too old by its own host's clock too, unless that is ahead of this machine's."""
     if rule.max_age_s is None:
         return {}
-    gone = dict[str, Verdict]()
+    gone = dict[str, RetentionVerdict]()
     for one in newest_first:
         said_s = one.taken_unix_s if one.taken_unix_s <= now_unix_s else when_s[one.id]
         age_s = now_unix_s - max(when_s[one.id], said_s)
         if so_far[one.id].keep and age_s > rule.max_age_s:
-            gone[one.id] = Verdict(False, "older than --max-age")
+            gone[one.id] = RetentionVerdict(False, "older than --max-age")
     return gone
 
 
 def _too_much(
-    newest_first: Sequence[Candidate], so_far: Mapping[str, Verdict], rule: Rule
-) -> dict[str, Verdict]:
+    newest_first: Sequence[Candidate], so_far: Mapping[str, RetentionVerdict], rule: RetentionRule
+) -> dict[str, RetentionVerdict]:
     """By what each added: chunks that others need too stay all the same, so it is an estimate."""
     if rule.max_bytes is None:
         return {}
-    gone, total = dict[str, Verdict](), 0
+    gone, total = dict[str, RetentionVerdict](), 0
     for one in newest_first:
         if not so_far[one.id].keep:
             continue
         total += one.added_bytes
         if total > rule.max_bytes:
-            gone[one.id] = Verdict(False, "beyond --max-size")
+            gone[one.id] = RetentionVerdict(False, "beyond --max-size")
     return gone

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.whose import vm_labels
 from vmckpt.units import format_size
 
 
-def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+def rows(entries: Sequence[CatalogueEntry]) -> list[tuple[str, ...]]:
     """A row each, below its parent where that is still there."""
     present = {one.id for one in entries}
-    children: dict[str | None, list[Entry]] = {}
+    children: dict[str | None, list[CatalogueEntry]] = {}
     for one in entries:
         parent = one.manifest.parent if one.manifest.parent in present else None
         children.setdefault(parent, []).append(one)
@@ -35,7 +35,7 @@ def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     return found + [_row(one, "", labels[one.id]) for one in rest]
 
 
-def _row(entry: Entry, mark: str, vm: str) -> tuple[str, ...]:
+def _row(entry: CatalogueEntry, mark: str, vm: str) -> tuple[str, ...]:
     facts, manifest = entry.facts, entry.manifest
     return (
         f"{mark}{entry.name}",
@@ -62,7 +62,7 @@ class OriginShown(NamedTuple):
 OWN = OriginShown(foreign=False, opens=())
 
 
-def lines(entry: Entry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
+def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
     """What `show` prints."""
     manifest, facts = entry.manifest, entry.facts
     found = [
@@ -109,7 +109,7 @@ def lines(entry: Entry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def in_words(entry: Entry) -> str:
+def in_words(entry: CatalogueEntry) -> str:
     """Which checkpoint, of what VM, and when it was taken: in one line."""
     taken = _when(entry.manifest.created_unix_s)
     return f"{entry.name} ({entry.id[:12]}) of {entry.manifest.vm}, taken {taken}"

@@ -8,7 +8,7 @@ from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.files.order import owners
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.catalogue import Entry
+    from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 
 # What `--vm-id` calls the checkpoints that were taken before VMs had UUIDs.
 NONE = "none"
@@ -17,11 +17,11 @@ NONE = "none"
 class Chosen(NamedTuple):
     """The checkpoints of one VM, and those of others of its name (and of none that is known)."""
 
-    mine: list["Entry"]
-    others: list["Entry"]
+    mine: list["CatalogueEntry"]
+    others: list["CatalogueEntry"]
 
 
-def of_vm(entries: Sequence["Entry"], vm_id: str | None) -> Chosen:
+def of_vm(entries: Sequence["CatalogueEntry"], vm_id: str | None) -> Chosen:
     """The entries of the VM with this UUID; of None those that belong to no VM that is known."""
     whose = owners(one.manifest for one in entries)
     mine = [one for one in entries if whose[one.id] == vm_id]
@@ -29,7 +29,7 @@ def of_vm(entries: Sequence["Entry"], vm_id: str | None) -> Chosen:
 
 
 def chosen(
-    entries: Sequence["Entry"], vm: str, here: Sequence[str | None], wanted: str | None
+    entries: Sequence["CatalogueEntry"], vm: str, here: Sequence[str | None], wanted: str | None
 ) -> Chosen:
     """Those of the VM that an operator means by `vm`.
 

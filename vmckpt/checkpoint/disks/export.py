@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.place import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, find_disk
@@ -24,7 +24,7 @@ FORMATS = ("qcow2", "raw")
 Moved = Callable[[int, int], None]
 
 
-class Image(NamedTuple):
+class ExportFile(NamedTuple):
     """The file that is to be made."""
 
     path: Path
@@ -40,7 +40,7 @@ class Exported(NamedTuple):
 
 
 async def export_disk(
-    entry: Entry, disk: str, image: Image, moved: Moved, key: Key = None
+    entry: CatalogueEntry, disk: str, image: ExportFile, moved: Moved, key: Key = None
 ) -> Exported:
     """Write it to a file that must not exist; `moved` hears bytes done, and of how many.
 
@@ -77,7 +77,9 @@ def format_of(target: Path, given: str | None) -> str:
     return kind
 
 
-def _export(store: Store, checkpoint_id: str, name: str, image: Image, moved: Moved) -> Exported:
+def _export(
+    store: Store, checkpoint_id: str, name: str, image: ExportFile, moved: Moved
+) -> Exported:
     target, kind = image
     with store.read(checkpoint_id) as point:
         disk = find_disk(point.manifest, name)

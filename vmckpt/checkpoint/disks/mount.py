@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.place import Key
 from vmckpt.checkpoint.disks.serve_disks import Failed, readers
 from vmckpt.checkpoint.disks.stored_disks import DiskReader
@@ -28,7 +28,7 @@ BEGIN_S, END_S, POLL_S = 10.0, 2.0, 0.02
 
 
 async def mount(
-    entry: Entry,
+    entry: CatalogueEntry,
     folder: Path,
     failed: Failed,
     mounted: Callable[[list[str]], None],

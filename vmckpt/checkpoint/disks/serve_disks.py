@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.place import Key, opened
 from vmckpt.checkpoint.disks.stored_disks import DiskReader, StoredDisk, stored_disks
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, VmckptError
@@ -19,7 +19,7 @@ Failed = Callable[[VmckptError], None]
 
 
 @asynccontextmanager
-async def readers(entry: Entry, key: Key = None) -> AsyncIterator[list[DiskReader]]:
+async def readers(entry: CatalogueEntry, key: Key = None) -> AsyncIterator[list[DiskReader]]:
     """The checkpoint's disks for the block, in which it is not removed.
 
     Raises NotFoundError (it has none), DamagedError, BusyError, StorageError.
@@ -42,7 +42,7 @@ async def readers(entry: Entry, key: Key = None) -> AsyncIterator[list[DiskReade
 
 @asynccontextmanager
 async def served(
-    entry: Entry, socket: Path, failed: Failed, key: Key = None
+    entry: CatalogueEntry, socket: Path, failed: Failed, key: Key = None
 ) -> AsyncIterator[list[StoredDisk]]:
     """Each disk is an export of its name (disk-0, ...) at `socket` for the block.
 

@@ -21,9 +21,9 @@ from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, machine_from_json, usabl
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.planned import (
-    Planned,
+    PlannedRestore,
     cannot_become,
     checks,
     copy_variables,
@@ -58,10 +58,10 @@ READ_ONLY_RAM = (8, 2, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ForkOptions:
     """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ...
 
-    `known`, `is_foreign`: see `restore.Source`; `trust`: see `foreign.py`.
+    `known`, `is_foreign`: see `restore.CheckpointSource`; `trust`: see `foreign.py`.
     """
 
     checkpoint: str
@@ -94,7 +94,7 @@ class Forked:
 
 
 async def fork(
-    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None, *, run: str
+    host: LocalHost, place: str, wish: ForkOptions, secret: bytes | None = None, *, run: str
 ) -> list[Forked]:
     """Make them, one after the other; one that fails leaves nothing, and the others run.
 
@@ -116,7 +116,7 @@ def remove_parts(host: LocalHost, run: str) -> None:
 class _Ready(NamedTuple):
     """One that waits to run; without a monitor there is none."""
 
-    planned: Planned
+    planned: PlannedRestore
     made: list[Path]
     monitor: Monitor | None
     error: str
@@ -127,7 +127,7 @@ class _Forking:
     """All forks of one request."""
 
     def __init__(
-        self, host: LocalHost, point: Checkpoint, wish: Wish, place: str, run: str
+        self, host: LocalHost, point: Checkpoint, wish: ForkOptions, place: str, run: str
     ) -> None:
         self._host, self._point, self._wish, self._run_name = host, point, wish, run
         self._history = History().then(point.manifest.id, host, place)
@@ -206,7 +206,7 @@ class _Forking:
         if found.free_bytes < needed and not spec.overcommit:
             raise no_room(self._host, needed, spec.ram_dir, found)
 
-    async def _told(self, fork: Forked, planned: Planned) -> Forked:
+    async def _told(self, fork: Forked, planned: PlannedRestore) -> Forked:
         """After the guest was told what it can be."""
         if fork.error:
             return fork
@@ -214,7 +214,7 @@ class _Forking:
         unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
         return replace(fork, warnings=(*fork.warnings, *unsaid))
 
-    async def _make_base(self, planned: Planned) -> None:
+    async def _make_base(self, planned: PlannedRestore) -> None:
         self._ram = unnamed(planned.spec.ram_dir)
         await finish(in_thread(self._fill))
         for disk in planned.disks:
@@ -238,7 +238,7 @@ class _Forking:
                 page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
                 os.pwrite(self._ram, page, number * PAGE_BYTES)
 
-    async def _one(self, planned: Planned, state: bytes, locks: AsyncExitStack) -> "_Ready":
+    async def _one(self, planned: PlannedRestore, state: bytes, locks: AsyncExitStack) -> "_Ready":
         """One that waits to run, and whose lock is held; or why there is none."""
         began_s = time.monotonic()
         made: list[Path] = []
@@ -287,13 +287,15 @@ class _Forking:
         took_ms = (one.took_s + time.monotonic() - began_s) * 1e3
         return Forked(name, round(took_ms, 1), error, tuple(held))
 
-    async def _start(self, planned: Planned, state: bytes, made: list[Path]) -> Monitor:
+    async def _start(self, planned: PlannedRestore, state: bytes, made: list[Path]) -> Monitor:
         vm, host = planned.vm, self._host
         files, spec = vm.qemu.files, vm.spec
         await host.make_dir(files.path)
         made += [planned.own_variables] if planned.own_variables else []
         made += [disk.path for disk in planned.disks]
-        await write_down(vm, Making(files.qemu_id, spec.text, tuple(str(path) for path in made)))
+        await write_down(
+            vm, PendingQemu(files.qemu_id, spec.text, tuple(str(path) for path in made))
+        )
         await in_thread(partial(copy_variables, planned))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
@@ -333,7 +335,7 @@ class _Forking:
             if one.monitor is not None:
                 await self._undo(one.planned, one.made)
 
-    async def _undo(self, planned: Planned, made: list[Path]) -> None:
+    async def _undo(self, planned: PlannedRestore, made: list[Path]) -> None:
         await end_qemu(self._host, planned.spec.ram_dir, planned.vm.qemu.files)
         for path in (*made, planned.vm.directory.path):
             await self._host.remove(path)

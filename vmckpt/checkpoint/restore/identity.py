@@ -7,7 +7,7 @@ the guest agent. What it could not be told is said.
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.agent import GuestAgent
@@ -19,7 +19,7 @@ _IP = ("/sbin/ip", "/bin/ip")
 _ANSWER_S = 10.0
 
 
-def new_macs(facts: Facts, spec: Spec) -> list[tuple[str, str]]:
+def new_macs(facts: CheckpointFacts, spec: Spec) -> list[tuple[str, str]]:
     """What its NICs had, and what they are to have, where that is another."""
     now = [nic.mac or default_mac(spec.name, number) for number, nic in enumerate(spec.nics)]
     pairs = zip(facts.macs, now, strict=False)
@@ -27,7 +27,7 @@ def new_macs(facts: Facts, spec: Spec) -> list[tuple[str, str]]:
 
 
 async def tell_guest(
-    host: Host, agent: Path, facts: Facts, spec: Spec, *, plugged: bool
+    host: Host, agent: Path, facts: CheckpointFacts, spec: Spec, *, plugged: bool
 ) -> list[str]:
     """Tell a guest that has just begun to run; what it does not know now, in words."""
     if spec.adopted is not None:

@@ -19,7 +19,7 @@ from vmckpt.vm.start import end_qemu
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class PendingQemu:
     """A QEMU of a VM in the making, and its files.
 
     `made` are the VM's own if it comes to it, else removed. `renames` are disks' new contents, and
@@ -33,13 +33,13 @@ class Making:
 
 
 _SCHEMA = Schema(
-    Making,
+    PendingQemu,
     "it lists what a restore of '{directory.name}' that was cut off was making: see that no QEMU "
     "of it runs there, remove images that only the restore made, and remove the file",
 )
 
 
-async def write_down(vm: Vm, making: Making) -> None:
+async def write_down(vm: Vm, making: PendingQemu) -> None:
     """Before the first of it is made. Raises StorageError."""
     await save_to(vm.host, vm.directory.restoring, _SCHEMA, making)
 

@@ -62,7 +62,7 @@ ALONE_S = 0.15
 AGAIN_S, PATIENCE_S = 1.0, 600.0
 
 
-class Pager:
+class PageServer:
     """The pages of one guest, from one checkpoint."""
 
     def __init__(
@@ -157,13 +157,13 @@ def main() -> None:
         key = Path(where["key"]) if where["key"] else None
         secret = bytes.fromhex(key.read_text()) if key else None
         try:
-            with closing(_Source(where["store"], secret, where["checkpoint"])) as source:
+            with closing(_RamSource(where["store"], secret, where["checkpoint"])) as source:
                 _page(told, lines, where, source)
         except VmckptError as exc:
             sys.exit(f"{exc.what}: {exc.why}")
 
 
-class _Source:
+class _RamSource:
     """The RAM of a checkpoint, which is not removed meanwhile. Raises VmckptError."""
 
     def __init__(self, place: str, secret: bytes | None, checkpoint_id: str) -> None:
@@ -191,7 +191,7 @@ class _Source:
             return opened.pop_all(), area
 
 
-def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _Source) -> None:
+def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSource) -> None:
     area = source.area
     ram_file, noted = Path(where["ram_file"]), where["noted"]
     laid_out = read_noted(Path(noted)) if noted else []
@@ -208,7 +208,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _Sourc
         missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
         there = present(ram_file)
     _say(lines, {"missing": missing.number})
-    pager = Pager(area, missing, there, laid_out)
+    pager = PageServer(area, missing, there, laid_out)
     # The devices' state touches pages too: served from here on.
     marker = _until_go(told, pager)
     if marker is not None:
@@ -220,7 +220,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _Sourc
                 note(Path(noted), pager.noted())
 
 
-def _until_go(told: socket.socket, pager: Pager) -> Path | None:
+def _until_go(told: socket.socket, pager: PageServer) -> Path | None:
     """Answer faults until all pages are to be fetched; None when that will never be."""
     told.setblocking(False)
     said = ""
@@ -239,7 +239,7 @@ def _until_go(told: socket.socket, pager: Pager) -> Path | None:
     return Path(json.loads(said)["go"])
 
 
-def _serve(pager: Pager, source: _Source, pid: int, marker: Path) -> None:
+def _serve(pager: PageServer, source: _RamSource, pid: int, marker: Path) -> None:
     try:
         pidfd = os.pidfd_open(pid)
         os.nice(_NICE)
@@ -258,8 +258,8 @@ def _serve(pager: Pager, source: _Source, pid: int, marker: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def _serve_patiently(pager: Pager, source: _Source, pidfd: int) -> None:
-    """Serve; while the store does not answer the guest waits. Raises as `Pager.serve`."""
+def _serve_patiently(pager: PageServer, source: _RamSource, pidfd: int) -> None:
+    """Serve; while the store does not answer the guest waits. Raises as `PageServer.serve`."""
     left, since_s = pager.left, time.monotonic()
     while True:
         try:

@@ -50,7 +50,7 @@ MISSING = Schema(
 )
 
 
-class Pager:
+class PagerProcess:
     """A pager's process, and what it is told."""
 
     def __init__(
@@ -216,7 +216,7 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
         if missing and not (missing.pager and await host.is_alive(missing.pager)):
             log = qemu.files.path / "pager.log"
             where = missing.store, missing.checkpoint, log, missing.ram_file
-            successor = await Pager.start(*where, key=missing.key)
+            successor = await PagerProcess.start(*where, key=missing.key)
             try:
                 await successor.opened()
                 await successor.attach(qemu, missing.descriptor)

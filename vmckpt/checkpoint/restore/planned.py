@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.foreign import confined, require_safe
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.preflight.checkpoint import NewFile, Wanted, restore_checks
+from vmckpt.preflight.checkpoint import NewImage, Wanted, restore_checks
 from vmckpt.preflight.finding import Finding
 from vmckpt.state.durable import make_dir_durably, sync_file
 from vmckpt.store.files.manifest import Manifest
@@ -36,11 +36,11 @@ class NewDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRestore:
     """A VM that is to be there; its QEMU is not started yet."""
 
     vm: Vm
-    facts: Facts
+    facts: CheckpointFacts
     disks: tuple[NewDisk, ...]
     # Of a copy with UEFI: the variable store to copy, so that there is one. The firmware's own
     # state, which has the variables, is written into it when the guest runs.
@@ -60,7 +60,7 @@ class Planned:
         return firmware.vars if firmware is not None and self.variables is not None else None
 
 
-class Standing(NamedTuple):
+class CheckpointStanding(NamedTuple):
     """How far a checkpoint counts here: see `origin.py` and `foreign.py`.
 
     `own` is the spec of the VM that has its VM's name on the host.
@@ -77,7 +77,9 @@ class Standing(NamedTuple):
             require_safe(spec, self.own, plugged=plugged)
 
 
-async def standing_of(manifest: Manifest, host: Host, *, known: str, is_foreign: bool) -> Standing:
+async def standing_of(
+    manifest: Manifest, host: Host, *, known: str, is_foreign: bool
+) -> CheckpointStanding:
     """`known` is the digest of what the operator looked at.
 
     Raises RefusedError: it is another checkpoint now.
@@ -90,10 +92,12 @@ async def standing_of(manifest: Manifest, host: Host, *, known: str, is_foreign:
         )
     found = await read_vm(host, check_name(manifest.vm, "VM"))
     own = found.spec if found is not None else None
-    return Standing(manifest.id, is_foreign or not known, bool(known), own)
+    return CheckpointStanding(manifest.id, is_foreign or not known, bool(known), own)
 
 
-def plan_itself(facts: Facts, host: Host, standing: Standing, *, plugged: bool = True) -> Planned:
+def plan_itself(
+    facts: CheckpointFacts, host: Host, standing: CheckpointStanding, *, plugged: bool = True
+) -> PlannedRestore:
     """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another.
 
     What was isolated stays so; all of it is, unless it is `plugged`.
@@ -119,14 +123,14 @@ def plan_itself(facts: Facts, host: Host, standing: Standing, *, plugged: bool =
 
 
 def plan_copy(
-    facts: Facts,
+    facts: CheckpointFacts,
     host: Host,
     name: str,
-    standing: Standing,
+    standing: CheckpointStanding,
     *,
     keep_macs: bool,
     plugged: bool = False,
-) -> Planned:
+) -> PlannedRestore:
     """Another VM: its own name, disks in the host's `images/`, MACs and generation.
 
     It has no network, now or later, unless it is `plugged`.
@@ -181,14 +185,14 @@ def _isolated(spec: Spec, *, isolated: bool) -> Spec:
     return spec._replace(nics=tuple(nic._replace(isolated=isolated) for nic in spec.nics))
 
 
-def overcommitted(planned: Planned) -> Planned:
+def overcommitted(planned: PlannedRestore) -> PlannedRestore:
     """The same, started however much memory is left for it."""
     vm = planned.vm
     spec = vm.spec._replace(overcommit=True)
     return replace(planned, vm=vm._replace(spec=spec._replace(text=written(spec))))
 
 
-def _own(disk: Disk, name: str, number: int, facts: Facts) -> Disk:
+def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts) -> Disk:
     image = Path(IMAGES) / f"{name}-{number}.{disk.format}"
     return disk._replace(path=image, size_bytes=facts.disks[number].size_bytes)
 
@@ -203,14 +207,16 @@ def _renewed(spec: Spec) -> Spec:
     return spec._replace(text=written(spec))
 
 
-def _planned(spec: Spec, facts: Facts, host: Host, disks: Sequence[NewDisk]) -> Planned:
+def _planned(
+    spec: Spec, facts: CheckpointFacts, host: Host, disks: Sequence[NewDisk]
+) -> PlannedRestore:
     directory = vm_dir(host.state_dir, spec.name)
     platform = Platform(**facts.platform)
     qemu = Qemu(directory.qemu(new_qemu_id()), ProcessId(0, 0), platform)
-    return Planned(Vm(spec, host, directory, qemu), facts, tuple(disks))
+    return PlannedRestore(Vm(spec, host, directory, qemu), facts, tuple(disks))
 
 
-def copy_variables(planned: Planned) -> None:
+def copy_variables(planned: PlannedRestore) -> None:
     """Make a copy's UEFI variable store, if it has one. Blocking. Raises OSError."""
     own = planned.own_variables
     if planned.variables is not None and own is not None:
@@ -224,10 +230,12 @@ def aside_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 
-async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool) -> list[Finding]:
+async def checks(
+    planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
+) -> list[Finding]:
     """All that is for and against making it; changes nothing. Raises HostDownError."""
     disks = tuple(
-        NewFile(
+        NewImage(
             disk.path,
             planned.facts.disks[disk.number].size_bytes,
             not in_place or disk.path in planned.made_new,

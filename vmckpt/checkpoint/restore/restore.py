@@ -31,10 +31,10 @@ from vmckpt.checkpoint.facts import (
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import Making, settle, write_down
-from vmckpt.checkpoint.restore.paging import Pager, see_to_pages
+from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
+from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
-    Planned,
+    PlannedRestore,
     aside_path,
     cannot_become,
     checks,
@@ -75,7 +75,7 @@ from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RestoreOptions:
     """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
 
     name: str | None
@@ -106,7 +106,7 @@ class Restored:
     settled: bool = False
 
 
-class Source(NamedTuple):
+class CheckpointSource(NamedTuple):
     """A checkpoint of a store; `secret` opens an encrypted one.
 
     `known` is the digest of what the operator looked at, if this site took it or it is trusted.
@@ -130,8 +130,8 @@ class Source(NamedTuple):
 
 async def restore(
     host: LocalHost,
-    source: Source,
-    wish: Wish,
+    source: CheckpointSource,
+    wish: RestoreOptions,
     running: Callable[[Restored], None],
     *,
     member: Member | None = None,
@@ -151,7 +151,9 @@ async def restore(
             await work.run(running)
 
 
-async def plan_of(point: Checkpoint, source: Source, wish: Wish, host: LocalHost) -> Planned:
+async def plan_of(
+    point: Checkpoint, source: CheckpointSource, wish: RestoreOptions, host: LocalHost
+) -> PlannedRestore:
     """What a restore makes of a checkpoint. Raises RefusedError: it may not be, or is none."""
     facts = usable_facts(point.manifest)
     standing = await standing_of(
@@ -165,7 +167,7 @@ async def plan_of(point: Checkpoint, source: Source, wish: Wish, host: LocalHost
 
 
 @asynccontextmanager
-async def entitled(planned: Planned, wish: Wish) -> AsyncIterator[Vm | None]:
+async def entitled(planned: PlannedRestore, wish: RestoreOptions) -> AsyncIterator[Vm | None]:
     """Hold the VM's lock for the block; gives the VM whose place is taken, if it is."""
     vm, host = planned.vm, planned.vm.host
     found = await read_vm(host, vm.name)
@@ -198,10 +200,10 @@ class _Restoring:
 
     def __init__(
         self,
-        planned: Planned,
+        planned: PlannedRestore,
         point: Checkpoint,
-        source: Source,
-        wish: Wish,
+        source: CheckpointSource,
+        wish: RestoreOptions,
         old: Vm | None,
         *,
         member: Member | None,
@@ -280,9 +282,9 @@ class _Restoring:
             finally:
                 await finish(monitor.close())
 
-    async def _pager(self) -> Pager:
+    async def _pager(self) -> PagerProcess:
         host, source = self._host, self._source
-        return await Pager.start(
+        return await PagerProcess.start(
             source.place,
             source.checkpoint,
             self._files.path / "pager.log",
@@ -291,7 +293,7 @@ class _Restoring:
             key=await in_thread(self._keep_key),
         )
 
-    async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
+    async def _all_pages(self, helper: PagerProcess, qemu: Qemu) -> None:
         """Wait for the last page; should the pager die, another goes on."""
         await helper.ended()
         await see_to_pages(self._host, qemu)
@@ -327,13 +329,15 @@ class _Restoring:
             raise
         return qemu, monitor
 
-    def _making(self) -> Making:
+    def _making(self) -> PendingQemu:
         planned, in_place = self._planned, self._wish.in_place
         renames = [(str(self._made[disk.number]), str(disk.path)) for disk in planned.disks]
         own = [planned.own_variables] if planned.own_variables else []
         made = [str(path) for path in (*own, *(() if in_place else self._made.values()))]
         spec = planned.vm.spec.text
-        return Making(self._files.qemu_id, spec, tuple(made), tuple(renames) if in_place else ())
+        return PendingQemu(
+            self._files.qemu_id, spec, tuple(made), tuple(renames) if in_place else ()
+        )
 
     def _make_disks(self) -> None:
         """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
@@ -380,7 +384,7 @@ class _Restoring:
             await self._host.write_text(vm.directory.identity, f"{self._identity}\n")
         return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
 
-    async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
+    async def _have_memory(self, qemu: Qemu, helper: PagerProcess | None) -> None:
         """Its memory is there, or comes when it is looked at."""
         if helper is not None:
             await helper.attach(qemu)
@@ -435,7 +439,7 @@ class _Restoring:
         finally:
             os.close(fd)
 
-    async def _commit(self, qemu: Qemu, monitor: Monitor, helper: Pager | None) -> None:
+    async def _commit(self, qemu: Qemu, monitor: Monitor, helper: PagerProcess | None) -> None:
         if helper is not None:
             await helper.go(self._host, self._files)
         await to_the_end(self._switch(qemu, monitor))

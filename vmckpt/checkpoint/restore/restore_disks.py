@@ -17,15 +17,15 @@ from vmckpt.checkpoint.catalogue.place import reading
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.making import Making, settle, write_down
+from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.planned import (
-    Planned,
+    PlannedRestore,
     aside_path,
     cannot_become,
     checks,
     copy_variables,
 )
-from vmckpt.checkpoint.restore.restore import Source, Wish, entitled, plan_of
+from vmckpt.checkpoint.restore.restore import CheckpointSource, RestoreOptions, entitled, plan_of
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
@@ -71,7 +71,9 @@ class _Image(NamedTuple):
     format: str
 
 
-async def restore_disks(host: LocalHost, source: Source, wish: Wish) -> DisksRestored:
+async def restore_disks(
+    host: LocalHost, source: CheckpointSource, wish: RestoreOptions
+) -> DisksRestored:
     """Restore them, in place or for a copy, or the VM itself where it is on no host.
 
     Raises RefusedError (it runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
@@ -85,7 +87,7 @@ async def restore_disks(host: LocalHost, source: Source, wish: Wish) -> DisksRes
             return await _anew(planned, wish, point, source)
 
 
-async def _in_place(old: Vm, point: Checkpoint, source: Source) -> DisksRestored:
+async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> DisksRestored:
     """The VM stays as it is described now; its disks are the checkpoint's."""
     if await old.is_alive():
         raise RefusedError(
@@ -103,7 +105,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: Source) -> DisksRestored
     made = {image: aside_path(image.path) for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
     renames = [(str(aside), str(image.path)) for image, aside in made.items()]
-    making = Making(new.files.qemu_id, old.spec.text, (), tuple(renames))
+    making = PendingQemu(new.files.qemu_id, old.spec.text, (), tuple(renames))
     async with _undone_unless_committed(old.host, old.name):
         await write_down(old, making)
         await _write(point, made)
@@ -111,7 +113,9 @@ async def _in_place(old: Vm, point: Checkpoint, source: Source) -> DisksRestored
     return _told(old, point, images, warnings)
 
 
-async def _anew(planned: Planned, wish: Wish, point: Checkpoint, source: Source) -> DisksRestored:
+async def _anew(
+    planned: PlannedRestore, wish: RestoreOptions, point: Checkpoint, source: CheckpointSource
+) -> DisksRestored:
     """A VM that there was not: as the checkpoint describes it, or a copy."""
     host, vm = planned.vm.host, planned.vm
     found = [_eased(one, planned) for one in await checks(planned, in_place=False, lazy=False,
@@ -131,7 +135,7 @@ async def _anew(planned: Planned, wish: Wish, point: Checkpoint, source: Source)
     files = [str(path) for path in (*own, *(image.path for image in images))]
     async with _undone_unless_committed(host, vm.name):
         await host.make_dir(vm.directory.path)
-        await write_down(vm, Making(vm.qemu.files.qemu_id, vm.spec.text, tuple(files)))
+        await write_down(vm, PendingQemu(vm.qemu.files.qemu_id, vm.spec.text, tuple(files)))
         await finish(in_thread(partial(copy_variables, planned)))
         await _write(point, {image: image.path for image in images})
         identity = source.identity_for(point.manifest, wish.name)
@@ -182,7 +186,7 @@ async def _end(host: Host, name: str) -> None:
         await host.remove(vm_dir(host.state_dir, name).path)
 
 
-async def _commit(vm: Vm, point: Checkpoint, source: Source) -> None:
+async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> None:
     """From here on only forward: `vm.json` names the VM that has these disks."""
     await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
     await settle(vm.host, vm.name)
@@ -219,7 +223,7 @@ def _write_one(
     write_image(path, image.format, image.disk.size_bytes, chunks())
 
 
-def _eased(check: Finding, planned: Planned) -> Finding:
+def _eased(check: Finding, planned: PlannedRestore) -> Finding:
     """What only keeps the machine from running here now is a warning."""
     eases = check.code in _OF_THE_MACHINE
     if check.code == "files" and planned.variables is not None:

@@ -9,7 +9,7 @@ from vmckpt.cli.output import Json, run, show
 if TYPE_CHECKING:
     from vmckpt.drivers.driver import Driver
     from vmckpt.hosts.host import Host
-    from vmckpt.options.migration import Options
+    from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
 
 
@@ -25,10 +25,10 @@ def check(
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import examined
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.options.migration import Options
+    from vmckpt.options.migration import MigrationOptions
 
     found, targets = run(find(vm)), [find_host(host) for host in dict.fromkeys(hosts)]
-    answers = [(target, run(examined(found, target, Options()))) for target in targets]
+    answers = [(target, run(examined(found, target, MigrationOptions()))) for target in targets]
     facts = [_facts(target, answer) for target, answer in answers]
     tables = [f"{_headline(found, *answer)}\n{_table(answer[1])}" for answer in answers]
     result = {"vm": found.name, "source": found.host.name, "targets": facts}
@@ -37,7 +37,7 @@ def check(
         raise typer.Exit(4)
 
 
-def dry_run(name: str, target: "Host", options: "Options", *, as_json: bool) -> None:
+def dry_run(name: str, target: "Host", options: "MigrationOptions", *, as_json: bool) -> None:
     """Show what `migrate` with these options would find; exit code 4 when it would refuse."""
     from vmckpt.cli.found import find
 

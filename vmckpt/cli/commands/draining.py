@@ -7,15 +7,15 @@ import typer
 
 from vmckpt.cli.options.together import Only
 from vmckpt.cli.output import Json, run, show
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from vmckpt.fleet.drain.happenings import Show
-    from vmckpt.fleet.drain.plan import Asked
-    from vmckpt.fleet.drain.result import Result
+    from vmckpt.fleet.drain.plan import DrainOptions
+    from vmckpt.fleet.drain.result import DrainResult
 
 FinishWithin = Annotated[
     str | None,
@@ -42,7 +42,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 
 
 # Of a migration's options.
-Link = Annotated[Options, Only(("bandwidth_bytes_per_s",))]
+Link = Annotated[MigrationOptions, Only(("bandwidth_bytes_per_s",))]
 
 
 class Common(NamedTuple):
@@ -58,19 +58,19 @@ class Common(NamedTuple):
     dry_run: DryRun = False
     json: Json = False
 
-    def asked(self, options: Options) -> "Asked":
+    def asked(self, options: MigrationOptions) -> "DrainOptions":
         """What they mean. Raises UsageError."""
         from vmckpt.cli.options.arguments import intent, look_s
-        from vmckpt.fleet.drain.plan import Asked
-        from vmckpt.fleet.drain.view import Limits
+        from vmckpt.fleet.drain.plan import DrainOptions
+        from vmckpt.fleet.drain.view import HostLimits
         from vmckpt.units import parse_size_bytes
 
         wish = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
-        return Asked(
+        return DrainOptions(
             finish_within_s=wish.finish_within_s,
             max_parallel=self.max_parallel,
             bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
-            limits=Limits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
+            limits=HostLimits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
             one_way=self.one_way,
             look_s=look_s(self.for_),
         )
@@ -90,14 +90,16 @@ def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
     return found
 
 
-def carried_out(work: "Callable[[Show], Awaitable[Result]]", title: str, *, as_json: bool) -> None:
+def carried_out(
+    work: "Callable[[Show], Awaitable[DrainResult]]", title: str, *, as_json: bool
+) -> None:
     """Do it, shown as it goes; print how it ended, and end with its exit code."""
     from vmckpt.cli.found import keep_sessions
     from vmckpt.ui.drain import display
 
     keep_sessions()
 
-    async def shown() -> "Result":
+    async def shown() -> "DrainResult":
         with display(title) as tell:
             return await work(tell)
 
@@ -107,7 +109,7 @@ def carried_out(work: "Callable[[Show], Awaitable[Result]]", title: str, *, as_j
         raise typer.Exit(result.exit_code)
 
 
-def _text(result: "Result") -> "Iterable[str]":
+def _text(result: "DrainResult") -> "Iterable[str]":
     from vmckpt.fleet.drain.drain import DRAIN
     from vmckpt.ui.drain import planned
     from vmckpt.units import format_duration

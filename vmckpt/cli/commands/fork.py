@@ -24,7 +24,7 @@ from vmckpt.cli.options.which_checkpoint import (
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.catalogue import Entry
+    from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
     from vmckpt.store.sealing.keys import KeySource
 
 
@@ -43,7 +43,7 @@ def fork(
 ) -> None:
     """Make running VMs of one instant, which share memory and disks until they write."""
     from vmckpt.checkpoint.operate import fork_on
-    from vmckpt.checkpoint.restore.fork import Wish
+    from vmckpt.checkpoint.restore.fork import ForkOptions
     from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.ui.tables import table
 
@@ -51,7 +51,7 @@ def fork(
     entry = _instant(what, store, key)
     where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
-    wish = Wish(entry.id, called, count, plugged, trust, overcommit)
+    wish = ForkOptions(entry.id, called, count, plugged, trust, overcommit)
     forks = run(fork_on(where, entry, wish, lambda _: None, key)).forks
     for one in forks:
         for text in one.warnings:
@@ -65,7 +65,7 @@ def fork(
         raise typer.Exit(7)
 
 
-def _instant(what: str, store: str | None, key: "KeySource | None") -> "Entry":
+def _instant(what: str, store: str | None, key: "KeySource | None") -> "CatalogueEntry":
     """The checkpoint of that name or id, else a new one of the VM of that name.
 
     Raises NotFoundError when there is neither.

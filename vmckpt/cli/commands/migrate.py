@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.commands.moving import move, show_recovery, target_of
-from vmckpt.cli.options.arguments import Wishes
+from vmckpt.cli.options.arguments import TimeLimits
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 
 if TYPE_CHECKING:
     from vmckpt.forecast.model.choose import Intent
@@ -21,8 +21,8 @@ def migrate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
     *,
-    options: Options,
-    wishes: Wishes,
+    options: MigrationOptions,
+    wishes: TimeLimits,
     wait_for_calm: Annotated[
         str | None,
         typer.Option(help="Wait so long for a moment in which it dirties little."),
@@ -62,7 +62,13 @@ def migrate(
 
 
 async def _calm(
-    name: str, target: "Host", options: Options, wanted: "Intent", *, began_s: float, given: str
+    name: str,
+    target: "Host",
+    options: MigrationOptions,
+    wanted: "Intent",
+    *,
+    began_s: float,
+    given: str,
 ) -> None:
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import wait_for_calm_in_time
@@ -75,8 +81,8 @@ async def _calm(
 
 
 async def _planned(
-    name: str, target: "Host", options: Options, wanted: "Intent", began_s: float
-) -> tuple[Options, dict[str, Any]]:
+    name: str, target: "Host", options: MigrationOptions, wanted: "Intent", began_s: float
+) -> tuple[MigrationOptions, dict[str, Any]]:
     """The options of the way that keeps the intent, and the forecast for the record."""
     from vmckpt.cli.found import find
 

@@ -13,21 +13,21 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.outcome.recover import Recovery
-    from vmckpt.migrate.report import Report
-    from vmckpt.options.migration import Options
+    from vmckpt.migrate.report import MigrationReport
+    from vmckpt.options.migration import MigrationOptions
 
 
 def move_plainly(vm: str, host: str, *, as_json: bool) -> None:
     """Move a running VM with every option as it is when it is not given."""
-    from vmckpt.options.migration import Options
+    from vmckpt.options.migration import MigrationOptions
 
-    move(vm, target_of(host), Options(), None, as_json=as_json)
+    move(vm, target_of(host), MigrationOptions(), None, as_json=as_json)
 
 
 def move(
     vm: str,
     target: "Host",
-    options: "Options",
+    options: "MigrationOptions",
     forecast: "dict[str, Any] | None",
     *,
     as_json: bool,
@@ -48,19 +48,19 @@ def target_of(name: str | None) -> "Host":
     return find_host(name)
 
 
-def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
+def show_outcome(outcome: "MigrationReport | Recovery", *, as_json: bool) -> None:
     """Show how a migration ended."""
-    from vmckpt.migrate.report import Report
+    from vmckpt.migrate.report import MigrationReport
 
-    if isinstance(outcome, Report):
+    if isinstance(outcome, MigrationReport):
         show(builtins(outcome), _text(outcome), as_json=as_json)
     else:
         show_recovery(outcome, as_json=as_json)
 
 
 async def _migrate(
-    name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
-) -> "Report | Recovery":
+    name: str, target: "Host", options: "MigrationOptions", forecast: "dict[str, Any] | None"
+) -> "MigrationReport | Recovery":
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 
@@ -69,7 +69,7 @@ async def _migrate(
         return await vm.migrate(target, options, emit, forecast)
 
 
-def _text(report: "Report") -> str:
+def _text(report: "MigrationReport") -> str:
     from vmckpt.units import format_duration, format_size
 
     if report.method == "offline":
@@ -104,7 +104,7 @@ def _text(report: "Report") -> str:
     return "\n".join([*lines, *(f"  warning   {one_line(text)}" for text in report.warnings)])
 
 
-def _encrypted(report: "Report") -> str:
+def _encrypted(report: "MigrationReport") -> str:
     return "no" if report.encryption == "off" else f"yes ({report.encryption})"
 
 

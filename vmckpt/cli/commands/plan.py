@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.options.arguments import Wishes, look_s
+from vmckpt.cli.options.arguments import TimeLimits, look_s
 from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, run, show
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vmckpt.forecast.model.choose import Offer
     from vmckpt.forecast.model.forecast import Band
-    from vmckpt.forecast.planner import Plan
+    from vmckpt.forecast.planner import MigrationPlan
 
 
 @together
@@ -24,8 +24,8 @@ def plan(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str, typer.Argument(help="Where it shall run.")],
     *,
-    wishes: Wishes,
-    options: Annotated[Options, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
+    wishes: TimeLimits,
+    options: Annotated[MigrationOptions, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
     for_: Annotated[str, typer.Option("--for", help="How long to look at the guest.")] = "8s",
     json: Json = False,
 ) -> None:
@@ -46,7 +46,7 @@ def plan(
         raise typer.Exit(4)
 
 
-def text(made: "Plan") -> str:
+def text(made: "MigrationPlan") -> str:
     """The table of ways, and the choice with its reason."""
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_rate, format_size
@@ -71,7 +71,7 @@ def text(made: "Plan") -> str:
     return "\n".join([head, "", table(header, rows), "", *notes, end])
 
 
-def _devices(made: "Plan") -> list[str]:
+def _devices(made: "MigrationPlan") -> list[str]:
     """What the phases of passed-through devices come to."""
     from vmckpt.units import format_duration, format_size
 
@@ -85,7 +85,7 @@ def _devices(made: "Plan") -> list[str]:
     return [f"{head}: out {out}, back {back}, in the totals; the job stands still from out to back"]
 
 
-def _fastest(made: "Plan") -> float:
+def _fastest(made: "MigrationPlan") -> float:
     points = made.measured.curve.points
     return max((point.pages * 4096 / point.t_s for point in points), default=0.0)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vmckpt.cli.loop import run
 
 if TYPE_CHECKING:
-    from vmckpt.jobs.kind import Kind
+    from vmckpt.jobs.kind import JobKind
 
 # Modules with kinds of job, imported on demand: importing dominates a job's start-up time.
 MODULES = {
@@ -23,7 +23,7 @@ MODULES = {
 }
 
 
-def kind_of(name: str) -> "Kind[Any, Any]":
+def kind_of(name: str) -> "JobKind[Any, Any]":
     """Find a kind of job by name. Raises UsageError."""
     from vmckpt.errors import UsageError
 
@@ -33,7 +33,7 @@ def kind_of(name: str) -> "Kind[Any, Any]":
             why=f"the kinds are {', '.join(MODULES)}",
             remedy="update vmckpt on this host: another version may have asked for it",
         )
-    kinds: tuple[Kind[Any, Any], ...] = import_module(MODULES[name]).KINDS
+    kinds: tuple[JobKind[Any, Any], ...] = import_module(MODULES[name]).KINDS
     return next(one for one in kinds if one.name == name)
 
 

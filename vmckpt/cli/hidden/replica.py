@@ -45,9 +45,9 @@ def replica(
 
         run(serve_primary(directory, run(local_host().own_command())))
     elif role in (Role.discard, Role.undo, Role.keep):
-        from vmckpt.replicate.operator.leftover_copies import Fate, settle_here
+        from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 
-        settle_here(directory, Fate(role.value))
+        settle_here(directory, CopiesFate(role.value))
     elif role is Role.fold:
         from vmckpt.replicate.disks.aside import fold
 

@@ -13,8 +13,8 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import lines, one_line
 
 if TYPE_CHECKING:
-    from vmckpt.fleet.guard.guard import Tools
-    from vmckpt.fleet.guard.record import Record
+    from vmckpt.fleet.guard.guard import GuardTools
+    from vmckpt.fleet.guard.record import GuardRecord
 
 ROLLED_BACK = 7
 
@@ -93,7 +93,7 @@ def run_(
     """Guard a command. Exit code 0: kept; 7: rolled back; 9: open, decide; else: not begun."""
     from vmckpt.fleet.guard.guard import guard
     from vmckpt.fleet.guard.health import parse_check, parse_command
-    from vmckpt.fleet.guard.record import OnFailure, Proof, Request, Where
+    from vmckpt.fleet.guard.record import GuardProof, GuardRequest, OnFailure, Where
     from vmckpt.jobs.files import new_run
     from vmckpt.units import parse_duration_s
 
@@ -101,7 +101,7 @@ def run_(
         parse_check(text, address)
     for text in after_rollback or ():
         parse_command(text)
-    request = Request(
+    request = GuardRequest(
         vm=vm,
         command=tuple(command),
         where=Where(_one_of("--in", in_, [one.value for one in Where])),
@@ -112,7 +112,7 @@ def run_(
         failures=failures,
         command_timeout_s=parse_duration_s(timeout) if timeout else None,
         on_failure=OnFailure(_one_of("--on-failure", on_failure, [one.value for one in OnFailure])),
-        proof=Proof(_one_of("--proof", proof, [one.value for one in Proof])),
+        proof=GuardProof(_one_of("--proof", proof, [one.value for one in GuardProof])),
         keep_s=parse_duration_s(keep),
         max_pause_s=parse_duration_s(max_pause),
         after_rollback=tuple(after_rollback or ()),
@@ -128,7 +128,7 @@ def list_(json: Json = False) -> None:
     from vmckpt.fleet.guard.record import load_all
     from vmckpt.ui.tables import table
 
-    async def states() -> list[tuple["Record", str]]:
+    async def states() -> list[tuple["GuardRecord", str]]:
         await expire()
         known = load_all()
         for damage in known.damaged:
@@ -179,8 +179,8 @@ def resume(guarded: Guarded, json: Json = False) -> None:
     _told(record, as_json=json)
 
 
-def _tools(*, as_json: bool) -> "Tools":
-    from vmckpt.fleet.guard.guard import Tools
+def _tools(*, as_json: bool) -> "GuardTools":
+    from vmckpt.fleet.guard.guard import GuardTools
     from vmckpt.sequence.in_thread import in_thread
 
     async def ask(why: str) -> bool | None:
@@ -193,7 +193,7 @@ def _tools(*, as_json: bool) -> "Tools":
             return None
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 
-    return Tools(
+    return GuardTools(
         tell=lambda text: warn(f"  {text}"),
         say=lambda text: print(lines(text), end="", file=sys.stderr, flush=True),
         ask=ask,
@@ -201,19 +201,19 @@ def _tools(*, as_json: bool) -> "Tools":
     )
 
 
-def _told(record: "Record", *, as_json: bool) -> None:
-    from vmckpt.fleet.guard.record import Phase
+def _told(record: "GuardRecord", *, as_json: bool) -> None:
+    from vmckpt.fleet.guard.record import GuardPhase
 
     _show(record, as_json=as_json)
-    if record.phase is Phase.ROLLED_BACK:
+    if record.phase is GuardPhase.ROLLED_BACK:
         raise typer.Exit(ROLLED_BACK)
 
 
-def _show(record: "Record", *, as_json: bool) -> None:
-    from vmckpt.fleet.guard.record import Phase
+def _show(record: "GuardRecord", *, as_json: bool) -> None:
+    from vmckpt.fleet.guard.record import GuardPhase
 
     point, kept_for = (record.checkpoint or "-")[:12], timedelta(seconds=record.request.keep_s)
-    if record.phase is Phase.KEPT:
+    if record.phase is GuardPhase.KEPT:
         text = f"{record.vm}: kept; the way back, {point}, stays for {kept_for}"
     else:
         text = (
@@ -224,7 +224,7 @@ def _show(record: "Record", *, as_json: bool) -> None:
     show(record.facts, text, as_json=as_json)
 
 
-def _state(record: "Record", at_work: str) -> str:
+def _state(record: "GuardRecord", at_work: str) -> str:
     if record.phase.is_over:
         return record.phase.words
     return f"{record.phase.words} ({at_work})" if at_work else f"cut off: {record.phase.words}"

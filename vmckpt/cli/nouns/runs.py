@@ -11,7 +11,7 @@ from vmckpt.cli.output import Json, show
 if TYPE_CHECKING:
     from vmckpt.events.record import RunRecord
     from vmckpt.migrate.outcome.recover import Recovery
-    from vmckpt.migrate.report import Report
+    from vmckpt.migrate.report import MigrationReport
 
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -73,7 +73,7 @@ def attach(
     show_outcome(output.run(_attach(run)), as_json=json)
 
 
-async def _attach(run: str) -> "Report | Recovery":
+async def _attach(run: str) -> "MigrationReport | Recovery":
     from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.migrate.elsewhere.retell import is_done_here, retell
     from vmckpt.migrate.elsewhere.watch import find_job, watch

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from vmckpt.cli.options.checkpoint_options import Retention
-from vmckpt.cli.options.schedule_options import ScheduleName, Taking, Times, asked
+from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, asked
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import Stored
 from vmckpt.cli.output import Json, run, show, warn
@@ -17,9 +17,9 @@ from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.retention import Rule
-    from vmckpt.fleet.schedule.record import Record
-    from vmckpt.fleet.schedule.run import Event, Result, Tools
+    from vmckpt.checkpoint.catalogue.retention import RetentionRule
+    from vmckpt.fleet.schedule.record import ScheduleRecord
+    from vmckpt.fleet.schedule.run import Event, RunResult, SchedulerTools
 
 app = typer.Typer(
     help="Checkpoints, and copies of them on other hosts, at their times. What is due is run by "
@@ -42,7 +42,7 @@ def add(
     *,
     times: Times,
     retention: Retention,
-    taking: Taking,
+    taking: TakingOptions,
     name: ScheduleName = None,
     stored: Stored,
     json: Json = False,
@@ -187,12 +187,12 @@ def run_due(names: Names = None, json: Json = False) -> None:
         raise typer.Exit(failures[0].exit_code)
 
 
-def tools(tell: Any) -> "Tools":
+def tools(tell: Any) -> "SchedulerTools":
     """What a scheduler works with; `tell` hears its events."""
-    from vmckpt.fleet.schedule.run import Tools, clock
+    from vmckpt.fleet.schedule.run import SchedulerTools, clock
     from vmckpt.fleet.schedule.work import Checkpoints
 
-    return Tools(clock, Checkpoints(warn), tell)
+    return SchedulerTools(clock, Checkpoints(warn), tell)
 
 
 def event_json(event: "Event") -> dict[str, Any]:
@@ -203,24 +203,24 @@ def event_json(event: "Event") -> dict[str, Any]:
     return {"at_unix_s": time.time(), **words, **event.more}
 
 
-def _result(result: "Result") -> dict[str, Any]:
+def _result(result: "RunResult") -> dict[str, Any]:
     error = result.error
     words = error and {"kind": error.kind, "what": error.what, "why": error.why}
     return {"schedule": result.schedule, "outcome": result.outcome or "failed", "error": words}
 
 
-def _facts(record: "Record") -> dict[str, Any]:
+def _facts(record: "ScheduleRecord") -> dict[str, Any]:
     from vmckpt.fleet.schedule.run import clock
     from vmckpt.fleet.schedule.status import status
 
     return status(record, clock())
 
 
-def _next_text(record: "Record", facts: dict[str, Any]) -> str:
+def _next_text(record: "ScheduleRecord", facts: dict[str, Any]) -> str:
     return f"the first is due {_time(record, facts['next_unix_s'])}"
 
 
-def _lines(record: "Record", facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _lines(record: "ScheduleRecord", facts: dict[str, Any]) -> list[tuple[str, str]]:
     from vmckpt.units import format_duration
 
     asked, found = record.request, facts["interval"]
@@ -255,13 +255,13 @@ def _lines(record: "Record", facts: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _rule_text(rule: "Rule | None") -> str:
+def _rule_text(rule: "RetentionRule | None") -> str:
     if rule is None:
         return "all"
     return ", ".join(f"{name} {value:g}" for name, value in asdict(rule).items() if value)
 
 
-def _time(record: "Record", unix_s: float | None) -> str:
+def _time(record: "ScheduleRecord", unix_s: float | None) -> str:
     if unix_s is None:
         return "-"
     return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"

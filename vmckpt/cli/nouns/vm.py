@@ -114,7 +114,7 @@ def start(name: Name, json: Json = False) -> None:
     _show_started(name, vm.host.name, run(vm.start()), as_json=json)
 
 
-class Connection(StrEnum):
+class NicConnection(StrEnum):
     """Whether a VM's NICs are connected."""
 
     plugged = "plugged"
@@ -124,7 +124,7 @@ class Connection(StrEnum):
 @app.command()
 def network(
     name: Name,
-    connection: Annotated[Connection, typer.Argument(help="From its next start on.")],
+    connection: Annotated[NicConnection, typer.Argument(help="From its next start on.")],
     json: Json = False,
 ) -> None:
     """Connect a stopped VM's NICs, or cut them off: a copy and a fork are isolated at first."""
@@ -132,7 +132,7 @@ def network(
     from vmckpt.vm.lifecycle import set_network
 
     vm = run(find_own(name))
-    run(set_network(vm, plugged=connection is Connection.plugged))
+    run(set_network(vm, plugged=connection is NicConnection.plugged))
     facts = {"vm": name, "host": vm.host.name, "network": connection.value}
     show(facts, f"{name} is {connection.value} when it next starts", as_json=json)
 

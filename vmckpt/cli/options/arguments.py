@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vmckpt.forecast.model.choose import Intent
 
 
-class Wishes(NamedTuple):
+class TimeLimits(NamedTuple):
     """What is wished of a migration's time and pause."""
 
     max_pause: Annotated[

@@ -1,6 +1,6 @@
 """Which options of `vmckpt checkpoint` go with which kind of checkpoint, and with a group."""
 
-from vmckpt.cli.options.checkpoint_options import Kind
+from vmckpt.cli.options.checkpoint_options import CheckpointKind
 
 
 def whose(vm: str | None) -> str:
@@ -16,7 +16,9 @@ def whose(vm: str | None) -> str:
     return vm
 
 
-def require_replaceable(name: str | None, group: str | None, kind: Kind, *, replace: bool) -> None:
+def require_replaceable(
+    name: str | None, group: str | None, kind: CheckpointKind, *, replace: bool
+) -> None:
     """--replace is for one named checkpoint in a store. Raises UsageError."""
     from vmckpt.errors import UsageError
 
@@ -28,7 +30,7 @@ def require_replaceable(name: str | None, group: str | None, kind: Kind, *, repl
             why="it replaces the checkpoint of that name",
             remedy="add --name NAME",
         )
-    if group is not None or kind is Kind.savevm:
+    if group is not None or kind is CheckpointKind.savevm:
         raise UsageError(
             f"--replace does not go with {'--group' if group else '--kind savevm'}",
             why="the old one would be gone before the new one is there for good",
@@ -36,13 +38,13 @@ def require_replaceable(name: str | None, group: str | None, kind: Kind, *, repl
         )
 
 
-def require_disks_only(group: str | None, kind: Kind, *, eager: bool) -> None:
+def require_disks_only(group: str | None, kind: CheckpointKind, *, eager: bool) -> None:
     """--disks-only is for one checkpoint in a store. Raises UsageError."""
     from vmckpt.errors import UsageError
 
     for given, option in (
         (group, "--group"),
-        (kind is not Kind.epoch, "--kind"),
+        (kind is not CheckpointKind.epoch, "--kind"),
         (eager, "--eager"),
     ):
         if given:
@@ -54,12 +56,16 @@ def require_disks_only(group: str | None, kind: Kind, *, eager: bool) -> None:
 
 
 def require_of_group(
-    group: str | None, kind: Kind, its_own: dict[str, str | bool | None], *, outside: bool = True
+    group: str | None,
+    kind: CheckpointKind,
+    its_own: dict[str, str | bool | None],
+    *,
+    outside: bool = True,
 ) -> None:
     """`its_own` options make sense for a group alone, or (not `outside`) for all but a group."""
     from vmckpt.errors import UsageError
 
-    if group is not None and kind is not Kind.epoch:
+    if group is not None and kind is not CheckpointKind.epoch:
         raise UsageError(
             f"--group and --kind {kind} are both given",
             why="a group's VMs are taken while they run, all at one moment",

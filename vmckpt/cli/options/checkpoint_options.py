@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.retention import Rule
+    from vmckpt.checkpoint.catalogue.retention import RetentionRule
 
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only this VM's.")]
@@ -31,7 +31,7 @@ MaxHold = Annotated[
 Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names, or ids.")]
 
 
-class Kind(StrEnum):
+class CheckpointKind(StrEnum):
     """How a checkpoint is made and kept."""
 
     epoch = "epoch"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 
 KindOption = Annotated[
-    Kind,
+    CheckpointKind,
     typer.Option(
         "--kind",
         help="epoch: into a store, while it runs; file: into a store, saved as a whole, the VM "
@@ -84,12 +84,12 @@ class Retention(NamedTuple):
     max_age: MaxAge = None
     max_size: MaxSize = None
 
-    def rule(self) -> "Rule":
+    def rule(self) -> "RetentionRule":
         """As a rule: one that is empty if nothing is said. Raises UsageError."""
-        from vmckpt.checkpoint.catalogue.retention import Rule
+        from vmckpt.checkpoint.catalogue.retention import RetentionRule
         from vmckpt.units import parse_duration_s, parse_size_bytes
 
-        return Rule(
+        return RetentionRule(
             keep_last=self.keep_last,
             hourly=self.hourly,
             daily=self.daily,

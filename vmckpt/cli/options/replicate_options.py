@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.options.replication import Options
+    from vmckpt.options.replication import ReplicationOptions
 
 AUTO = "auto"
 
@@ -76,7 +76,7 @@ UnsafeNoOutputCommit = Annotated[
 ]
 
 
-class Wishes(NamedTuple):
+class ReplicateArguments(NamedTuple):
     """What was asked on the command line, a field for each option; None: nothing."""
 
     epoch: Epoch = None
@@ -88,19 +88,23 @@ class Wishes(NamedTuple):
     disks: Disks = None
     unsafe_no_output_commit: UnsafeNoOutputCommit = False
 
-    def options(self, primary: "Host", standby: "Host", last: "Options | None" = None) -> "Options":
+    def options(
+        self, primary: "Host", standby: "Host", last: "ReplicationOptions | None" = None
+    ) -> "ReplicationOptions":
         """For a replication from one to the other; what is not asked for is as it was `last`.
 
         Raises UsageError, RefusedError: nothing says where leases are.
         """
-        from vmckpt.options.replication import Options
+        from vmckpt.options.replication import ReplicationOptions
         from vmckpt.replicate.arbiter import usual_place
         from vmckpt.units import parse_duration_s
 
         one_machine = primary.is_this_machine and standby.is_this_machine
         place = self.lease or (last.arbiter if last else usual_place(one_machine=one_machine))
         asked = replace(
-            last or Options(place), arbiter=place, holds_output=not self.unsafe_no_output_commit
+            last or ReplicationOptions(place),
+            arbiter=place,
+            holds_output=not self.unsafe_no_output_commit,
         )
         if self.lease_credentials is not None or self.lease is not None:
             asked = replace(asked, credentials=self.lease_credentials or "")

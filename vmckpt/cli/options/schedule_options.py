@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.options.checkpoint_options import Kind, KindOption, MaxPause, Retention
+from vmckpt.cli.options.checkpoint_options import CheckpointKind, KindOption, MaxPause, Retention
 from vmckpt.cli.options.which_checkpoint import Stored
 
 if TYPE_CHECKING:
-    from vmckpt.fleet.schedule.request import CatchUp, Request
+    from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest
 
 AUTO = "auto"
 LEAST_EVERY_S = 1.0
@@ -81,25 +81,27 @@ class Times(NamedTuple):
     mtbf: Mtbf = None
 
 
-class Taking(NamedTuple):
+class TakingOptions(NamedTuple):
     """How they are taken, where else they go, and what is checked."""
 
     copy_to: CopyTo = None
     check: Check = None
-    kind: KindOption = Kind.epoch
+    kind: KindOption = CheckpointKind.epoch
     max_pause: MaxPause = None
 
 
-def asked(vm: str, times: Times, retention: Retention, taking: Taking, stored: Stored) -> "Request":
+def asked(
+    vm: str, times: Times, retention: Retention, taking: TakingOptions, stored: Stored
+) -> "ScheduleRequest":
     """What all of them say. Raises UsageError."""
-    from vmckpt.fleet.schedule.request import Request, When
+    from vmckpt.fleet.schedule.request import ScheduleRequest, When
     from vmckpt.units import parse_duration_s
 
     require_one_way(times.every, times.cron)
     stored.key_source()
     rule = retention.rule()
     is_auto = times.every == AUTO
-    return Request(
+    return ScheduleRequest(
         vm=vm,
         when=When.AUTO if is_auto else When.CRON if times.cron else When.EVERY,
         zone=times.timezone or local_zone(),
@@ -213,10 +215,10 @@ def _check_percent(text: str | None) -> float | None:
     return subset.percent
 
 
-def _kind(kind: Kind) -> str:
+def _kind(kind: CheckpointKind) -> str:
     from vmckpt.errors import UsageError
 
-    if kind is Kind.savevm:
+    if kind is CheckpointKind.savevm:
         raise UsageError(
             "schedules take no checkpoints of --kind savevm",
             why="these stand in the VM's own image, where no rule keeps or removes them",
@@ -225,7 +227,7 @@ def _kind(kind: Kind) -> str:
     return kind.value
 
 
-def _pause_s(text: str | None, kind: Kind) -> float:
+def _pause_s(text: str | None, kind: CheckpointKind) -> float:
     from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.units import parse_duration_s
 

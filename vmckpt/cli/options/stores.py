@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import Place as Location
+    from vmckpt.checkpoint.catalogue.place import StorePlace as Location
     from vmckpt.store.sealing.keys import KeySource
 
 Place = Annotated[
@@ -52,11 +52,11 @@ def location_of(text: str | None) -> "Location":
 
 def key_of(key_file: str | None, key_command: str | None) -> "KeySource | None":
     """Where a store's key is had, by options. Raises UsageError: by two."""
-    from vmckpt.store.sealing.keys import Keeper, KeySource
+    from vmckpt.store.sealing.keys import KeyHolder, KeySource
 
-    found = KeySource(Keeper.FILE, key_file) if key_file is not None else None
+    found = KeySource(KeyHolder.FILE, key_file) if key_file is not None else None
     if key_command is not None:
-        found = one_key(found, KeySource(Keeper.COMMAND, key_command))
+        found = one_key(found, KeySource(KeyHolder.COMMAND, key_command))
     return found
 
 

@@ -7,7 +7,7 @@ import typer
 from vmckpt.cli.output import run, warn
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.catalogue import Catalogue, Entry
+    from vmckpt.checkpoint.catalogue.catalogue import Catalogue, CatalogueEntry
     from vmckpt.hosts.host import Host
     from vmckpt.store.sealing.keys import KeySource
 
@@ -48,7 +48,7 @@ def catalogue(store: str | None, key: "KeySource | None", vm: str | None = None)
     return run(without_stale(run(catalogues.catalogue(all_hosts(), store, key, vm)), key))
 
 
-def find(point: str, store: str | None, key: "KeySource | None") -> "Entry":
+def find(point: str, store: str | None, key: "KeySource | None") -> "CatalogueEntry":
     """The checkpoint of that name, or whose id begins so. Raises NotFoundError, UsageError."""
     return catalogue(store, key).find(point)
 
@@ -65,7 +65,7 @@ def key_source(key_file: str | None, key_command: str | None) -> "KeySource | No
     return key_of(key_file, key_command)
 
 
-async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
+async def home(entry: "CatalogueEntry", given: str | None, *, copy: bool) -> "Host":
     """The host that was named, else see `drivers.find`. Raises NotFoundError too."""
     from vmckpt.drivers.find import restores_on
     from vmckpt.hosts.inventory.inventory import find_host

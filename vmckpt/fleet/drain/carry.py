@@ -18,24 +18,24 @@ from vmckpt.errors import (
 )
 from vmckpt.events.types import Event, PhaseBegan
 from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
-from vmckpt.fleet.drain.view import Tools
-from vmckpt.forecast.drain.crowding import Taken
-from vmckpt.forecast.drain.fleet import Move
-from vmckpt.forecast.drain.timetable import Span, Timetable
+from vmckpt.fleet.drain.view import DrainTools
+from vmckpt.forecast.drain.crowding import PastMove
+from vmckpt.forecast.drain.fleet import PlannedMove
+from vmckpt.forecast.drain.timetable import MoveSpan, Timetable
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.migrate.elsewhere.watch import WatchedNoLongerError
 from vmckpt.migrate.outcome.recover import Recovery
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 
 # After these nothing is tried again: it would be no use, or nobody knows whether it is safe.
 _FINAL = (OutcomeUnknownError, VmLostError, CancelledByUserError, NotFoundError, StorageError)
 
 
-class Failure(NamedTuple):
+class FailedMove(NamedTuple):
     """A move that did not succeed. The VM is where it was, unless the error says otherwise."""
 
-    move: Move
+    move: PlannedMove
     error: VmckptError
 
 
@@ -47,18 +47,18 @@ class Carrier:
     are the moves that succeeded, with their instants.
     """
 
-    tools: Tools
-    options: Options
+    tools: DrainTools
+    options: MigrationOptions
     hosts: Mapping[str, Host]
     begins: Callable[[str, str], None]
     ends: Callable[[str, str], None]
     show: Show
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailedMove] = field(default_factory=list)
     down: dict[str, HostDownError] = field(default_factory=dict)
-    took: list[Taken] = field(default_factory=list)
+    took: list[PastMove] = field(default_factory=list)
     _began_s: float = 0.0
-    _waiting: list[Move] = field(default_factory=list)
-    _under_way: "dict[asyncio.Task[None], Move]" = field(default_factory=dict)
+    _waiting: list[PlannedMove] = field(default_factory=list)
+    _under_way: "dict[asyncio.Task[None], PlannedMove]" = field(default_factory=dict)
 
     @staticmethod
     def is_final(error: VmckptError) -> bool:
@@ -114,7 +114,7 @@ class Carrier:
                 self._waiting.remove(move)
                 self._under_way[asyncio.create_task(self._move(move))] = move
 
-    async def _move(self, move: Move) -> None:
+    async def _move(self, move: PlannedMove) -> None:
         began_s = time.monotonic()
         self.show(Began(move.vm, move.source, move.target))
         marks = dict[str, float]()
@@ -139,10 +139,10 @@ class Carrier:
             return
         self._write_down(move.vm, where)
         if (span := _span(began_s, marks, time.monotonic())) is not None:
-            self.took.append(Taken(move, Span(*(at_s - self._began_s for at_s in span))))
+            self.took.append(PastMove(move, MoveSpan(*(at_s - self._began_s for at_s in span))))
         self.show(Ended(move.vm, where, time.monotonic() - began_s))
 
-    async def _carried(self, move: Move, marks: dict[str, float]) -> str:
+    async def _carried(self, move: PlannedMove, marks: dict[str, float]) -> str:
         """Where the VM is then. Raises what `migrate` raises."""
         vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
         if vm.host.name != move.source:
@@ -165,8 +165,8 @@ class Carrier:
             )
         return where
 
-    def _failed(self, move: Move, error: VmckptError, took_s: float) -> None:
-        self.failures.append(Failure(move, error))
+    def _failed(self, move: PlannedMove, error: VmckptError, took_s: float) -> None:
+        self.failures.append(FailedMove(move, error))
         if not isinstance(error, (OutcomeUnknownError, VmLostError)):
             self._write_down(move.vm, move.source)
         self.show(Ended(move.vm, move.source, took_s, f"{error.what}: {error.why}"))
@@ -178,7 +178,7 @@ class Carrier:
             # What was begun stands there: the next command looks where the VM is.
             self.show(Said(str(exc)))
 
-    async def _who_is_down(self, move: Move) -> None:
+    async def _who_is_down(self, move: PlannedMove) -> None:
         for name in (move.source, move.target):
             try:
                 await self.hosts[name].require_up()
@@ -186,10 +186,10 @@ class Carrier:
                 self.down[name] = exc
 
 
-def _span(began_s: float, marks: Mapping[str, float], ended_s: float) -> Span | None:
+def _span(began_s: float, marks: Mapping[str, float], ended_s: float) -> MoveSpan | None:
     """None where the move told too little."""
     sends_s = marks.get("mirror", marks.get("transfer"))
     sent_s = marks.get("verify", marks.get("release"))
     if sends_s is None or sent_s is None:
         return None
-    return Span(began_s, marks.get("turn", sends_s), sends_s, sent_s, ended_s)
+    return MoveSpan(began_s, marks.get("turn", sends_s), sends_s, sent_s, ended_s)

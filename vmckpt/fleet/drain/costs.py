@@ -7,21 +7,21 @@ from typing import NamedTuple
 from vmckpt.drivers.driver import VmInfo
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord
-from vmckpt.forecast.drain.crowding import Learned
-from vmckpt.forecast.drain.fleet import Cost
+from vmckpt.forecast.drain.crowding import LearnedCrowding
+from vmckpt.forecast.drain.fleet import MoveCost
 from vmckpt.forecast.learned import learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.dirtying import DirtyCurve
-from vmckpt.forecast.model.forecast import Way, forecast
+from vmckpt.forecast.model.forecast import MigrationWay, forecast
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
-from vmckpt.forecast.model.link import Link
+from vmckpt.forecast.model.link import LinkModel
 from vmckpt.forecast.planner import guest_of, limits
 from vmckpt.hosts.host import Host
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.encryption import Scheme, choose
 
 # As `auto` goes.
-WAY = Way.AUTO_CONVERGE
+WAY = MigrationWay.AUTO_CONVERGE
 _TENTH = 1.28
 
 
@@ -31,30 +31,30 @@ class Found(NamedTuple):
     `expected` is what it would cost by single moves alone; `endless`: it is not expected to end.
     """
 
-    cost: Cost | None
-    expected: Cost | None = None
+    cost: MoveCost | None
+    expected: MoveCost | None = None
     like: str = ""
     endless: bool = False
 
 
 @dataclass(slots=True)
-class Costs:
+class MoveCosts:
     """Answers from run records, each worked out once."""
 
     records: Sequence[RunRecord]
-    options: Options
-    taught: Learned
-    _links: dict[tuple[str, str, str, bool], Link | None]
-    _forecasts: dict[tuple[str, Link, int], Found]
+    options: MigrationOptions
+    taught: LearnedCrowding
+    _links: dict[tuple[str, str, str, bool], LinkModel | None]
+    _forecasts: dict[tuple[str, LinkModel, int], Found]
     _schemes: dict[tuple[str, str], bool]
 
     @classmethod
     def of(
         cls,
         records: Sequence[RunRecord],
-        options: Options,
-        taught: Learned,
-    ) -> "Costs":
+        options: MigrationOptions,
+        taught: LearnedCrowding,
+    ) -> "MoveCosts":
         """By these records, and what drains have taught, for migrations with these options."""
         return cls(records, options, taught, {}, {}, {})
 
@@ -90,7 +90,7 @@ class Costs:
             self._schemes[pair] = scheme is not Scheme.CLEAR
         return self._schemes[pair]
 
-    def _link(self, vm: VmInfo, source: str, target: str, *, encrypted: bool) -> Link | None:
+    def _link(self, vm: VmInfo, source: str, target: str, *, encrypted: bool) -> LinkModel | None:
         key = (vm.name, source, target, encrypted)
         if key not in self._links:
             # Single moves tell most; how those of drains differ from them is learned apart.
@@ -116,20 +116,20 @@ class Costs:
         pairs.pop((source, target), None)
         return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == target)))
 
-    def _forecast(self, guest: Guest, link: Link) -> Found:
+    def _forecast(self, guest: Guest, link: LinkModel) -> Found:
         found = forecast(WAY, guest, link, limits(self.options))
         if not found.ends:
             return Found(None, endless=True)
         total = found.total_s
         work_s = max(total.p50 - link.fixed_s - link.switch_s, 0.0)
         spread_s = (total.p90 - total.p10) / (2 * _TENTH)
-        expected = Cost(link.fixed_s, work_s, link.switch_s, spread_s)
+        expected = MoveCost(link.fixed_s, work_s, link.switch_s, spread_s)
         fixed_s, end_s = self.taught.around_s or (link.fixed_s, link.switch_s)
         work = self.taught.work
-        return Found(Cost(fixed_s, work_s * work, end_s, spread_s * work), expected)
+        return Found(MoveCost(fixed_s, work_s * work, end_s, spread_s * work), expected)
 
 
-def _with_disks(link: Link) -> Link:
+def _with_disks(link: LinkModel) -> LinkModel:
     """Where no disk was copied yet: as fast as memory."""
     if link.disk_bytes_per_s is not None:
         return link

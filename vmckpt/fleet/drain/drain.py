@@ -27,11 +27,11 @@ from vmckpt.errors import (
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.carry import Carrier
 from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, heard_or_not
-from vmckpt.fleet.drain.plan import Asked, DrainPlan, Planner, Stay, planner
-from vmckpt.fleet.drain.record import Record, drains_dir
-from vmckpt.fleet.drain.result import Result
-from vmckpt.fleet.drain.view import TOOLS, Tools
-from vmckpt.forecast.drain.crowding import Past, Taken
+from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
+from vmckpt.fleet.drain.record import DrainRecord, drains_dir
+from vmckpt.fleet.drain.result import DrainResult
+from vmckpt.fleet.drain.view import TOOLS, DrainTools
+from vmckpt.forecast.drain.crowding import Past, PastMove
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import close, is_closed, reopen
 from vmckpt.hosts.inventory.inventory import local_host
@@ -55,8 +55,8 @@ SETTLE_S = 120.0
 
 
 async def drain(
-    host: Host, asked: Asked, show: Show, *, dry_run: bool = False, tools: Tools = TOOLS
-) -> Result:
+    host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
+) -> DrainResult:
     """Move all that runs on `host` elsewhere, and have nothing put there until `undrain`.
 
     A VM that cannot move stays, with the reason in the result; if none could move, nothing was
@@ -64,7 +64,7 @@ async def drain(
     HostDownError, CancelledByUserError (the same again goes on).
     """
     async with _only_one(host):
-        record = records.load(host.name) or Record(host.name, new_run(), time.time())
+        record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
         targets = _targets(host, asked, tools)
         was_closed = await is_closed(host)
         if not dry_run:
@@ -86,8 +86,8 @@ async def drain(
 
 
 async def undrain(
-    host: Host, asked: Asked, show: Show, *, dry_run: bool = False, tools: Tools = TOOLS
-) -> Result:
+    host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
+) -> DrainResult:
     """Let `host` have VMs again, and bring back those that were drained from it.
 
     Raises RefusedError when it is not drained, or not back in time (nothing was changed),
@@ -103,12 +103,12 @@ async def undrain(
             )
         if record is None:
             show(Said(f"{host.name} was drained elsewhere: its VMs are not known here"))
-        record = record or Record(host.name, new_run(), time.time())
+        record = record or DrainRecord(host.name, new_run(), time.time())
         work = _Work(UNDRAIN, host, record, asked=asked, tools=tools, show=show)
         return await work.carried_out([host], dry_run=dry_run)
 
 
-def _targets(host: Host, asked: Asked, tools: Tools) -> list[Host]:
+def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:
     hosts = tools.hosts()
     for name in asked.to:
         if name not in {one.name for one in hosts}:
@@ -136,7 +136,14 @@ class _Work:
     """One drain, or one undrain. The record is always what is written down."""
 
     def __init__(
-        self, action: str, host: Host, record: Record, *, asked: Asked, tools: Tools, show: Show
+        self,
+        action: str,
+        host: Host,
+        record: DrainRecord,
+        *,
+        asked: DrainOptions,
+        tools: DrainTools,
+        show: Show,
     ) -> None:
         self._action, self._host, self._asked = action, host, asked
         self._tools, self._show, self._record = tools, heard_or_not(show), record
@@ -145,7 +152,7 @@ class _Work:
         self._stay = dict[str, Stay]()
         self._tries = dict[str, int]()
 
-    async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> Result:
+    async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> DrainResult:
         """All of it."""
         if not dry_run:
             await self._settle()
@@ -380,7 +387,7 @@ class _Work:
             self._stay.pop(happening.vm, None)
         self._show(happening)
 
-    def _save(self, record: Record) -> None:
+    def _save(self, record: DrainRecord) -> None:
         self._record = record
         records.save(record)
 
@@ -389,7 +396,7 @@ class _Work:
             records.forget(self._host.name)
 
     def _keep_past(
-        self, plan: DrainPlan, took: Sequence[Taken], took_s: float, hosts: Mapping[str, Host]
+        self, plan: DrainPlan, took: Sequence[PastMove], took_s: float, hosts: Mapping[str, Host]
     ) -> None:
         if plan.band_s is None:
             return  # nothing was expected: that it was wrong teaches nothing
@@ -405,9 +412,9 @@ class _Work:
         with suppress(StorageError):
             records.keep_past(new_run(), Past(moves, plan.table.at_once, took_s), here=here)
 
-    def _result(self, plan: DrainPlan, took_s: float | None) -> Result:
+    def _result(self, plan: DrainPlan, took_s: float | None) -> DrainResult:
         stay = tuple(sorted(self._stay.values()))
-        return Result(self._host.name, self._action, plan, self._moved, stay, took_s)
+        return DrainResult(self._host.name, self._action, plan, self._moved, stay, took_s)
 
     def _cancelled(self, wanted: int) -> VmckptError:
         """That it was, or what is worse: a VM that is lost, or of which nobody knows."""

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from vmckpt.drivers.driver import Driver, VmInfo, examined
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.events.record import load_all
-from vmckpt.fleet.drain.costs import Costs, Found
+from vmckpt.fleet.drain.costs import Found, MoveCosts
 from vmckpt.fleet.drain.record import load_past
-from vmckpt.fleet.drain.view import HostSeen, Limits, Tools, look_at_hosts
-from vmckpt.forecast.drain.crowding import Learned, learn
-from vmckpt.forecast.drain.fleet import Cost, Mover
-from vmckpt.forecast.drain.placement import Placement, place
+from vmckpt.fleet.drain.view import DrainTools, HostLimits, HostSeen, look_at_hosts
+from vmckpt.forecast.drain.crowding import LearnedCrowding, learn
+from vmckpt.forecast.drain.fleet import MoveCost, Mover
+from vmckpt.forecast.drain.placement import DrainPlacement, place
 from vmckpt.forecast.drain.timetable import AT_ONCE, Timetable, timetable
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.sequence.steps import all_of
 from vmckpt.units import format_duration
@@ -33,11 +33,11 @@ CROWDING_HERE, CROWDING = 0.5, 0.0
 WAY_BACK = "way-back"
 # Where nothing is known of any pair of hosts: enough for an order, not for a forecast.
 _UNKNOWN_AROUND_S, _UNKNOWN_BYTES_PER_S = 1.0, 1e9
-NO_LIMITS_BUT_SENSE = Limits()
+NO_LIMITS_BUT_SENSE = HostLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DrainOptions:
     """What the operator wants. `to`: only these hosts; the words of `apart` and `together` are VMs.
 
     `one_way`: a VM may go where it could not come back from. `look_s`: how long to look at guests.
@@ -47,16 +47,16 @@ class Asked:
     finish_within_s: float | None = None
     max_parallel: int | None = None
     bandwidth_bytes_per_s: int = 0
-    limits: Limits = NO_LIMITS_BUT_SENSE
+    limits: HostLimits = NO_LIMITS_BUT_SENSE
     apart: tuple[tuple[str, ...], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     one_way: bool = False
     look_s: float = LOOK_S
 
     @property
-    def options(self) -> Options:
+    def options(self) -> MigrationOptions:
         """Those of every migration."""
-        return Options(bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, in_turn=True)
+        return MigrationOptions(bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, in_turn=True)
 
 
 class Stay(NamedTuple):
@@ -80,9 +80,9 @@ class DrainPlan:
     stopped: tuple[str, ...]
     closed: Mapping[str, str]
     band_s: tuple[float, float, float] | None
-    crowding: Learned
+    crowding: LearnedCrowding
     notes: tuple[str, ...]
-    expected: Mapping[str, Cost]
+    expected: Mapping[str, MoveCost]
 
     def require(self, within_s: float | None) -> None:
         """Raises RefusedError when a wish for the time is not kept."""
@@ -136,10 +136,10 @@ class Planner:
     `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `look_at_hosts`.
     """
 
-    asked: Asked
-    tools: Tools
+    asked: DrainOptions
+    tools: DrainTools
     vms: Mapping[str, Driver]
-    costs: Costs
+    costs: MoveCosts
     measured: Mapping[str, DirtyRate | None]
     to_open: Collection[str] = ()
     closed: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class Planner:
 
     def _made(
         self,
-        placed: Placement,
+        placed: DrainPlacement,
         leaving: Sequence[VmInfo],
         hosts: Sequence[HostSeen],
         found: Mapping[str, Mapping[str, Found]],
@@ -238,7 +238,7 @@ class Planner:
             elif vm.placement.hosts and host not in vm.placement.hosts:
                 closed[host] = "its spec does not name it (placement.hosts)"
         work_s = vm.memory_bytes / _UNKNOWN_BYTES_PER_S
-        unknown = Cost(_UNKNOWN_AROUND_S, work_s, _UNKNOWN_AROUND_S)
+        unknown = MoveCost(_UNKNOWN_AROUND_S, work_s, _UNKNOWN_AROUND_S)
         costs = {host: one.cost or unknown for host, one in found.items() if host not in closed}
         return Mover(
             vm.name,
@@ -252,7 +252,7 @@ class Planner:
         )
 
     async def _examine(
-        self, placed: Placement, leaving: Sequence[VmInfo], hosts: Sequence[HostSeen]
+        self, placed: DrainPlacement, leaving: Sequence[VmInfo], hosts: Sequence[HostSeen]
     ) -> bool:
         """Ask both ends of moves that were not asked about yet; whether that changes the plan."""
         by_name = {one.host.name: one.host for one in hosts if one.room is not None}
@@ -297,7 +297,7 @@ def words(kind: str, vm: VmInfo, asked: Sequence[tuple[str, ...]]) -> frozenset[
 
 
 def _with_words(
-    one: HostSeen, asked: Asked, seen: Sequence[VmInfo], leaving: Sequence[str]
+    one: HostSeen, asked: DrainOptions, seen: Sequence[VmInfo], leaving: Sequence[str]
 ) -> HostSeen:
     """With what the operator's options say of the VMs that stay there."""
     if one.room is None:
@@ -324,8 +324,8 @@ def _notes(
 
 
 async def planner(
-    asked: Asked,
-    tools: Tools,
+    asked: DrainOptions,
+    tools: DrainTools,
     seen: Sequence[VmInfo],
     targets: Sequence[Host],
     *,
@@ -352,7 +352,7 @@ async def planner(
     ends = [*targets, *(driver.host for driver in vms.values())]
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
-    costs = Costs.of(load_all(runs_dir()), asked.options, taught)
+    costs = MoveCosts.of(load_all(runs_dir()), asked.options, taught)
     return Planner(asked, tools, vms, costs, measured, to_open), stay
 
 

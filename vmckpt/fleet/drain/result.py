@@ -8,7 +8,7 @@ from vmckpt.fleet.drain.plan import DrainPlan, Stay
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DrainResult:
     """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning.
 
     `closed`: no VM is put on the host until `undrain`.

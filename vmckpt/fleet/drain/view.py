@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vmckpt.drivers.driver import Driver, VmInfo
 from vmckpt.drivers.find import find, look_at_all
 from vmckpt.errors import HostDownError, VmckptError
-from vmckpt.forecast.drain.fleet import Room
+from vmckpt.forecast.drain.fleet import HostRoom
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import is_closed
@@ -24,7 +24,7 @@ ANY_NUMBER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class DrainTools:
     """What a drain asks of VMs and hosts. `is_worked_on`: an operation holds the VM now."""
 
     look: Callable[[], Awaitable[Answers[VmInfo]]] = look_at_all
@@ -33,10 +33,10 @@ class Tools:
     hosts: Callable[[], Sequence[Host]] = all_hosts
 
 
-TOOLS = Tools()
+TOOLS = DrainTools()
 
 
-class Limits(NamedTuple):
+class HostLimits(NamedTuple):
     """What no host is given beyond: memory that stays free, vCPUs a processor, VMs."""
 
     keep_free_bytes: int = parse_size_bytes("512M")
@@ -48,14 +48,14 @@ class HostSeen(NamedTuple):
     """A host, with room for VMs or with the reason why it gets none."""
 
     host: Host
-    room: Room | None
+    room: HostRoom | None
     closed: str = ""
 
 
 async def look_at_hosts(
     hosts: Iterable[Host],
     seen: Sequence[VmInfo],
-    limits: Limits,
+    limits: HostLimits,
     leaving: Collection[str],
     to_open: Collection[str] = (),
 ) -> list[HostSeen]:
@@ -79,13 +79,13 @@ async def look_at_hosts(
     return (await ask_every(hosts, look_or_say)).given
 
 
-async def _room(host: Host, there: Sequence[VmInfo], limits: Limits) -> Room:
+async def _room(host: Host, there: Sequence[VmInfo], limits: HostLimits) -> HostRoom:
     promised = sum(vm.memory_bytes for vm in there)
     # What guests there have not touched yet looks free, and is theirs all the same.
     free = min(await host.available_memory_bytes(), await _memory_bytes(host) - promised)
     vcpus = int(await _processors(host) * limits.vcpus_a_cpu)
     most = ANY_NUMBER if limits.most_vms is None else limits.most_vms
-    return Room(
+    return HostRoom(
         host.name,
         max(free - limits.keep_free_bytes, 0),
         max(vcpus - sum(vm.vcpus for vm in there), 0),

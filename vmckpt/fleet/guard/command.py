@@ -12,7 +12,7 @@ from pathlib import Path
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.fleet.guard.ending import END_S, Left
 from vmckpt.fleet.guard.health import as_variable, variables
-from vmckpt.fleet.guard.record import Record, Where, Worker
+from vmckpt.fleet.guard.record import GuardRecord, GuardWorker, Where
 from vmckpt.fleet.guard.worker import KILL_S, RESULT
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
@@ -31,11 +31,11 @@ SHOWN_BYTES = 16 << 20
 WORKER_MODULE, ENDING_MODULE = "vmckpt.fleet.guard.worker", "vmckpt.fleet.guard.ending"
 
 # Has the worker written down before there is one.
-Begun = Callable[[Worker], Awaitable[None]]
+Begun = Callable[[GuardWorker], Awaitable[None]]
 Print = Callable[[str], None]
 
 
-async def run_command(vm: Vm, record: Record, begun: Begun, say: Print, output: int) -> str:
+async def run_command(vm: Vm, record: GuardRecord, begun: Begun, say: Print, output: int) -> str:
     """Run it to its end: why it failed, or nothing.
 
     What it leaves running stays until `end_worker`, or for good after `release_worker`.
@@ -65,11 +65,11 @@ def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> l
     return [own[0], "-m", WORKER_MODULE, str(result), *command]
 
 
-async def _here(vm: Vm, record: Record, begun: Begun, output: int) -> str:
+async def _here(vm: Vm, record: GuardRecord, begun: Begun, output: int) -> str:
     host = local_host()
     own = await host.own_command()
     directory = await _directory(host, record)
-    worker = Worker(host.name, str(directory))
+    worker = GuardWorker(host.name, str(directory))
     await begun(worker)
     try:
         command = _worker_command(own, directory / RESULT, record.request.command)
@@ -94,12 +94,12 @@ def _begin_here(
     return child
 
 
-async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
+async def _on_host(host: Host, record: GuardRecord, begun: Begun, say: Print) -> str:
     directory = await _directory(host, record)
     result, log = directory / RESULT, directory / "output"
     own = await host.own_command()
     command = _worker_command(own, result, record.request.command)
-    worker, told_bytes, freed_bytes = Worker(host.name, str(directory)), 0, 0
+    worker, told_bytes, freed_bytes = GuardWorker(host.name, str(directory)), 0, 0
     await begun(worker)
     try:
         process = await host.spawn(command, log)
@@ -125,13 +125,13 @@ async def _free(host: Host, log: Path, shown_bytes: int) -> None:
     await host.run(["fallocate", "-p", "-o", "0", "-l", str(shown_bytes), "--", str(log)])
 
 
-async def _directory(host: Host, record: Record) -> Path:
+async def _directory(host: Host, record: GuardRecord) -> Path:
     path = host.state_dir / WORK_DIRECTORY / record.run
     await host.make_dir(path)
     return path
 
 
-async def end_worker(host: Host, worker: Worker, *, insist: bool = False) -> None:
+async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -> None:
     """End a guard's command, if it was begun, with all that it started, and remove its files.
 
     Raises HostDownError when something of it does not end, or may run unseen: its workers were
@@ -152,13 +152,13 @@ async def end_worker(host: Host, worker: Worker, *, insist: bool = False) -> Non
     await host.remove(Path(worker.directory))
 
 
-async def release_worker(host: Host, worker: Worker) -> None:
+async def release_worker(host: Host, worker: GuardWorker) -> None:
     """What the command left running is the guard's no more. One that is not over is ended."""
     await _have_it(host, "release", worker)
     await host.remove(Path(worker.directory))
 
 
-async def _have_it(host: Host, verb: str, worker: Worker) -> Left:
+async def _have_it(host: Host, verb: str, worker: GuardWorker) -> Left:
     own = await host.own_command()
     done = await host.run([own[0], "-m", ENDING_MODULE, verb, worker.directory], END_S + KILL_S)
     try:
@@ -221,7 +221,7 @@ async def _agent(vm: Vm) -> AsyncIterator[GuestAgent]:
         await finish(agent.close())
 
 
-def environment(record: Record, host: str) -> dict[str, str]:
+def environment(record: GuardRecord, host: str) -> dict[str, str]:
     """What commands after a rollback find in their environment."""
     more = {
         "VMCKPT_GUARD": record.run,

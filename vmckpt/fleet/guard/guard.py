@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.look import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
-from vmckpt.checkpoint.restore.restore import Wish
-from vmckpt.checkpoint.take import Wish as PointWish
+from vmckpt.checkpoint.restore.restore import RestoreOptions
+from vmckpt.checkpoint.take import TakeOptions as PointWish
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
@@ -35,13 +35,13 @@ from vmckpt.fleet.guard.command import end_worker, release_worker, run_command
 from vmckpt.fleet.guard.health import HealthCheck, ailments, parse_check, require_possible
 from vmckpt.fleet.guard.pinned import pin_for, released
 from vmckpt.fleet.guard.record import (
+    GuardPhase,
+    GuardProof,
+    GuardRecord,
+    GuardRequest,
+    GuardWorker,
     OnFailure,
-    Phase,
-    Proof,
-    Record,
-    Request,
     Where,
-    Worker,
     ended,
     forget,
     guards_dir,
@@ -76,7 +76,7 @@ PROOF_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class GuardTools:
     """What a guard is given: who is told, who decides when asked, and how a VM is found.
 
     `ask` gives None when nobody can be asked. What the command prints goes to descriptor `output`
@@ -90,7 +90,7 @@ class Tools:
     find: Find = find_own
 
 
-async def guard(run: str, request: Request, tools: Tools) -> Record:
+async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardRecord:
     """Guard a command; the record of how it ended, KEPT or ROLLED_BACK.
 
     Raises what says why the command was not begun; GuardOpenError when nobody has decided.
@@ -107,12 +107,14 @@ async def guard(run: str, request: Request, tools: Tools) -> Record:
                 why="; ".join(found),
                 remedy="mend it, or leave out the check",
             )
-        record = save(Record(run, request, Phase.PREPARING, time.time(), host=vm.host.name))
+        record = save(
+            GuardRecord(run, request, GuardPhase.PREPARING, time.time(), host=vm.host.name)
+        )
         with _switch(record):
             return await _Guarding(record, tools, checks).from_the_start(vm)
 
 
-async def resume(record: Record, tools: Tools) -> Record | None:
+async def resume(record: GuardRecord, tools: GuardTools) -> GuardRecord | None:
     """Go on with a guard whose process was killed. None: it had not begun its command, and is gone.
 
     Raises GuardOpenError.
@@ -122,7 +124,7 @@ async def resume(record: Record, tools: Tools) -> Record | None:
         return await _Guarding(record, tools, _checks(record.request)).from_where_it_was()
 
 
-async def commit(record: Record, tell: Tell) -> Record:
+async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
     """The operator keeps what came of it, whatever became of the host that its command ran on.
 
     Raises BusyError while the guard is at work, RefusedError where its command was not begun, or
@@ -130,7 +132,7 @@ async def commit(record: Record, tell: Tell) -> Record:
     """
     async with _only_one(record.vm):
         record = _begun(record)
-        if record.phase is Phase.ROLLED_BACK:
+        if record.phase is GuardPhase.ROLLED_BACK:
             raise RefusedError(
                 f"'{record.vm}' was rolled back",
                 why=record.why or f"its guard {record.run} says so",
@@ -139,7 +141,7 @@ async def commit(record: Record, tell: Tell) -> Record:
         return await _kept(record, tell)
 
 
-async def undo(record: Record, tools: Tools) -> Record:
+async def undo(record: GuardRecord, tools: GuardTools) -> GuardRecord:
     """The operator wants the VM put back, even after it was kept. Raises BusyError, GuardOpenError,
     RefusedError (its command was not begun), NotFoundError (the checkpoint has expired).
     """
@@ -149,10 +151,10 @@ async def undo(record: Record, tools: Tools) -> Record:
         return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
 
 
-def _begun(record: Record) -> Record:
+def _begun(record: GuardRecord) -> GuardRecord:
     """The guard's record, read under its lock. Raises RefusedError, NotFoundError."""
     record = load(record.run)
-    if record.phase is Phase.PREPARING:
+    if record.phase is GuardPhase.PREPARING:
         raise RefusedError(
             f"the guard of '{record.vm}' had not begun its command",
             why=f"it was cut off: {record.phase.words}",
@@ -176,7 +178,7 @@ async def expire() -> None:
                 forget(record)
 
 
-async def who_is_at_work(record: Record) -> str:
+async def who_is_at_work(record: GuardRecord) -> str:
     """Who works on a guard that is not over; nobody: ""."""
     holder = await local_host().lock_owner(_lock_path(record.vm))
     return f"process {holder.pid}" if holder and not record.phase.is_over else ""
@@ -193,7 +195,7 @@ def _lock_path(vm: str) -> Path:
     return guards_dir() / f"{file_name(vm, 'VM')}.lock"
 
 
-def _switch(record: Record) -> AbstractContextManager[None]:
+def _switch(record: GuardRecord) -> AbstractContextManager[None]:
     """For the block: if this process dies, another goes on with the guard."""
     command = [sys.executable, "-m", "vmckpt.cli.entry", "guard", "resume", record.run]
     log = guards_dir() / f"{record.run}.recovery.log"
@@ -212,13 +214,13 @@ def _require_none_open(vm: str) -> None:
             )
 
 
-def _checks(request: Request) -> tuple[HealthCheck, ...]:
+def _checks(request: GuardRequest) -> tuple[HealthCheck, ...]:
     return tuple(parse_check(text, request.address) for text in request.checks)
 
 
-async def _kept(record: Record, tell: Tell) -> Record:
+async def _kept(record: GuardRecord, tell: Tell) -> GuardRecord:
     """It is over; what its command left running is its no more, where its host answers."""
-    record = save(record, **ended(record, Phase.KEPT, clock()))
+    record = save(record, **ended(record, GuardPhase.KEPT, clock()))
     if (worker := record.worker) is None:
         return record
     try:
@@ -232,52 +234,54 @@ async def _kept(record: Record, tell: Tell) -> Record:
 class _Guarding:
     """One guard, from some phase on. Its record is always what is written down."""
 
-    def __init__(self, record: Record, tools: Tools, checks: tuple[HealthCheck, ...]) -> None:
+    def __init__(
+        self, record: GuardRecord, tools: GuardTools, checks: tuple[HealthCheck, ...]
+    ) -> None:
         self._record, self._tools, self._checks = record, tools, checks
         self._request = record.request
 
     def _save(self, **changes: Any) -> None:
         self._record = save(self._record, **changes)
 
-    async def from_the_start(self, vm: Vm) -> Record:
+    async def from_the_start(self, vm: Vm) -> GuardRecord:
         """All of it."""
         try:
             keep_room(self._record)
             await self._prepare(vm)
-            self._save(phase=Phase.COMMAND, command_unix_s=time.time())
+            self._save(phase=GuardPhase.COMMAND, command_unix_s=time.time())
         except BaseException:
             await finish(self._never_begun())
             raise
         return await self._decide(self._command(vm))
 
-    async def from_where_it_was(self) -> Record | None:
+    async def from_where_it_was(self) -> GuardRecord | None:
         """After the death of who was at it, or a reboot."""
         match self._record.phase:
-            case Phase.PREPARING:
+            case GuardPhase.PREPARING:
                 await self._never_begun()
                 return None
-            case Phase.COMMAND:
+            case GuardPhase.COMMAND:
                 return await self._cut_off()
-            case Phase.WATCHING:
+            case GuardPhase.WATCHING:
                 return await self._decide(self._watch())
-            case Phase.ROLLING_BACK:
+            case GuardPhase.ROLLING_BACK:
                 return await self._roll_back(self._record.why)
-            case Phase.OPEN:
+            case GuardPhase.OPEN:
                 raise left_open(self._record, self._record.why)
         return self._record
 
-    async def _cut_off(self) -> Record:
+    async def _cut_off(self) -> GuardRecord:
         """The command is ended before anything else is done, and before the operator decides."""
         why = "the guard was killed while its command ran"
         if self._record.worker is not None:
             try:
                 await end_worker(find_host(self._record.worker.host), self._record.worker)
             except VmckptError as exc:
-                self._save(phase=Phase.OPEN, why=f"{why}; not rolled back: {exc}")
+                self._save(phase=GuardPhase.OPEN, why=f"{why}; not rolled back: {exc}")
                 raise left_open(self._record, self._record.why) from exc
         return await self._failed(why)
 
-    async def _decide(self, work: Coroutine[Any, Any, str]) -> Record:
+    async def _decide(self, work: Coroutine[Any, Any, str]) -> GuardRecord:
         """Keep what `work` finds nothing against; cancelled or broken it counts as failed."""
         try:
             failure = await work
@@ -309,17 +313,17 @@ class _Guarding:
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
         self._tools.tell(f"{entry.name}: the VM stood still for {taken.facts.pause_ms:.1f} ms")
-        if self._request.proof is Proof.RUN:
+        if self._request.proof is GuardProof.RUN:
             self._tools.tell("proving it: a copy of it runs")
             await self._run_a_copy(entry, vm.host)
         else:
             self._tools.tell("proving it: reading all of it")
             await verify(entry)
 
-    async def _run_a_copy(self, entry: Entry, host: Host) -> None:
+    async def _run_a_copy(self, entry: CatalogueEntry, host: Host) -> None:
         """A copy runs for a moment, all of its memory read, cut off from the network, and goes."""
         name = self._copy_name
-        wish = Wish(name=name, in_place=False, eager=True, plugged=False, keep_macs=False)
+        wish = RestoreOptions(name=name, in_place=False, eager=True, plugged=False, keep_macs=False)
         try:
             await restore_to(host, entry, wish, lambda _: None)
             await asyncio.sleep(PROOF_S)
@@ -372,14 +376,14 @@ class _Guarding:
     async def _command(self, vm: Vm) -> str:
         self._tools.tell("running the command")
 
-        async def begun(worker: Worker) -> None:
+        async def begun(worker: GuardWorker) -> None:
             self._save(worker=worker)
 
         tools = self._tools
         if failure := await run_command(vm, self._record, begun, tools.say, tools.output):
             return failure
         until_s = time.time() + self._request.watch_s
-        self._save(phase=Phase.WATCHING, watch_until_unix_s=until_s, watch_began=clock())
+        self._save(phase=GuardPhase.WATCHING, watch_until_unix_s=until_s, watch_began=clock())
         return await self._watch()
 
     async def _watch(self) -> str:
@@ -409,9 +413,9 @@ class _Guarding:
         except VmckptError as exc:
             return [str(exc)]
 
-    async def _failed(self, why: str) -> Record:
+    async def _failed(self, why: str) -> GuardRecord:
         if self._request.on_failure is OnFailure.ASK:
-            self._save(phase=Phase.OPEN, why=why)
+            self._save(phase=GuardPhase.OPEN, why=why)
             answer = await self._tools.ask(why)
             if answer is None:
                 raise left_open(self._record, why)
@@ -420,7 +424,7 @@ class _Guarding:
                 return self._record
         return await self._roll_back(why)
 
-    async def _roll_back(self, why: str) -> Record:
+    async def _roll_back(self, why: str) -> GuardRecord:
         self._record = await roll_back(self._record, why, self._tools.find, self._tools.tell)
         return self._record
 
@@ -430,5 +434,5 @@ async def _when_free(work: Callable[[], Awaitable[Any]]) -> None:
     await retry(work, BusyError, every_s=BUSY_POLL_S, within_s=BUSY_S)
 
 
-def _is_of(tags: Mapping[str, str], record: Record) -> bool:
+def _is_of(tags: Mapping[str, str], record: GuardRecord) -> bool:
     return tags.get(TAG) == record.run

@@ -31,7 +31,7 @@ _HEAD_END = re.compile(rb"\n\r?\n")
 _MOST_HEAD_BYTES = 64 << 10
 
 
-class Kind(Enum):
+class CheckKind(Enum):
     """What a check asks."""
 
     AGENT = "agent"
@@ -43,7 +43,7 @@ class Kind(Enum):
 class HealthCheck(NamedTuple):
     """One thing to ask; `words` is the URL, the command line, or address and port."""
 
-    kind: Kind
+    kind: CheckKind
     words: tuple[str, ...]
     text: str
 
@@ -67,17 +67,17 @@ def _no_command(text: str, why: str) -> UsageError:
 def parse_check(text: str, address: str | None) -> HealthCheck:
     """`agent`, `tcp:PORT`, `tcp:ADDRESS:PORT`, a URL, or a command line. Raises UsageError."""
     if text == "agent":
-        return HealthCheck(Kind.AGENT, (), text)
+        return HealthCheck(CheckKind.AGENT, (), text)
     if text.startswith(("http://", "https://")):
-        return HealthCheck(Kind.HTTP, (text,), text)
+        return HealthCheck(CheckKind.HTTP, (text,), text)
     if text.startswith("tcp:"):
         where, _, port = text.removeprefix("tcp:").rpartition(":")
         if not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
             raise _no_check(text, "it has to be tcp:PORT or tcp:ADDRESS:PORT")
         found = where.strip("[]") or address
-        return HealthCheck(Kind.TCP, (found or "", port), text)
+        return HealthCheck(CheckKind.TCP, (found or "", port), text)
     try:
-        return HealthCheck(Kind.COMMAND, parse_command(text), text)
+        return HealthCheck(CheckKind.COMMAND, parse_command(text), text)
     except UsageError as exc:
         raise _no_check(text, exc.why) from exc
 
@@ -91,7 +91,7 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
     """Raises RefusedError when a check, or a command in the guest, cannot be had of this VM."""
     if vm.spec.guest_agent:
         return
-    asked = [one.text for one in checks if one.kind is Kind.AGENT or one.words[:1] == ("",)]
+    asked = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
     if in_guest:
         asked.append("--in guest")
     if asked:
@@ -119,14 +119,14 @@ async def _ask(vm: Vm, check: HealthCheck) -> str:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             match check.kind:
-                case Kind.AGENT:
+                case CheckKind.AGENT:
                     await (await _agent(vm)).close()
                     return ""
-                case Kind.TCP:
+                case CheckKind.TCP:
                     return await _tcp(vm, *check.words)
-                case Kind.HTTP:
+                case CheckKind.HTTP:
                     return await _http(check.words[0])
-                case Kind.COMMAND:
+                case CheckKind.COMMAND:
                     return await _command(check.words, variables(vm.name, vm.host.name))
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT_S:g} s"

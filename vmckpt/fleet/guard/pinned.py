@@ -9,22 +9,22 @@ of a state directory that is lost, have no file here: their pins stay until `unp
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.catalogue import Catalogue, Entry
+from vmckpt.checkpoint.catalogue.catalogue import Catalogue, CatalogueEntry
 from vmckpt.checkpoint.catalogue.pinning import pin, release_all
 from vmckpt.checkpoint.catalogue.place import Key
 from vmckpt.errors import VmckptError
-from vmckpt.fleet.guard.record import Record, guards_dir
+from vmckpt.fleet.guard.record import GuardRecord, guards_dir
 from vmckpt.state.durable import write_durably
 from vmckpt.store.files.pins import Pin
 
 
-async def pin_for(record: Record, entry: Entry) -> None:
+async def pin_for(record: GuardRecord, entry: CatalogueEntry) -> None:
     """Pin the guard's checkpoint. Raises NotFoundError, BusyError, StorageError."""
     write_durably(_file(record.run), "")
     await pin(entry, f"rollback checkpoint of guard {record.run}", guard=record.run)
 
 
-async def released(record: Record, found: Catalogue) -> list[Entry]:
+async def released(record: GuardRecord, found: Catalogue) -> list[CatalogueEntry]:
     """All entries, without the guard's pin. Raises StorageError, HostDownError: it may be there."""
     entries = await release_all(found.entries, lambda one: one.guard == record.run)
     if not found.silent:  # else the pin may be in a store that did not answer

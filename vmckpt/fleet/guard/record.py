@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.codec import builtins
 from vmckpt.errors import NotFoundError, StorageError
-from vmckpt.fleet.schedule.due import Moment
+from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.hosts.inventory.inventory import state_dir
 from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.state.durable import part_of, reserve
@@ -21,7 +21,7 @@ from vmckpt.vm.paths import file_name
 ROOM_BYTES = 256 << 10
 
 
-class Phase(StrEnum):
+class GuardPhase(StrEnum):
     """How far a guard is."""
 
     PREPARING = "preparing"
@@ -35,19 +35,19 @@ class Phase(StrEnum):
     @property
     def is_over(self) -> bool:
         """Whether the guard has come to one of its two ends."""
-        return self in (Phase.KEPT, Phase.ROLLED_BACK)
+        return self in (GuardPhase.KEPT, GuardPhase.ROLLED_BACK)
 
     @property
     def words(self) -> str:
         """What people read."""
         return {
-            Phase.PREPARING: "taking and proving its checkpoint",
-            Phase.COMMAND: "running its command",
-            Phase.WATCHING: "watching the VM",
-            Phase.ROLLING_BACK: "rolling back",
-            Phase.OPEN: "open: commit or roll back",
-            Phase.KEPT: "kept",
-            Phase.ROLLED_BACK: "rolled back",
+            GuardPhase.PREPARING: "taking and proving its checkpoint",
+            GuardPhase.COMMAND: "running its command",
+            GuardPhase.WATCHING: "watching the VM",
+            GuardPhase.ROLLING_BACK: "rolling back",
+            GuardPhase.OPEN: "open: commit or roll back",
+            GuardPhase.KEPT: "kept",
+            GuardPhase.ROLLED_BACK: "rolled back",
         }[self]
 
 
@@ -66,7 +66,7 @@ class OnFailure(StrEnum):
     ASK = "ask"
 
 
-class Proof(StrEnum):
+class GuardProof(StrEnum):
     """How the checkpoint is proved to be restorable.
 
     `run`: a copy of it runs, cut off from the network, and is removed; `read`: all of it is read
@@ -78,7 +78,7 @@ class Proof(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GuardRequest:
     """What the operator asked for. `address`: where checks of a port find the guest."""
 
     vm: str
@@ -91,7 +91,7 @@ class Request:
     failures: int
     command_timeout_s: float | None
     on_failure: OnFailure
-    proof: Proof
+    proof: GuardProof
     keep_s: float
     max_pause_s: float
     after_rollback: tuple[str, ...]
@@ -99,7 +99,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class GuardWorker:
     """Where the process that runs a guard's command is, and its directory, which it is known by."""
 
     host: str
@@ -107,7 +107,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class GuardRecord:
     """A guard, as far as it has come. Times are Unix seconds; None: not yet.
 
     The watch lasts by `watch_began`, and the checkpoint stays by `over_since`, whatever the wall
@@ -116,18 +116,18 @@ class Record:
     """
 
     run: str
-    request: Request
-    phase: Phase
+    request: GuardRequest
+    phase: GuardPhase
     began_unix_s: float
     checkpoint: str | None = None
     host: str | None = None
     command_unix_s: float | None = None
     watch_until_unix_s: float | None = None
     expires_unix_s: float | None = None
-    worker: Worker | None = None
+    worker: GuardWorker | None = None
     why: str = ""
-    watch_began: Moment | None = None
-    over_since: Moment | None = None
+    watch_began: ClockReading | None = None
+    over_since: ClockReading | None = None
 
     @property
     def vm(self) -> str:
@@ -139,7 +139,7 @@ class Record:
         """For programs."""
         return {"vm": self.vm, **builtins(self)}
 
-    def has_expired(self, now: Moment) -> bool:
+    def has_expired(self, now: ClockReading) -> bool:
         """Whether it ended so long ago that its checkpoint goes."""
         if not self.phase.is_over:
             return False
@@ -149,7 +149,7 @@ class Record:
 
 
 _SCHEMA = Schema(
-    Record, "see `vmckpt checkpoint list` for the guard's checkpoint, and remove the file"
+    GuardRecord, "see `vmckpt checkpoint list` for the guard's checkpoint, and remove the file"
 )
 
 
@@ -158,7 +158,7 @@ def guards_dir() -> Path:
     return state_dir() / "guards"
 
 
-def save(record: Record, **changes: Any) -> Record:
+def save(record: GuardRecord, **changes: Any) -> GuardRecord:
     """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
     now = replace(record, **changes)
     try:
@@ -174,7 +174,7 @@ def save(record: Record, **changes: Any) -> Record:
     return now
 
 
-def keep_room(record: Record) -> None:
+def keep_room(record: GuardRecord) -> None:
     """Have room for how the guard ends, should the disk be full by then. Raises StorageError.
 
     What was rolled back, and is not written down, would be rolled back once more by `resume`.
@@ -182,7 +182,7 @@ def keep_room(record: Record) -> None:
     reserve(_room(record.run), ROOM_BYTES)
 
 
-def _free_room(record: Record) -> None:
+def _free_room(record: GuardRecord) -> None:
     with suppress(OSError):
         part_of(_room(record.run)).unlink(missing_ok=True)
 
@@ -191,14 +191,14 @@ def _room(run: str) -> Path:
     return guards_dir() / f"{run}.room"
 
 
-def forget(record: Record) -> None:
+def forget(record: GuardRecord) -> None:
     """Remove its files."""
     _free_room(record)
     _guards().remove(record.run)
     (guards_dir() / f"{record.run}.recovery.log").unlink(missing_ok=True)
 
 
-def ended(record: Record, phase: Phase, now: Moment) -> dict[str, Any]:
+def ended(record: GuardRecord, phase: GuardPhase, now: ClockReading) -> dict[str, Any]:
     """What is to be written down of a guard that comes to one of its two ends."""
     return {
         "phase": phase,
@@ -207,17 +207,17 @@ def ended(record: Record, phase: Phase, now: Moment) -> dict[str, Any]:
     }
 
 
-def load_all() -> Listing[Record]:
+def load_all() -> Listing[GuardRecord]:
     """Every guard that is written down, oldest first, and the damage of files that are none."""
     return _guards().load_all()
 
 
-def find(text: str) -> Record:
+def find(text: str) -> GuardRecord:
     """The guard of that run, else of the VM of that name. Raises NotFoundError, StorageError."""
     return load(text) if is_run(text) else of_vm(text)
 
 
-def load(run: str) -> Record:
+def load(run: str) -> GuardRecord:
     """The guard of that run. Raises NotFoundError, StorageError."""
     found = _guards().load(file_name(run, "guard"))
     if found is None:
@@ -234,7 +234,7 @@ def is_run(text: str) -> bool:
     return _guards().path(file_name(text, "guard")).exists()
 
 
-def of_vm(vm: str) -> Record:
+def of_vm(vm: str) -> GuardRecord:
     """A VM's guard: the one that is not over, else the newest.
 
     Raises NotFoundError; StorageError where a damaged file may be of a newer one.
@@ -253,5 +253,5 @@ def of_vm(vm: str) -> Record:
     return found[-1]
 
 
-def _guards() -> Documents[Record]:
+def _guards() -> Documents[GuardRecord]:
     return Documents(guards_dir(), _SCHEMA)

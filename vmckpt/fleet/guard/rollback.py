@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
-from vmckpt.checkpoint.restore.restore import Wish
+from vmckpt.checkpoint.restore.restore import RestoreOptions
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -20,7 +20,7 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.guard.command import end_worker, environment
 from vmckpt.fleet.guard.health import ailments, parse_command
-from vmckpt.fleet.guard.record import Phase, Record, ended, save
+from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, ended, save
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
@@ -38,7 +38,7 @@ class GuardOpenError(OutcomeUnknownError):
     """A guard has come to neither of its ends: somebody has to decide."""
 
 
-def left_open(record: Record, why: str) -> GuardOpenError:
+def left_open(record: GuardRecord, why: str) -> GuardOpenError:
     """What is said of a guard that is left open."""
     return GuardOpenError(
         f"the guard of '{record.vm}' is open",
@@ -48,7 +48,7 @@ def left_open(record: Record, why: str) -> GuardOpenError:
     )
 
 
-async def point_of(record: Record) -> Entry:
+async def point_of(record: GuardRecord) -> CatalogueEntry:
     """The guard's checkpoint. Raises NotFoundError, StorageError."""
     if record.checkpoint is None:
         raise NotFoundError(
@@ -61,29 +61,29 @@ async def point_of(record: Record) -> Entry:
 
 
 async def roll_back(
-    record: Record, why: str, find: Find, tell: Tell, *, insist: bool = False
-) -> Record:
+    record: GuardRecord, why: str, find: Find, tell: Tell, *, insist: bool = False
+) -> GuardRecord:
     """End the command, put the VM back, and run what is to be run after that.
 
     With `insist` also where it is not certain that the command has ended (`end_worker`).
     Raises GuardOpenError when it cannot be put back now.
     """
-    record = _noted(record, tell, phase=Phase.ROLLING_BACK, why=why)
+    record = _noted(record, tell, phase=GuardPhase.ROLLING_BACK, why=why)
     tell(f"rolling back: {why}")
     try:
         if record.worker is not None:
             await end_worker(find_host(record.worker.host), record.worker, insist=insist)
         vm = await _put_back(record, find, tell)
     except VmckptError as exc:
-        _noted(record, tell, phase=Phase.OPEN, why=f"{why}; not rolled back: {exc}")
+        _noted(record, tell, phase=GuardPhase.OPEN, why=f"{why}; not rolled back: {exc}")
         raise left_open(record, f"{why}; it could not be rolled back: {exc}") from exc
-    record = _noted(record, tell, **ended(record, Phase.ROLLED_BACK, clock()), worker=None)
+    record = _noted(record, tell, **ended(record, GuardPhase.ROLLED_BACK, clock()), worker=None)
     for words in record.request.after_rollback:
         await run_hook(words, record, vm.host, tell)
     return record
 
 
-def _noted(record: Record, tell: Tell, **changes: Any) -> Record:
+def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
     """The record with changes; that it cannot be written keeps nobody from rolling back."""
     try:
         return save(record, **changes)
@@ -92,7 +92,7 @@ def _noted(record: Record, tell: Tell, **changes: Any) -> Record:
         return replace(record, **changes)
 
 
-async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
+async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> Vm:
     entry = await point_of(record)
     given_up_s = time.monotonic() + BUSY_S
     while True:
@@ -100,7 +100,9 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
             host, in_place = await _home(record, find, tell)
             # Put back by a killed one later than by us, it would lose what it did since.
             await revoke(RESTORE, host, partial(_puts_back, record))
-            wish = Wish(name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True)
+            wish = RestoreOptions(
+                name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True
+            )
             await restore_to(host, entry, wish, tell)
             break
         except BusyError as exc:
@@ -118,11 +120,11 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
     return vm
 
 
-def _puts_back(record: Record, vm: str, asked: Restore) -> bool:
+def _puts_back(record: GuardRecord, vm: str, asked: Restore) -> bool:
     return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
 
 
-async def _home(record: Record, find: Find, tell: Tell) -> tuple[Host, bool]:
+async def _home(record: GuardRecord, find: Find, tell: Tell) -> tuple[Host, bool]:
     """Where the VM is put back, and whether something of it is there."""
     try:
         return (await find(record.vm, tell)).host, True
@@ -132,7 +134,7 @@ async def _home(record: Record, find: Find, tell: Tell) -> tuple[Host, bool]:
         return find_host(record.host), False
 
 
-async def run_hook(words: str, record: Record, host: Host, tell: Tell) -> None:
+async def run_hook(words: str, record: GuardRecord, host: Host, tell: Tell) -> None:
     """A command after a rollback. That it fails is told: the VM is back all the same."""
     try:
         child = await asyncio.create_subprocess_exec(

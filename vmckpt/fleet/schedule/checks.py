@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 from vmckpt.checkpoint.catalogue.place import access_to, is_there, own, parse_place
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.fleet.schedule.due import Every
-from vmckpt.fleet.schedule.record import Record
+from vmckpt.fleet.schedule.record import ScheduleRecord
 from vmckpt.fleet.schedule.work import key_of
 from vmckpt.vm.inventory import Vm
 
@@ -13,7 +13,7 @@ from vmckpt.vm.inventory import Vm
 _LOOKED_AT = 60
 
 
-def require_sense(record: Record) -> None:
+def require_sense(record: ScheduleRecord) -> None:
     """Raises UsageError: its times are none, or not far enough apart for its jitter."""
     timing, asked = record.timing, record.request
     gap_s = float("inf")
@@ -43,7 +43,7 @@ def require_sense(record: Record) -> None:
         )
 
 
-async def require_stores(record: Record, vm: Vm) -> None:
+async def require_stores(record: ScheduleRecord, vm: Vm) -> None:
     """Each run will have its stores. Raises RefusedError, NotFoundError: one is not there, is not
     encrypted although a key is given for it, or is opened by another key.
     """

@@ -27,14 +27,14 @@ BUSY_AGAIN_S = 3.0
 MOST_MISSED = 1000
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """One reading of the clocks: the wall clock's, and CLOCK_BOOTTIME in which boot."""
 
     wall_s: float
     boot_s: float
     boot_id: str
 
-    def since(self, earlier: "Moment") -> float:
+    def since(self, earlier: "ClockReading") -> float:
         """Seconds from an earlier moment to this one.
 
         Over a reboot by the wall clock, but no less than since that.
@@ -43,9 +43,9 @@ class Moment(NamedTuple):
             return max(0.0, self.boot_s - earlier.boot_s)
         return max(self.boot_s, self.wall_s - earlier.wall_s)
 
-    def earlier(self, by_s: float) -> "Moment":
+    def earlier(self, by_s: float) -> "ClockReading":
         """So long before this one."""
-        return Moment(self.wall_s - by_s, self.boot_s - by_s, self.boot_id)
+        return ClockReading(self.wall_s - by_s, self.boot_s - by_s, self.boot_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedRun:
     """A run that was begun, and whose end is not written down yet.
 
     `missed` are due times before its own that it stands for. `failed` is when it failed last, after
@@ -88,15 +88,15 @@ class Claim:
     number: int
     due_s: float
     missed: int
-    begun: Moment
+    begun: ClockReading
     tries: int = 1
-    failed: Moment | None = None
+    failed: ClockReading | None = None
     again_s: float = 0.0
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ScheduleState:
     """How far a schedule has come. `number` runs were claimed.
 
     `last_due_s` is the last due time that was claimed or skipped, `anchor` when an interval was
@@ -105,11 +105,11 @@ class State:
 
     number: int
     last_due_s: float
-    anchor: Moment | None
-    claim: Claim | None = None
+    anchor: ClockReading | None
+    claim: ClaimedRun | None = None
 
 
-class Begin(NamedTuple):
+class BeginRun(NamedTuple):
     """A run is to be claimed and begun."""
 
     due_s: float
@@ -141,40 +141,44 @@ class Wait(NamedTuple):
     until_s: float | None
 
 
-class Decision(NamedTuple):
+class ScheduleDecision(NamedTuple):
     """What to do, and the state meanwhile; `notes` says what is new in that."""
 
-    state: State
-    move: Begin | Settle | Wait
+    state: ScheduleState
+    move: BeginRun | Settle | Wait
     notes: tuple[str, ...] = ()
 
 
-def decide(timing: Timing, state: State, now: Moment) -> Decision:
+def decide(timing: Timing, state: ScheduleState, now: ClockReading) -> ScheduleDecision:
     """What is due."""
     state, notes = _believed(state, now)
     if state.claim is not None:
-        return Decision(state, _claimed(timing, state, state.claim, now), notes)
+        return ScheduleDecision(state, _claimed(timing, state, state.claim, now), notes)
     late = _late(timing, state, now)
     if late is None:
-        return Decision(state, Wait(_next(timing, state, now)), notes)
+        return ScheduleDecision(state, Wait(_next(timing, state, now)), notes)
     if not timing.day.has(now.wall_s):
-        return Decision(state, Wait(timing.day.opens_s(now.wall_s)), notes)
+        return ScheduleDecision(state, Wait(timing.day.opens_s(now.wall_s)), notes)
     if timing.catch_up is CatchUp.SKIP and late.late_s > GRACE_S:
         state = _passed(timing, state, late.due_s, now)
         count = late.missed + 1
         skipped = f"{count}{'+' if count > MOST_MISSED else ''} missed, and not made up for"
-        return Decision(state, Wait(_next(timing, state, now)), (*notes, skipped))
-    return Decision(state, Begin(late.due_s, late.missed), notes)
+        return ScheduleDecision(state, Wait(_next(timing, state, now)), (*notes, skipped))
+    return ScheduleDecision(state, BeginRun(late.due_s, late.missed), notes)
 
 
-def claim(timing: Timing, state: State, begin: Begin, now: Moment) -> State:
+def claim(
+    timing: Timing, state: ScheduleState, begin: BeginRun, now: ClockReading
+) -> ScheduleState:
     """The state in which the run that is to begin is claimed."""
     number = state.number + 1
-    new = Claim(number, begin.due_s, begin.missed, now)
+    new = ClaimedRun(number, begin.due_s, begin.missed, now)
     return replace(_passed(timing, state, begin.due_s, now), number=number, claim=new)
 
 
-def claim_again(timing: Timing, state: State, settle: Settle, now: Moment) -> State:
+def claim_again(
+    timing: Timing, state: ScheduleState, settle: Settle, now: ClockReading
+) -> ScheduleState:
     """The state in which a claimed run that made nothing is made after all."""
     old = _require(state)
     new = replace(
@@ -188,7 +192,9 @@ def claim_again(timing: Timing, state: State, settle: Settle, now: Moment) -> St
     return replace(_passed(timing, state, settle.due_s, now), claim=new)
 
 
-def failed(state: State, why: str, now: Moment, *, is_busy: bool = False) -> State:
+def failed(
+    state: ScheduleState, why: str, now: ClockReading, *, is_busy: bool = False
+) -> ScheduleState:
     """The state in which the claimed run has failed, and is tried again later."""
     held = _require(state)
     again_s = min(LONGEST_AGAIN_S, AGAIN_S * 2.0 ** min(held.tries - 1, 20))
@@ -196,12 +202,12 @@ def failed(state: State, why: str, now: Moment, *, is_busy: bool = False) -> Sta
     return replace(state, claim=replace(held, failed=now, again_s=again_s, why=why))
 
 
-def ended(state: State) -> State:
+def ended(state: ScheduleState) -> ScheduleState:
     """The state in which the claimed run is over."""
     return replace(state, claim=None)
 
 
-def upcoming(timing: Timing, state: State, now: Moment) -> Iterator[float]:
+def upcoming(timing: Timing, state: ScheduleState, now: ClockReading) -> Iterator[float]:
     """When the next runs begin if all goes well, by the wall clock, in order."""
     decision = decide(timing, state, now)
     move, state = decision.move, decision.state
@@ -211,7 +217,7 @@ def upcoming(timing: Timing, state: State, now: Moment) -> Iterator[float]:
         first_s = move.until_s
     else:
         first_s = now.wall_s
-    if isinstance(move, Begin):
+    if isinstance(move, BeginRun):
         state = claim(timing, state, move, now)
     yield first_s
     if isinstance(timing.when, Calendar):
@@ -223,7 +229,7 @@ def upcoming(timing: Timing, state: State, now: Moment) -> Iterator[float]:
 
 
 def _intervals(
-    timing: Timing, every_s: float, state: State, now: Moment, first_s: float
+    timing: Timing, every_s: float, state: ScheduleState, now: ClockReading, first_s: float
 ) -> Iterator[float]:
     """All that come after the last one that was due, the first of all left out."""
     due_s, number = first_s, state.number + 1
@@ -242,14 +248,14 @@ class _Late(NamedTuple):
     missed: int
 
 
-def _late(timing: Timing, state: State, now: Moment) -> _Late | None:
+def _late(timing: Timing, state: ScheduleState, now: ClockReading) -> _Late | None:
     if isinstance(timing.when, Calendar):
         return _late_by_calendar(timing, timing.when, state, now)
     return _late_by_interval(timing, timing.when.every_s, state, now)
 
 
 def _late_by_calendar(
-    timing: Timing, calendar: Calendar, state: State, now: Moment
+    timing: Timing, calendar: Calendar, state: ScheduleState, now: ClockReading
 ) -> _Late | None:
     due_s = calendar.newest(state.last_due_s, now.wall_s)
     if due_s is not None and due_s + timing.jitter(int(due_s)) > now.wall_s:
@@ -262,7 +268,9 @@ def _late_by_calendar(
     return _Late(due_s, now.wall_s - due_s - timing.jitter(int(due_s)), missed)
 
 
-def _late_by_interval(timing: Timing, every_s: float, state: State, now: Moment) -> _Late | None:
+def _late_by_interval(
+    timing: Timing, every_s: float, state: ScheduleState, now: ClockReading
+) -> _Late | None:
     if state.anchor is None:
         return _Late(now.wall_s, 0.0, 0)
     over_s = now.since(state.anchor) - every_s
@@ -276,7 +284,7 @@ def _late_by_interval(timing: Timing, every_s: float, state: State, now: Moment)
     return None if over_s < 0 or late_s < 0 else _Late(due_s, late_s, missed)
 
 
-def _passed(timing: Timing, state: State, due_s: float, now: Moment) -> State:
+def _passed(timing: Timing, state: ScheduleState, due_s: float, now: ClockReading) -> ScheduleState:
     """The due time is claimed or skipped: the next one is counted from it."""
     if isinstance(timing.when, Calendar):
         return replace(state, last_due_s=max(state.last_due_s, due_s))
@@ -288,7 +296,7 @@ def _passed(timing: Timing, state: State, due_s: float, now: Moment) -> State:
     return replace(state, anchor=now.earlier(max(0.0, back_s)), last_due_s=due_s)
 
 
-def _next(timing: Timing, state: State, now: Moment) -> float | None:
+def _next(timing: Timing, state: ScheduleState, now: ClockReading) -> float | None:
     """When something is due for which it is too early now."""
     if isinstance(timing.when, Calendar):
         for at in timing.when.after(state.last_due_s):
@@ -303,7 +311,9 @@ def _next(timing: Timing, state: State, now: Moment) -> float | None:
     return timing.day.opens_s(opens_s + timing.jitter(state.number + 1))
 
 
-def _claimed(timing: Timing, state: State, held: Claim, now: Moment) -> Settle | Wait:
+def _claimed(
+    timing: Timing, state: ScheduleState, held: ClaimedRun, now: ClockReading
+) -> Settle | Wait:
     is_open = timing.day.has(now.wall_s)
     if held.failed is not None:
         rest_s = held.again_s - now.since(held.failed)
@@ -324,7 +334,7 @@ def _claimed(timing: Timing, state: State, held: Claim, now: Moment) -> Settle |
     return Settle(may, due_s, missed)
 
 
-def _believed(state: State, now: Moment) -> tuple[State, tuple[str, ...]]:
+def _believed(state: ScheduleState, now: ClockReading) -> tuple[ScheduleState, tuple[str, ...]]:
     """The state for clocks as they are: another boot's anchor is counted in this one from here."""
     if state.anchor is not None and state.anchor.boot_id != now.boot_id:
         state = replace(state, anchor=now.earlier(now.since(state.anchor)))
@@ -334,7 +344,7 @@ def _believed(state: State, now: Moment) -> tuple[State, tuple[str, ...]]:
     return state, ()
 
 
-def _require(state: State) -> Claim:
+def _require(state: ScheduleState) -> ClaimedRun:
     if state.claim is None:
         raise ValueError("no run is claimed")
     return state.claim

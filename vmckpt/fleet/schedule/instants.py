@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from vmckpt.errors import UsageError
-from vmckpt.replicate.operator.keeping import Window
+from vmckpt.replicate.operator.keeping import DailyWindow
 
 # Where the newest time before an instant is looked for: one of these is long enough.
 _BACK_S = (3600.0, 86400.0, 40 * 86400.0, 400 * 86400.0, 9 * 366 * 86400.0)
@@ -36,7 +36,7 @@ def parse_zone(name: str) -> ZoneInfo:
 class Day:
     """A part of each day in a zone; `window` of None is all of it."""
 
-    window: Window | None
+    window: DailyWindow | None
     zone: ZoneInfo
 
     def has(self, unix_s: float) -> bool:

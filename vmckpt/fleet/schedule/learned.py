@@ -8,7 +8,7 @@ else came between two looks counts neither way.
 
 from dataclasses import dataclass, replace
 
-from vmckpt.fleet.schedule.due import Moment
+from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.forecast.model.interval import FailureRate, best_work_s
 
 # What one checkpoint costs counts for this much of the mean, once there were so many.
@@ -22,17 +22,17 @@ DEFAULT_MTBF_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VmSample:
     """One look at a VM: which QEMU it has, and whether that was alive or had ended running."""
 
-    at: Moment
+    at: ClockReading
     qemu: str
     alive: bool
     ended_running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CheckpointCost:
     """What checkpoints cost: how long the guest stands still, and how long until one is safe.
 
     Of several: the mean of the first, of the last ones most; nearly the longest of the second.
@@ -43,16 +43,16 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedCosts:
     """All of it."""
 
     up_s: float = 0.0
     failures: int = 0
-    last: Seen | None = None
-    cost: Cost | None = None
+    last: VmSample | None = None
+    cost: CheckpointCost | None = None
     checkpoints: int = 0
 
-    def seen(self, now: Seen) -> "Learned":
+    def seen(self, now: VmSample) -> "LearnedCosts":
         """After one more look."""
         before = self.last
         if before is None or not before.alive or before.qemu != now.qemu:
@@ -65,12 +65,12 @@ class Learned:
             return replace(self, last=now, up_s=up_s, failures=self.failures + 1)
         return replace(self, last=now)
 
-    def paid(self, cost: Cost) -> "Learned":
+    def paid(self, cost: CheckpointCost) -> "LearnedCosts":
         """After one more checkpoint."""
         count, before = self.checkpoints + 1, self.cost or cost
         stall_s = before.stall_s + (cost.stall_s - before.stall_s) / min(count, MOST_COSTS)
         took_s = max(cost.took_s, before.took_s + (cost.took_s - before.took_s) * TOOK_FADES)
-        return replace(self, cost=Cost(stall_s, took_s), checkpoints=count)
+        return replace(self, cost=CheckpointCost(stall_s, took_s), checkpoints=count)
 
     def rate(self, assumed_mtbf_s: float) -> FailureRate:
         """How often the VM fails, by what was assumed and what was seen."""
@@ -87,7 +87,7 @@ class Interval:
     mtbf_s: float
 
 
-def interval(learned: Learned, mtbf_s: float | None, rpo_s: float | None) -> Interval | None:
+def interval(learned: LearnedCosts, mtbf_s: float | None, rpo_s: float | None) -> Interval | None:
     """The exact rule's interval from one checkpoint to the next, held within what is possible.
 
     A checkpoint that is lost with its VM leaves the state of the one before: to keep to `rpo_s` the

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import NotFoundError, RefusedError
-from vmckpt.fleet.schedule.due import Every, Moment, State, Timing
+from vmckpt.fleet.schedule.due import ClockReading, Every, ScheduleState, Timing
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
-from vmckpt.fleet.schedule.learned import Interval, Learned, interval
-from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.learned import Interval, LearnedCosts, interval
+from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.hosts.inventory.inventory import state_dir
-from vmckpt.replicate.operator.keeping import Window
+from vmckpt.replicate.operator.keeping import DailyWindow
 from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.vm.paths import file_name
 
@@ -25,7 +25,7 @@ UNKNOWN_EVERY_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScheduleRun:
     """What a run came to. Times are Unix seconds; `outcome` is done, skipped or missed."""
 
     number: int
@@ -40,7 +40,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class PendingCheckpoint:
     """What is known of the claimed run's checkpoint before it is over.
 
     `id` is its id, whoever makes it and however often that is tried; `place` the store that it goes
@@ -53,7 +53,7 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ScheduleRecord:
     """A schedule. `failures` is how many tries failed since a run was well, `why` the last one.
 
     `checked`: how many parts of each store's content were read (`--check`).
@@ -61,12 +61,12 @@ class Record:
 
     name: str
     uid: str
-    request: Request
-    added: Moment
-    state: State
-    learned: Learned
-    making: Making | None = None
-    runs: tuple[Run, ...] = ()
+    request: ScheduleRequest
+    added: ClockReading
+    state: ScheduleState
+    learned: LearnedCosts
+    making: PendingCheckpoint | None = None
+    runs: tuple[ScheduleRun, ...] = ()
     places: tuple[str, ...] = ()
     failures: int = 0
     failed_total: int = 0
@@ -89,7 +89,7 @@ class Record:
     def timing(self) -> Timing:
         """When it is due. Raises UsageError: its time zone is not there any more."""
         asked = self.request
-        day = Day(Window.parse(asked.window) if asked.window else None, parse_zone(asked.zone))
+        day = Day(DailyWindow.parse(asked.window) if asked.window else None, parse_zone(asked.zone))
         when: Calendar | Every
         if asked.cron is not None:
             when = Calendar.parse(asked.cron, day)
@@ -101,21 +101,23 @@ class Record:
             when = Every(asked.every_s or UNKNOWN_EVERY_S, day)
         return Timing(when, asked.jitter_s, asked.catch_up, self.uid)
 
-    def ended(self, run: Run, **changes: Any) -> "Record":
+    def ended(self, run: ScheduleRun, **changes: Any) -> "ScheduleRecord":
         """After the end of a run."""
         return replace(self, runs=(*self.runs, run)[-MOST_RUNS:], **changes)
 
 
 _SCHEMA = Schema(
-    Record,
+    ScheduleRecord,
     "remove it and add the schedule anew; its checkpoints have the tag schedule={name}",
 )
 
 
-def new_record(name: str, request: Request, now: Moment) -> Record:
+def new_record(name: str, request: ScheduleRequest, now: ClockReading) -> ScheduleRecord:
     """A schedule that begins now: one by intervals is due at once."""
     uid = secrets.token_hex(8)
-    return Record(name, uid, request, now, State(0, now.wall_s, None), Learned())
+    return ScheduleRecord(
+        name, uid, request, now, ScheduleState(0, now.wall_s, None), LearnedCosts()
+    )
 
 
 def schedules_dir() -> Path:
@@ -133,7 +135,7 @@ def lock_path(name: str) -> Path:
     return schedules_dir() / f"{file_name(name, 'schedule')}.lock"
 
 
-def add(record: Record) -> None:
+def add(record: ScheduleRecord) -> None:
     """Write a new schedule down. Raises RefusedError: there is one of that name; StorageError."""
     path = _schedules().path(file_name(record.name, "schedule"))
     if path.exists():
@@ -145,13 +147,13 @@ def add(record: Record) -> None:
     save(record)
 
 
-def save(record: Record) -> Record:
+def save(record: ScheduleRecord) -> ScheduleRecord:
     """Write it down; it is on the disk when this returns. Raises StorageError."""
     _schedules().save(record.name, record)
     return record
 
 
-def load(name: str) -> Record:
+def load(name: str) -> ScheduleRecord:
     """The schedule of that name. Raises NotFoundError, StorageError (damaged)."""
     found = _schedules().load(file_name(name, "schedule"))
     if found is None:
@@ -163,7 +165,7 @@ def load(name: str) -> Record:
     return found
 
 
-def load_all() -> Listing[Record]:
+def load_all() -> Listing[ScheduleRecord]:
     """Every schedule that is written down, by name, and which cannot be read."""
     return _schedules().load_all()
 
@@ -173,5 +175,5 @@ def forget(name: str) -> None:
     _schedules().remove(file_name(name, "schedule"))
 
 
-def _schedules() -> Documents[Record]:
+def _schedules() -> Documents[ScheduleRecord]:
     return Documents(schedules_dir(), _SCHEMA)

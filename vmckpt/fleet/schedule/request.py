@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vmckpt.checkpoint.catalogue.retention import Rule
+from vmckpt.checkpoint.catalogue.retention import RetentionRule
 
 
 class CatchUp(StrEnum):
@@ -22,7 +22,7 @@ class When(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScheduleRequest:
     """A schedule, as it was asked for.
 
     `every_s` belongs to EVERY, `cron` to CRON, `mtbf_s` (what is assumed before failures were seen)
@@ -40,7 +40,7 @@ class Request:
     window: str | None = None
     jitter_s: float = 0.0
     catch_up: CatchUp = CatchUp.ONCE
-    rule: Rule | None = None
+    rule: RetentionRule | None = None
     store: str | None = None
     copies: tuple[str, ...] = ()
     kind: str = "epoch"

@@ -21,10 +21,10 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.fleet.schedule.due import (
-    Begin,
-    Claim,
+    BeginRun,
+    ClaimedRun,
+    ClockReading,
     MayTake,
-    Moment,
     Settle,
     Wait,
     claim,
@@ -33,8 +33,15 @@ from vmckpt.fleet.schedule.due import (
     ended,
     failed,
 )
-from vmckpt.fleet.schedule.learned import Cost, Seen
-from vmckpt.fleet.schedule.record import Making, Record, Run, load, lock_path, save
+from vmckpt.fleet.schedule.learned import CheckpointCost, VmSample
+from vmckpt.fleet.schedule.record import (
+    PendingCheckpoint,
+    ScheduleRecord,
+    ScheduleRun,
+    load,
+    lock_path,
+    save,
+)
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.vm.lifecycle import owner
 
@@ -64,31 +71,33 @@ class Point:
     stored_bytes: int
 
 
-class Work(Protocol):
+class ScheduleActions(Protocol):
     """What is done to VMs and stores. Whatever cannot be done raises VmckptError."""
 
-    async def find(self, record: Record) -> Point | None:
+    async def find(self, record: ScheduleRecord) -> Point | None:
         """The claimed run's checkpoint; None: it is not there, and nobody is at it.
 
         Raises BusyError while somebody works on the VM who may be making it.
         """
 
-    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+    async def take(
+        self, record: ScheduleRecord, begins: Callable[[str, str], None]
+    ) -> Point | None:
         """Take it, after `begins` was told its store and its host; None: the VM does not run."""
 
-    async def copy(self, record: Record, point: Point) -> list[str]:
+    async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
         """Copy it to the stores that it is to be copied to; those that did not have it yet."""
 
-    async def prune(self, record: Record, taken: str) -> "Gone":
+    async def prune(self, record: ScheduleRecord, taken: str) -> "Gone":
         """Remove what the schedule's rule does not keep.
 
         Only of the VM that checkpoint `taken` is of, and never that one.
         """
 
-    async def check(self, record: Record) -> "Checked":
+    async def check(self, record: ScheduleRecord) -> "Checked":
         """Of each of its stores read the part of the content that is next."""
 
-    async def look(self, record: Record, now: Moment) -> Seen | None:
+    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         """How the VM is; None: nobody knows."""
 
 
@@ -111,16 +120,16 @@ class Checked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class SchedulerTools:
     """What a scheduler is given: clocks, hands, and somebody who listens."""
 
-    clock: Callable[[], Moment]
-    work: Work
+    clock: Callable[[], ClockReading]
+    work: ScheduleActions
     tell: Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """What came of looking after a schedule once: how its run ended, or why it did not."""
 
     schedule: str
@@ -128,13 +137,13 @@ class Result:
     error: VmckptError | None
 
 
-def clock() -> Moment:
+def clock() -> ClockReading:
     """This machine's clocks now."""
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return Moment(time.time(), boot_s, _BOOT_ID.read_text().strip())
+    return ClockReading(time.time(), boot_s, _BOOT_ID.read_text().strip())
 
 
-async def run(name: str, tools: Tools) -> Result:
+async def run(name: str, tools: SchedulerTools) -> RunResult:
     """Do what is due for a schedule, once; with nothing due its outcome is None.
 
     Errors of the work are told and written down: the run is tried again later. Raises BusyError
@@ -147,10 +156,10 @@ async def run(name: str, tools: Tools) -> Result:
 class _Running:
     """One schedule, under its lock. Its record is always what is written down."""
 
-    def __init__(self, record: Record, tools: Tools) -> None:
+    def __init__(self, record: ScheduleRecord, tools: SchedulerTools) -> None:
         self._record, self._tools = record, tools
 
-    async def run(self) -> Result:
+    async def run(self) -> RunResult:
         now = self._tools.clock()
         timing = self._record.timing
         decision = decide(timing, self._record.state, now)
@@ -161,9 +170,9 @@ class _Running:
                 if decision.state != self._record.state:
                     self._save(state=decision.state)
                 return self._result(None)
-            case Begin() as begin:
+            case BeginRun() as begin:
                 state = claim(timing, decision.state, begin, now)
-                self._save(state=state, making=Making(_id(self._record, state.number)))
+                self._save(state=state, making=PendingCheckpoint(_id(self._record, state.number)))
                 self._tell_begun("due")
                 return await self._attempt(self._make)
             case Settle() as settle:
@@ -227,7 +236,7 @@ class _Running:
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
         told = [why, await self._prune(point.id), await self._check()]
-        learned = self._record.learned.paid(Cost(point.stall_s, took_s))
+        learned = self._record.learned.paid(CheckpointCost(point.stall_s, took_s))
         return self._end(outcome, point.id, "; ".join(filter(None, told)), learned=learned)
 
     async def _prune(self, taken: str) -> str:
@@ -261,7 +270,7 @@ class _Running:
             self._tell("checked", "what was read of the stores is whole")
         return "; ".join([*found.damaged, *found.silent])
 
-    async def _attempt(self, work: Callable[[], Any]) -> Result:
+    async def _attempt(self, work: Callable[[], Any]) -> RunResult:
         try:
             return self._result(await work())
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is this schedule's alone
@@ -278,13 +287,13 @@ class _Running:
                 why=str(error),
             )
             self._tell("failed" if count else "busy", str(error), kind=error.kind)
-            return Result(self._record.name, None, error)
+            return RunResult(self._record.name, None, error)
 
     def _end(
         self, outcome: str, checkpoint: str | None = None, why: str = "", **changes: Any
     ) -> str:
         held, now = self._claim, self._tools.clock()
-        run = Run(
+        run = ScheduleRun(
             held.number, held.due_s, held.begun.wall_s, now.wall_s, outcome, checkpoint, why,
             held.missed, held.tries,
         )  # fmt: skip
@@ -308,8 +317,8 @@ class _Running:
     def _save(self, **changes: Any) -> None:
         self._record = save(replace(self._record, **changes))
 
-    def _result(self, outcome: str | None) -> Result:
-        return Result(self._record.name, outcome, None)
+    def _result(self, outcome: str | None) -> RunResult:
+        return RunResult(self._record.name, outcome, None)
 
     def _tell(self, event: str, text: str, **more: Any) -> None:
         self._tools.tell(Event(self._record.name, self._record.vm, event, text, more))
@@ -323,18 +332,18 @@ class _Running:
         self._tell(event, text, **more)
 
     @property
-    def _claim(self) -> Claim:
+    def _claim(self) -> ClaimedRun:
         held = self._record.state.claim
         if held is None:
             raise ValueError(f"no run of {self._record.name} is claimed")
         return held
 
     @property
-    def _making(self) -> Making:
-        return self._record.making or Making(_id(self._record, self._claim.number))
+    def _making(self) -> PendingCheckpoint:
+        return self._record.making or PendingCheckpoint(_id(self._record, self._claim.number))
 
 
-def _id(record: Record, number: int) -> str:
+def _id(record: ScheduleRecord, number: int) -> str:
     """The id that the checkpoint of a run has, whoever makes it."""
     return hashlib.sha256(f"vmckpt schedule {record.uid} {number}".encode()).hexdigest()[:32]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vmckpt.errors import BusyError, NotFoundError, UsageError, VmckptError
-from vmckpt.fleet.schedule.due import Moment, Wait, decide
-from vmckpt.fleet.schedule.learned import Seen
+from vmckpt.fleet.schedule.due import ClockReading, Wait, decide
+from vmckpt.fleet.schedule.learned import VmSample
 from vmckpt.fleet.schedule.record import (
-    Record,
+    ScheduleRecord,
     load,
     load_all,
     lock_path,
@@ -19,7 +19,7 @@ from vmckpt.fleet.schedule.record import (
     schedules_dir,
 )
 from vmckpt.fleet.schedule.request import When
-from vmckpt.fleet.schedule.run import Event, Result, Tools, as_error, run
+from vmckpt.fleet.schedule.run import Event, RunResult, SchedulerTools, as_error, run
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_duration
@@ -36,7 +36,7 @@ PARALLEL, TURN_S = 4, 3600.0
 _MOST_ROUNDS = 3
 
 
-async def run_due(names: Sequence[str], tools: Tools) -> list[Result]:
+async def run_due(names: Sequence[str], tools: SchedulerTools) -> list[RunResult]:
     """Run all that is due of these schedules, of all without names; returns when that is done.
 
     Raises BusyError when a scheduler is at work, NotFoundError.
@@ -48,7 +48,7 @@ async def run_due(names: Sequence[str], tools: Tools) -> list[Result]:
             by_vm.setdefault(record.vm, []).append(record.name)
         room = asyncio.Semaphore(PARALLEL)
 
-        async def of_vm(names: list[str]) -> list[Result]:
+        async def of_vm(names: list[str]) -> list[RunResult]:
             async with room:
                 return [one for name in names for one in await _until_nothing_is_due(name, tools)]
 
@@ -59,7 +59,7 @@ async def run_due(names: Sequence[str], tools: Tools) -> list[Result]:
         return [one for some in found for one in some]
 
 
-async def serve(tools: Tools) -> None:
+async def serve(tools: SchedulerTools) -> None:
     """Run what is due until this is cancelled. Raises BusyError when another scheduler is at work.
 
     A run that is cut off by that is gone on with by the next scheduler.
@@ -88,15 +88,15 @@ async def _only_one(action: str) -> AsyncIterator[None]:
         yield
 
 
-async def _until_nothing_is_due(name: str, tools: Tools) -> list[Result]:
-    results: list[Result] = []
+async def _until_nothing_is_due(name: str, tools: SchedulerTools) -> list[RunResult]:
+    results: list[RunResult] = []
     for _ in range(_MOST_ROUNDS):
         try:
             result = await run(name, tools)
         except NotFoundError:  # it was removed meanwhile
             break
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is this schedule's alone
-            result = Result(name, None, as_error(name, exc))
+            result = RunResult(name, None, as_error(name, exc))
         if result.outcome is None and result.error is None:
             break
         results.append(result)
@@ -105,7 +105,7 @@ async def _until_nothing_is_due(name: str, tools: Tools) -> list[Result]:
     return results
 
 
-async def _observe(name: str, tools: Tools) -> None:
+async def _observe(name: str, tools: SchedulerTools) -> None:
     """Look at the VM of a schedule by `auto`, and write down what is new."""
     async with local_host().lock(lock_path(name), owner("schedule")):
         record = load(name)
@@ -116,7 +116,7 @@ async def _observe(name: str, tools: Tools) -> None:
             save(replace(record, learned=record.learned.seen(seen)))
 
 
-def _is_news(before: Seen | None, now: Seen) -> bool:
+def _is_news(before: VmSample | None, now: VmSample) -> bool:
     if before is None or replace(before, at=now.at) != now:
         return True
     return now.alive and now.at.since(before.at) > NOTE_S
@@ -125,17 +125,17 @@ def _is_news(before: Seen | None, now: Seen) -> bool:
 class _UnderWay(NamedTuple):
     vm: str
     task: asyncio.Task[None]
-    since: Moment
+    since: ClockReading
 
 
 class _Serving:
     """The runs that are under way, and what was told of files that cannot be read."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: SchedulerTools) -> None:
         self._tools = tools
         self._tasks: dict[str, _UnderWay] = {}
         self._told: set[str] = set()
-        self._observed: dict[str, Moment] = {}
+        self._observed: dict[str, ClockReading] = {}
 
     async def for_ever(self) -> None:
         """Until it is cancelled."""
@@ -160,7 +160,7 @@ class _Serving:
         if self._tasks:
             await asyncio.wait([one.task for one in self._tasks.values()])
 
-    def _look_after(self, record: Record, now: Moment) -> float:
+    def _look_after(self, record: ScheduleRecord, now: ClockReading) -> float:
         """Begin what is due; when the schedule is to be looked at again, by the wall clock."""
         try:
             move = decide(record.timing, record.state, now).move
@@ -177,12 +177,14 @@ class _Serving:
             self._begin(record, self._run(record.name), now)
         return now.wall_s + LOOK_S
 
-    def _tell_if_late(self, record: Record, under_way: _UnderWay, now: Moment) -> None:
+    def _tell_if_late(
+        self, record: ScheduleRecord, under_way: _UnderWay, now: ClockReading
+    ) -> None:
         if now.since(under_way.since) >= TURN_S:
             text = f"a run has been under way for {format_duration(TURN_S)} and more"
             self._tell_once_of(Event(record.name, record.vm, "late", text))
 
-    def _is_to_be_observed(self, record: Record, now: Moment) -> bool:
+    def _is_to_be_observed(self, record: ScheduleRecord, now: ClockReading) -> bool:
         if record.request.when is not When.AUTO:
             return False
         last = self._observed.get(record.name)
@@ -191,14 +193,16 @@ class _Serving:
         self._observed[record.name] = now
         return True
 
-    def _begin(self, record: Record, work: Coroutine[Any, Any, None], now: Moment) -> None:
+    def _begin(
+        self, record: ScheduleRecord, work: Coroutine[Any, Any, None], now: ClockReading
+    ) -> None:
         task = asyncio.ensure_future(self._quietly(record, work))
         self._tasks[record.name] = _UnderWay(record.vm, task, now)
 
     async def _run(self, name: str) -> None:
         await run(name, self._tools)
 
-    async def _quietly(self, record: Record, work: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, record: ScheduleRecord, work: Coroutine[Any, Any, None]) -> None:
         """What stands in the way of one schedule is told, once, and stops no other."""
         try:
             with suppress(NotFoundError):  # it was removed meanwhile

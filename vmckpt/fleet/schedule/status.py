@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from vmckpt.errors import StorageError, UsageError
-from vmckpt.fleet.schedule.due import Moment, upcoming
-from vmckpt.fleet.schedule.record import Record, load_all
+from vmckpt.fleet.schedule.due import ClockReading, upcoming
+from vmckpt.fleet.schedule.record import ScheduleRecord, load_all
 from vmckpt.fleet.schedule.request import When
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.units import format_duration
 
 
-def status(record: Record, now: Moment) -> dict[str, Any]:
+def status(record: ScheduleRecord, now: ClockReading) -> dict[str, Any]:
     """All of it, JSON. `next_unix_s` of a schedule that is due is now; None: it never is."""
     why = record.why
     try:
@@ -71,7 +71,7 @@ def next_by_vm(all_of_them: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any
     return found
 
 
-def when(record: Record) -> str:
+def when(record: ScheduleRecord) -> str:
     """When it is due, in words."""
     asked = record.request
     if asked.cron is not None:

@@ -6,17 +6,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.catalogue.catalogue import Entry, catalogue, contradiction
+from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
 from vmckpt.checkpoint.catalogue.look import prune
-from vmckpt.checkpoint.catalogue.place import Place, is_there, opened, own, parse_place
-from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.catalogue.place import StorePlace, is_there, opened, own, parse_place
+from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import create
-from vmckpt.checkpoint.take import Wish
+from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
-from vmckpt.fleet.schedule.due import Moment
-from vmckpt.fleet.schedule.learned import Seen
-from vmckpt.fleet.schedule.record import Making, Record
+from vmckpt.fleet.schedule.due import ClockReading
+from vmckpt.fleet.schedule.learned import VmSample
+from vmckpt.fleet.schedule.record import PendingCheckpoint, ScheduleRecord
 from vmckpt.fleet.schedule.run import Checked, Gone, Point
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
@@ -28,7 +28,7 @@ from vmckpt.store.damage.subset import part_of
 from vmckpt.store.files.manifest import Manifest, is_same
 from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.store.files.order import owners
-from vmckpt.store.sealing.keys import Keeper, KeySource
+from vmckpt.store.sealing.keys import KeyHolder, KeySource
 from vmckpt.store.store import Store
 from vmckpt.vm.ended import ran_to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
@@ -39,13 +39,13 @@ TAG, DUE = "schedule", "due"
 
 
 class Checkpoints:
-    """`Work` on real VMs; `tell` hears what was ended because its process was killed."""
+    """`ScheduleActions` on real VMs; `tell` hears what was ended because its process was killed."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
 
-    async def find(self, record: Record) -> Point | None:
-        """See `Work`."""
+    async def find(self, record: ScheduleRecord) -> Point | None:
+        """See `ScheduleActions`."""
         making = record.making
         if making is None or making.place is None or making.host is None:
             return None
@@ -67,8 +67,10 @@ class Checkpoints:
             )
         return None
 
-    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
-        """See `Work`."""
+    async def take(
+        self, record: ScheduleRecord, begins: Callable[[str, str], None]
+    ) -> Point | None:
+        """See `ScheduleActions`."""
         asked, held, making = record.request, record.state.claim, record.making
         if held is None or making is None:
             raise ValueError(f"no run of {record.name} is claimed")
@@ -81,7 +83,7 @@ class Checkpoints:
         name = dated(record.name, at=due)
         tags = {TAG: record.name, DUE: time.strftime("%Y-%m-%dT%H:%M:%SZ", due)}
         number = IfTaken.NUMBER.value
-        wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
+        wish = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
             await create(vm, asked.store, wish, lambda _: None, key_of(record))
         except VmckptError:
@@ -93,8 +95,8 @@ class Checkpoints:
             raise
         return await self._taken(record, _begun(making, place, vm))
 
-    async def copy(self, record: Record, point: Point) -> list[str]:
-        """See `Work`."""
+    async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
+        """See `ScheduleActions`."""
         making = record.making
         if not record.request.copies or making is None or making.place is None:
             return []
@@ -108,14 +110,14 @@ class Checkpoints:
                         done.append(label)
         return done
 
-    async def prune(self, record: Record, taken: str) -> Gone:
-        """See `Work`."""
+    async def prune(self, record: ScheduleRecord, taken: str) -> Gone:
+        """See `ScheduleActions`."""
         rule = record.request.rule
         if rule is None:
             return Gone([])
         key, silent = key_of(record), list[str]()
-        entries: dict[str, Entry] = {}
-        places: dict[str, Place] = {}
+        entries: dict[str, CatalogueEntry] = {}
+        places: dict[str, StorePlace] = {}
         for label in dict.fromkeys([*record.places, *record.request.copies]):
             try:
                 there = await catalogue(all_hosts(), label, key, record.vm)
@@ -132,7 +134,7 @@ class Checkpoints:
                 pins = (*known.pins, *(pin for pin in one.pins if pin not in known.pins))
                 entries[one.id] = replace(known, places=both, pins=pins)
                 places |= {place.label: place for place in one.places}
-        gone, clocks = list[Entry](), ""
+        gone, clocks = list[CatalogueEntry](), ""
         if taken in entries:
             # Those of another VM of that name are another's: two sites may share a store.
             every = list(entries.values())
@@ -154,8 +156,8 @@ class Checkpoints:
             )
         return Gone([one.name for one in gone], clocks)
 
-    async def check(self, record: Record) -> Checked:
-        """See `Work`. A part that could not be read is the next one again: none is left out."""
+    async def check(self, record: ScheduleRecord) -> Checked:
+        """A part that could not be read comes next again: none is left out."""
         percent, parts = record.request.check_percent, dict(record.checked)
         damaged, silent = list[str](), list[str]()
         if percent is None:
@@ -177,8 +179,8 @@ class Checkpoints:
                 )
         return Checked(damaged, silent, parts)
 
-    async def look(self, record: Record, now: Moment) -> Seen | None:
-        """See `Work`."""
+    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+        """See `ScheduleActions`."""
         answers = await ask_every(all_hosts(), lambda host: read_vm(host, record.vm))
         found = [vm for vm in answers.given if vm is not None]
         if len(found) != 1:
@@ -186,29 +188,31 @@ class Checkpoints:
         vm = found[0]
         qemu = f"{vm.host.name} {vm.qemu.files.path.name}"
         if await vm.is_alive():
-            return Seen(now, qemu, alive=True)
+            return VmSample(now, qemu, alive=True)
         log = await vm.host.read_text(vm.qemu.files.stderr) or ""
-        return Seen(now, qemu, alive=False, ended_running=ran_to_the_end(log))
+        return VmSample(now, qemu, alive=False, ended_running=ran_to_the_end(log))
 
-    async def _taken(self, record: Record, making: Making) -> Point:
+    async def _taken(self, record: ScheduleRecord, making: PendingCheckpoint) -> Point:
         async with opened(parse_place(str(making.place)), key_of(record)) as store:
             return _point(await in_thread(partial(store.manifest, making.id)))
 
 
-def _begun(making: Making, place: Place, vm: Vm) -> Making:
+def _begun(making: PendingCheckpoint, place: StorePlace, vm: Vm) -> PendingCheckpoint:
     return replace(making, place=place.label, host=vm.host.name)
 
 
-def key_of(record: Record) -> KeySource | None:
+def key_of(record: ScheduleRecord) -> KeySource | None:
     """Where the key of the schedule's stores is had, if it names one."""
     asked = record.request
     if asked.key_file is not None:
-        return KeySource(Keeper.FILE, asked.key_file)
-    return KeySource(Keeper.COMMAND, asked.key_command) if asked.key_command is not None else None
+        return KeySource(KeyHolder.FILE, asked.key_file)
+    return (
+        KeySource(KeyHolder.COMMAND, asked.key_command) if asked.key_command is not None else None
+    )
 
 
 def _point(manifest: Manifest) -> Point:
-    facts = Facts.from_json(manifest.facts)
+    facts = CheckpointFacts.from_json(manifest.facts)
     stall_s = max(facts.stopped_ms, facts.pause_ms) / 1e3
     return Point(manifest.id, facts.name, stall_s, facts.took_s, manifest.added_bytes)
 

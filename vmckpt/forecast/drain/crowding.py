@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from vmckpt.forecast.drain.fleet import Move
-from vmckpt.forecast.drain.timetable import COMMON_SPREAD, Span, play
+from vmckpt.forecast.drain.fleet import PlannedMove
+from vmckpt.forecast.drain.timetable import COMMON_SPREAD, MoveSpan, play
 
 # So many drains tell what moves take now, the last ones.
 LATEST = 3
@@ -17,22 +17,22 @@ _TRIED = [step / 20 for step in range(41)]
 _DOUBT = 1e-3
 
 
-class Taken(NamedTuple):
+class PastMove(NamedTuple):
     """A move that was, since the drain's beginning; its cost is what was expected of it alone."""
 
-    move: Move
-    span: Span
+    move: PlannedMove
+    span: MoveSpan
 
 
 class Past(NamedTuple):
     """Moves that were begun in this order, so many at once, and were over after `took_s`."""
 
-    moves: tuple[Taken, ...]
+    moves: tuple[PastMove, ...]
     at_once: int
     took_s: float
 
 
-class Learned(NamedTuple):
+class LearnedCrowding(NamedTuple):
     """What drains have told.
 
     `crowding` is as `timetable.play` takes it; `spread` what is left unexplained, of 1. `around_s`:
@@ -57,31 +57,31 @@ class _Crowd(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    move: Move
+    move: PlannedMove
     fixed: _Crowd
     work: _Crowd
     end: _Crowd
 
 
-def learn(past: Sequence[Past], unknown: float) -> Learned:
+def learn(past: Sequence[Past], unknown: float) -> LearnedCrowding:
     """What explains the last drains best; `unknown`, and more doubt, where there were none.
 
     With the right crowding the same parts took as long in a crowd as alone, once that is taken out.
     """
     latest = [one for one in past if one.moves and one.took_s > 0][-LATEST:]
     if not latest:
-        return Learned(unknown, 2 * COMMON_SPREAD)
+        return LearnedCrowding(unknown, 2 * COMMON_SPREAD)
     parts = [_parts(one) for one in latest]
     best = min(_TRIED, key=lambda crowding: _off(parts, crowding, unknown))
     fixed_s, end_s, work = _alone(parts, best)
     chosen = [one.at_once for one in latest if len(one.moves) > 1]
-    learned = Learned(best, 0.0, (fixed_s, end_s), work, chosen[-1] if chosen else None)
+    learned = LearnedCrowding(best, 0.0, (fixed_s, end_s), work, chosen[-1] if chosen else None)
     errors = [math.log(one.took_s / forecast_s(one, learned)) for one in latest]
     left = math.hypot(*errors) / math.sqrt(len(errors))
     return learned._replace(spread=max(left, COMMON_SPREAD * (1 + 1 / len(latest))))
 
 
-def forecast_s(one: Past, learned: Learned) -> float:
+def forecast_s(one: Past, learned: LearnedCrowding) -> float:
     """How long its moves would take by what was learned."""
     fixed_s, end_s = learned.around_s or (0.0, 0.0)
     moves = [
@@ -145,7 +145,7 @@ def _parts(one: Past) -> list[_Parts]:
     return found
 
 
-def _part_at(span: Span, parts: _Parts, at_s: float) -> _Crowd | None:
+def _part_at(span: MoveSpan, parts: _Parts, at_s: float) -> _Crowd | None:
     if span.begin_s <= at_s < span.ready_s:
         return parts.fixed
     if span.sends_s <= at_s < span.sent_s:
@@ -155,5 +155,5 @@ def _part_at(span: Span, parts: _Parts, at_s: float) -> _Crowd | None:
     return None
 
 
-def _ends(move: Move) -> tuple[tuple[str, str], tuple[str, str]]:
+def _ends(move: PlannedMove) -> tuple[tuple[str, str], tuple[str, str]]:
     return ("out", move.source), ("in", move.target)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Cost(NamedTuple):
+class MoveCost(NamedTuple):
     """One move between two hosts when nothing else moves there.
 
     `fixed_s` is what it takes before memory and disks go, `work_s` while they go, `end_s` after
@@ -35,14 +35,14 @@ class Mover:
     source: str
     memory_bytes: int
     vcpus: int
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, MoveCost]
     apart: frozenset[str] = frozenset()
     together: frozenset[str] = frozenset()
     closed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class HostRoom:
     """What a host can take besides what stays there; the words are those of the VMs that stay."""
 
     name: str
@@ -53,10 +53,10 @@ class Room:
     together: frozenset[str] = frozenset()
 
 
-class Move(NamedTuple):
+class PlannedMove(NamedTuple):
     """A VM with the host it goes to."""
 
     vm: str
     source: str
     target: str
-    cost: Cost
+    cost: MoveCost

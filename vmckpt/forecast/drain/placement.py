@@ -9,21 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vmckpt.forecast.drain.fleet import Move, Mover, Room
+from vmckpt.forecast.drain.fleet import HostRoom, Mover, PlannedMove
 from vmckpt.units import format_size
 
 # Hosts whose links differ by less than this part are alike: the one with more room is taken.
 ALIKE = 0.02
 
 
-class Placement(NamedTuple):
+class DrainPlacement(NamedTuple):
     """Every VM is either among `moves` or, with the reason, among `stay`."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[PlannedMove, ...]
     stay: Mapping[str, str]
 
 
-def place(movers: Sequence[Mover], rooms: Sequence[Room]) -> Placement:
+def place(movers: Sequence[Mover], rooms: Sequence[HostRoom]) -> DrainPlacement:
     """A host for as many of the VMs as possible."""
     units, stay = _units(movers, rooms)
     best: _State | None = None
@@ -40,12 +40,14 @@ def place(movers: Sequence[Mover], rooms: Sequence[Room]) -> Placement:
     for unit in units:
         if unit.key in where:
             target = where[unit.key]
-            moves += [Move(one.name, one.source, target, one.costs[target]) for one in unit.movers]
+            moves += [
+                PlannedMove(one.name, one.source, target, one.costs[target]) for one in unit.movers
+            ]
         elif best is not None:
             reason = best.against(unit)
             stay |= {one.name: reason for one in unit.movers}
     order = {one.name: number for number, one in enumerate(movers)}
-    return Placement(tuple(sorted(moves, key=lambda move: order[move.vm])), stay)
+    return DrainPlacement(tuple(sorted(moves, key=lambda move: order[move.vm])), stay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ class _Unit:
         return sum(one.costs[target].work_s for one in self.movers)
 
 
-def _units(movers: Sequence[Mover], rooms: Sequence[Room]) -> tuple[list[_Unit], dict[str, str]]:
+def _units(
+    movers: Sequence[Mover], rooms: Sequence[HostRoom]
+) -> tuple[list[_Unit], dict[str, str]]:
     """The VMs, with those that have to be together; and which cannot move at all."""
     units, stay = list[_Unit](), dict[str, str]()
     for number, group in enumerate(_groups(movers)):
@@ -120,7 +124,7 @@ def _whose(reason: str, group: Sequence[Mover]) -> str:
 class _Space:
     """What a host has left, and who was put there."""
 
-    room: Room
+    room: HostRoom
     memory_bytes: int
     vcpus: int
     vms: int
@@ -166,7 +170,7 @@ class _Space:
 class _State:
     """One try to place all units."""
 
-    def __init__(self, rooms: Sequence[Room], units: Sequence[_Unit]) -> None:
+    def __init__(self, rooms: Sequence[HostRoom], units: Sequence[_Unit]) -> None:
         self._spaces = {
             room.name: _Space(room, room.memory_bytes, room.vcpus, room.vms) for room in rooms
         }

@@ -12,7 +12,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from vmckpt.forecast.drain.fleet import Move, Mover
+from vmckpt.forecast.drain.fleet import Mover, PlannedMove
 
 # So many at once are tried. More hide no more: the link is what is left.
 AT_ONCE = (1, 2, 3, 4, 6, 8)
@@ -28,7 +28,7 @@ COMMON_SPREAD = 0.06
 _TENTH = 1.28
 
 
-class Span(NamedTuple):
+class MoveSpan(NamedTuple):
     """When a move begins, is ready to send, sends, has sent, and ends."""
 
     begin_s: float
@@ -41,9 +41,9 @@ class Span(NamedTuple):
 class Timetable(NamedTuple):
     """Moves in their order. None that is known can be over before `bound_s`."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[PlannedMove, ...]
     at_once: int
-    spans: Mapping[str, Span]
+    spans: Mapping[str, MoveSpan]
     total_s: float
     bound_s: float
 
@@ -59,7 +59,7 @@ class Timetable(NamedTuple):
 
 
 def timetable(
-    moves: Sequence[Move],
+    moves: Sequence[PlannedMove],
     most_at_once: int = AT_ONCE[-1],
     crowding: float = 0.0,
     usual: int | None = None,
@@ -79,13 +79,13 @@ def timetable(
 
 
 def _best(
-    moves: Sequence[Move], numbers: Sequence[int], crowding: float, bound_s: float
+    moves: Sequence[PlannedMove], numbers: Sequence[int], crowding: float, bound_s: float
 ) -> Timetable:
     """With so many at once as one of `numbers` says."""
     best = Timetable((), 1, {}, 0.0, bound_s)
     for at_once in numbers:
         for first in _orders(moves):
-            order: list[Move] | None = first
+            order: list[PlannedMove] | None = first
             for _ in range(BOOSTS):
                 if order is None:
                     break
@@ -99,7 +99,9 @@ def _best(
     return best
 
 
-def _boosted(order: Sequence[Move], spans: Mapping[str, Span]) -> list[Move] | None:
+def _boosted(
+    order: Sequence[PlannedMove], spans: Mapping[str, MoveSpan]
+) -> list[PlannedMove] | None:
     """The same with those of the host that was done last before the others; None: they are."""
     last = max(order, key=lambda move: spans[move.vm].end_s)
     moves = [(move.source == last.source, move.target == last.target) for move in order]
@@ -109,7 +111,7 @@ def _boosted(order: Sequence[Move], spans: Mapping[str, Span]) -> list[Move] | N
     return None if boosted == list(order) else boosted
 
 
-def bound(moves: Sequence[Move], most_at_once: int, crowding: float = 0.0) -> float:
+def bound(moves: Sequence[PlannedMove], most_at_once: int, crowding: float = 0.0) -> float:
     """What no order of these moves can beat.
 
     Of each host: its link takes all of its moves' work, and something comes before and after that;
@@ -117,7 +119,7 @@ def bound(moves: Sequence[Move], most_at_once: int, crowding: float = 0.0) -> fl
     move is shorter than by itself.
     """
     longest_s = max((move.cost.alone_s for move in moves), default=0.0)
-    ends = dict[tuple[str, str], list[Move]]()
+    ends = dict[tuple[str, str], list[PlannedMove]]()
     for move in moves:
         ends.setdefault(("out", move.source), []).append(move)
         ends.setdefault(("in", move.target), []).append(move)
@@ -143,7 +145,7 @@ def bound_anywhere(movers: Sequence[Mover], hosts: int, most_at_once: int) -> fl
     return max(fixed_s + busiest_s + end_s, longest_s, places_s)
 
 
-def _end_bound_s(moves: Sequence[Move], most_at_once: int, crowding: float) -> float:
+def _end_bound_s(moves: Sequence[PlannedMove], most_at_once: int, crowding: float) -> float:
     costs = [move.cost for move in moves]
     link_s = min(cost.fixed_s for cost in costs) + sum(cost.work_s for cost in costs)
     link_s += min(cost.end_s for cost in costs)
@@ -152,7 +154,7 @@ def _end_bound_s(moves: Sequence[Move], most_at_once: int, crowding: float) -> f
     return max(link_s, sum(cost.alone_s for cost in costs) / together)
 
 
-def _orders(moves: Sequence[Move]) -> Iterable[list[Move]]:
+def _orders(moves: Sequence[PlannedMove]) -> Iterable[list[PlannedMove]]:
     """Orders to try: who has much to do after it has sent goes early, who has little goes last.
 
     The rule for three machines in a row, the first and last of which never are the narrow one: by
@@ -166,20 +168,20 @@ def _orders(moves: Sequence[Move]) -> Iterable[list[Move]]:
     yield _by_load(moves, [*short, *rest])
 
 
-def _by_load(moves: Sequence[Move], order: list[Move]) -> list[Move]:
+def _by_load(moves: Sequence[PlannedMove], order: list[PlannedMove]) -> list[PlannedMove]:
     """In order, but those of a busier pair of hosts before others."""
     load_s = dict[tuple[str, str], float]()
     for move in moves:
         for end in (("out", move.source), ("in", move.target)):
             load_s[end] = load_s.get(end, 0.0) + move.cost.work_s
 
-    def key(move: Move) -> float:
+    def key(move: PlannedMove) -> float:
         return -max(load_s["out", move.source], load_s["in", move.target])
 
     return sorted(order, key=key)
 
 
-def play(order: Sequence[Move], at_once: int, crowding: float = 0.0) -> dict[str, Span]:
+def play(order: Sequence[PlannedMove], at_once: int, crowding: float = 0.0) -> dict[str, MoveSpan]:
     """When each move begins and ends, if the next in order begins as soon as its hosts have places.
 
     A move is slower by `crowding` for each other one at the busier of its hosts that does not just
@@ -191,7 +193,7 @@ def play(order: Sequence[Move], at_once: int, crowding: float = 0.0) -> dict[str
 End = tuple[str, str]
 
 
-class _Part(Enum):
+class _MovePart(Enum):
     FIXED = "fixed"
     WAITING = "waiting"
     SENDING = "sending"
@@ -202,9 +204,9 @@ class _Part(Enum):
 class _Under:
     """A move under way. `left_s` of its part was to come at `seen_s`, at `speed`."""
 
-    move: Move
+    move: PlannedMove
     rank: int
-    part: _Part
+    part: _MovePart
     left_s: float
     seen_s: float
     speed: float = 0.0
@@ -217,9 +219,9 @@ class _Under:
 
 
 class _Play:
-    def __init__(self, order: Sequence[Move], at_once: int, crowding: float) -> None:
+    def __init__(self, order: Sequence[PlannedMove], at_once: int, crowding: float) -> None:
         self._at_once, self._crowding = at_once, crowding
-        self._waiting = dict[str, dict[int, Move]]()
+        self._waiting = dict[str, dict[int, PlannedMove]]()
         self._comers = dict[str, set[str]]()
         for rank, move in enumerate(order):
             self._waiting.setdefault(move.source, {})[rank] = move
@@ -228,10 +230,10 @@ class _Play:
         self._busy = set[End]()
         self._ready = list[_Under]()
         self._events: list[tuple[float, int, int, _Under]] = []
-        self._spans = dict[str, Span]()
+        self._spans = dict[str, MoveSpan]()
         self._now_s = 0.0
 
-    def run(self) -> dict[str, Span]:
+    def run(self) -> dict[str, MoveSpan]:
         """To the end."""
         self._begin(list(self._waiting))
         while self._events:
@@ -244,19 +246,21 @@ class _Play:
     def _part_is_over(self, under: _Under) -> None:
         cost = under.move.cost
         match under.part:
-            case _Part.FIXED:
-                under.part, under.speed = _Part.WAITING, 0.0
+            case _MovePart.FIXED:
+                under.part, under.speed = _MovePart.WAITING, 0.0
                 under.instants.append(self._now_s)
                 under.version += 1
                 self._ready.append(under)
                 self._retime(under.ends)
-            case _Part.SENDING:
+            case _MovePart.SENDING:
                 self._busy.difference_update(under.ends)
-                self._enter(under, _Part.ENDING, cost.end_s)
+                self._enter(under, _MovePart.ENDING, cost.end_s)
             case _:
                 under.version += 1
                 begin_s, ready_s, sends_s, sent_s = under.instants
-                self._spans[under.move.vm] = Span(begin_s, ready_s, sends_s, sent_s, self._now_s)
+                self._spans[under.move.vm] = MoveSpan(
+                    begin_s, ready_s, sends_s, sent_s, self._now_s
+                )
                 for end in under.ends:
                     del self._at[end][under.rank]
                 self._retime(under.ends)
@@ -269,7 +273,7 @@ class _Play:
             if not self._busy.intersection(under.ends):
                 self._ready.remove(under)
                 self._busy.update(under.ends)
-                self._enter(under, _Part.SENDING, under.move.cost.work_s)
+                self._enter(under, _MovePart.SENDING, under.move.cost.work_s)
                 self._retime(under.ends)
 
     def _begin(self, sources: Iterable[str]) -> None:
@@ -278,10 +282,10 @@ class _Play:
         while offers:
             source, rank = min(offers.items(), key=lambda one: one[1])
             move = self._waiting[source].pop(rank)
-            under = _Under(move, rank, _Part.FIXED, 0.0, self._now_s)
+            under = _Under(move, rank, _MovePart.FIXED, 0.0, self._now_s)
             for end in under.ends:
                 self._at.setdefault(end, {})[rank] = under
-            self._enter(under, _Part.FIXED, move.cost.fixed_s)
+            self._enter(under, _MovePart.FIXED, move.cost.fixed_s)
             self._retime(under.ends)
             for touched in self._comers[move.target].intersection(offers) | {source}:
                 offers.pop(touched)
@@ -297,7 +301,7 @@ class _Play:
                 return rank
         return None
 
-    def _enter(self, under: _Under, part: _Part, left_s: float) -> None:
+    def _enter(self, under: _Under, part: _MovePart, left_s: float) -> None:
         under.part, under.left_s, under.seen_s = part, left_s, self._now_s
         under.instants.append(self._now_s)
         under.speed = self._speed(under)
@@ -309,7 +313,7 @@ class _Play:
             return
         for end in ends:
             for under in self._at.get(end, {}).values():
-                if under.part is _Part.WAITING:
+                if under.part is _MovePart.WAITING:
                     continue
                 if (speed := self._speed(under)) != under.speed:
                     under.left_s -= (self._now_s - under.seen_s) * under.speed
@@ -325,7 +329,7 @@ class _Play:
         if not self._crowding:
             return 1.0
         crowd = max(
-            sum(other.part is not _Part.WAITING for other in self._at[end].values())
+            sum(other.part is not _MovePart.WAITING for other in self._at[end].values())
             for end in under.ends
         )
         return 1 / (1 + self._crowding * (crowd - 1))

@@ -21,9 +21,9 @@ from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content, Piece
-from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
+from vmckpt.memory.observe import FAULT_S, DirtyWindow, Observation, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.memory.windows import Course
+from vmckpt.memory.windows import DirtyHistory
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.vm.inventory import Vm, require_alive
@@ -36,7 +36,7 @@ SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
 # While QEMU samples: how often it is asked whether an operation has begun; then for the result.
 FREE_POLL_S, POLL_S, PATIENCE = 0.5, 0.1, 100
-NOT_SEEN = Course((), (), ())
+NOT_SEEN = DirtyHistory((), (), ())
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
     errno.EACCES: "this user may not trace QEMU",
@@ -63,13 +63,13 @@ class DirtyRate:
     took_s: float
     ram_bytes: int
     curve: DirtyCurve
-    windows: tuple[Window, ...]
+    windows: tuple[DirtyWindow, ...]
     faults: int
     ram: Content | None
     dirtied: Content | None
     busy: float = 1.0
     layout: tuple[Piece, ...] = ()
-    course: Course = NOT_SEEN
+    course: DirtyHistory = NOT_SEEN
     ended_unix_s: float = 0.0
 
     @property
@@ -147,14 +147,14 @@ class _Told:
     took_s: float
     ram_bytes: int
     curve: DirtyCurve
-    windows: tuple[Window, ...]
+    windows: tuple[DirtyWindow, ...]
     faults_per_s: float
     ram: Content | None
     dirtied: Content | None
     busy: float = 1.0
     ended_unix_s: float = 0.0
     layout: tuple[tuple[float, float, float, float, float], ...] = ()
-    course: Course | None = None
+    course: DirtyHistory | None = None
 
 
 async def measure(vm: Vm, for_s: float) -> DirtyRate:
@@ -267,13 +267,13 @@ async def sampled(
     """What `rate`, bytes a second over so many seconds, tells over longer and longer times."""
     total_pages = ram_bytes // PAGE_BYTES
     groups: list[list[tuple[float, float]]] = []
-    windows: list[Window] = []
+    windows: list[DirtyWindow] = []
     took_s, length_s = 0.0, SHORTEST_SAMPLING_S
     while length_s <= LONGEST_SAMPLING_S and (not groups or took_s + length_s <= for_s):
         rate_bytes_per_s = await rate(length_s)
         pages = min(rate_bytes_per_s * length_s / PAGE_BYTES, total_pages)
         groups.append([(float(length_s), pages)])
-        windows.append(Window(took_s, length_s, round(pages)))
+        windows.append(DirtyWindow(took_s, length_s, round(pages)))
         took_s += length_s
         length_s *= 2
     return DirtyRate(

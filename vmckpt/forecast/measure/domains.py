@@ -6,7 +6,7 @@ from functools import partial
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.forecast.measure.dirty_rate import DirtyRate, sampled, while_free
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
@@ -24,7 +24,7 @@ async def measure_domain(domain: Domain, for_s: float) -> DirtyRate:
     Raises BusyError when an operation has the domain or begins meanwhile, RefusedError when it does
     not run, or its libvirt or QEMU measures none.
     """
-    if domain.seen.state is not State.RUNNING:
+    if domain.seen.state is not DomainState.RUNNING:
         raise RefusedError(
             f"'{domain.name}' does not run",
             why=f"it is {domain.state}: it dirties nothing",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vmckpt.forecast.model.forecast import POSTCOPIES, Forecast, Way
+from vmckpt.forecast.model.forecast import POSTCOPIES, Forecast, MigrationWay
 from vmckpt.units import format_duration
 
 
@@ -54,7 +54,7 @@ class Miss(NamedTuple):
 class Choice:
     """The way to take and why; without one, `change` is the least change that allows one."""
 
-    way: Way | None
+    way: MigrationWay | None
     reason: str
     change: str = ""
 
@@ -68,7 +68,8 @@ ALIKE = 0.1
 LITTLE_MORE, FAR_SHORTER = 1.5, 3
 # The less a way asks of the guest, the earlier it stands.
 _GENTLE = (
-    Way.PRECOPY, Way.MULTIFD, Way.ZSTD, Way.AUTO_CONVERGE, Way.STOP, Way.HYBRID, Way.POSTCOPY,
+    MigrationWay.PRECOPY, MigrationWay.MULTIFD, MigrationWay.ZSTD, MigrationWay.AUTO_CONVERGE,
+    MigrationWay.STOP, MigrationWay.HYBRID, MigrationWay.POSTCOPY,
 )  # fmt: skip
 
 
@@ -105,8 +106,8 @@ def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
     return Choice(best.way, reason)
 
 
-def _danger(way: Way, *, pause_allowed: bool) -> int:
-    if way is Way.STOP:
+def _danger(way: MigrationWay, *, pause_allowed: bool) -> int:
+    if way is MigrationWay.STOP:
         return 0 if pause_allowed else 2
     return 1 if way in POSTCOPIES else 0
 

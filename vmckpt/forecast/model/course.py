@@ -27,7 +27,7 @@ CELLS = 40
 TELLING = 0.01
 
 
-class Work(NamedTuple):
+class WorkProfile(NamedTuple):
     """By each moment the guest had done what takes it so long on average; both from 0 on."""
 
     moments_s: Sequence[float]
@@ -41,7 +41,7 @@ class Work(NamedTuple):
         return before_s + (at_s - begin_s) / (end_s - begin_s) * (after_s - before_s)
 
 
-class Course(NamedTuple):
+class DirtyProfile(NamedTuple):
     """Spans one after the other, by their ends; `pages[i][n]`: distinct pages in spans i to i + n.
 
     `curve` is the guest on average, for what lies beyond the last span or within one. `work` says
@@ -52,7 +52,7 @@ class Course(NamedTuple):
     ends_s: Sequence[float]
     pages: Sequence[Sequence[int]]
     curve: DirtyCurve
-    work: Work
+    work: WorkProfile
     done_s: Sequence[float]
     rhythm_s: float = 0.0
 
@@ -71,7 +71,7 @@ class Course(NamedTuple):
                 moments_s.append(begin_s + t_s)
                 done_s.append(done_s[-1] + work_s)
             spans_s.append(done_s[-1])
-        course = cls(ends_s, pages, curve, Work(moments_s, done_s), spans_s)
+        course = cls(ends_s, pages, curve, WorkProfile(moments_s, done_s), spans_s)
         return course._replace(rhythm_s=_rhythm_s(course))
 
     def now_s(self) -> float | None:
@@ -161,7 +161,7 @@ def _work(parts: Sequence[tuple[float, float]], curve: DirtyCurve) -> Iterator[t
         before_s, before = t_s, pages
 
 
-def _rhythm_s(course: Course) -> float:
+def _rhythm_s(course: DirtyProfile) -> float:
     """The shortest period that fits about as well as any; 0 where none does."""
     if not course.ends_s:
         return 0.0
@@ -224,7 +224,7 @@ class OnAverage(NamedTuple):
 class From(NamedTuple):
     """As it did from a moment of the measurement on. No luck is left in it."""
 
-    course: Course
+    course: DirtyProfile
     start_s: float
 
     def between(self, from_s: float, to_s: float, quantile: float = 0.5) -> float:

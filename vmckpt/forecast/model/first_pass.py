@@ -32,7 +32,7 @@ class Stretch(NamedTuple):
     ratio: float = 1.0
 
 
-class Held(NamedTuple):
+class BandwidthLimit(NamedTuple):
     """A bandwidth limit: whether it is reached QEMU asks after `at_once_bytes` of memory each time,
     and of these `in_hand` more are under way then.
     """
@@ -47,7 +47,7 @@ class Held(NamedTuple):
         return (ceil(self.bytes_per_s * WINDOW_S / at_once) + self.in_hand) * at_once
 
 
-class Pace(NamedTuple):
+class TransferPace(NamedTuple):
     """Seconds a page at each end, bytes on the link, and what holds these back (None: nothing).
 
     `sent_s` and `taken_s` are of pages that are not zero, `looked_s` is the source's part of one
@@ -62,7 +62,7 @@ class Pace(NamedTuple):
     hole_s: float
     page_bytes: float
     zero_bytes: float
-    held: Held | None = None
+    held: BandwidthLimit | None = None
     squeezed_s: float = 0.0
     compresses: bool = False
 
@@ -72,7 +72,7 @@ class Pace(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def play(stretches: tuple[Stretch, ...], pace: Pace) -> float:
+def play(stretches: tuple[Stretch, ...], pace: TransferPace) -> float:
     """How many seconds it takes until the target has all of it."""
     ends = _Ends(pace)
     for stretch in stretches:
@@ -83,7 +83,7 @@ def play(stretches: tuple[Stretch, ...], pace: Pace) -> float:
 class _Ends:
     """Where both ends stand, in seconds since the beginning."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: TransferPace) -> None:
         self.source_s = self.target_s = 0.0
         # When the last window began, and what part of what it lets through is left.
         self._pace, self._window_s, self._left = pace, 0.0, 1.0

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from vmckpt.forecast.model.course import Load
 from vmckpt.forecast.model.guest import Guest
-from vmckpt.forecast.model.link import NOISE_S, Link
+from vmckpt.forecast.model.link import NOISE_S, LinkModel
 from vmckpt.forecast.model.rounds import (
     HELD_SPREAD_S,
     MOST_THROTTLE,
     TIMESLICE_S,
+    PageTimes,
     Played,
-    Wire,
     dirtied_bytes,
     dirtied_s,
     first_pass,
@@ -35,7 +35,7 @@ MODEL_SPREAD = 0.05
 HELD_WITHIN = 1.05
 
 
-class Way(StrEnum):
+class MigrationWay(StrEnum):
     """How memory may move; `multifd` and `zstd` are pre-copies over several channels."""
 
     PRECOPY = "precopy"
@@ -47,8 +47,8 @@ class Way(StrEnum):
     STOP = "stop"
 
 
-POSTCOPIES = frozenset({Way.HYBRID, Way.POSTCOPY})
-PARALLEL = frozenset({Way.MULTIFD, Way.ZSTD})
+POSTCOPIES = frozenset({MigrationWay.HYBRID, MigrationWay.POSTCOPY})
+PARALLEL = frozenset({MigrationWay.MULTIFD, MigrationWay.ZSTD})
 
 
 class Band(NamedTuple):
@@ -67,7 +67,7 @@ class Band(NamedTuple):
         return [value if math.isfinite(value) else None for value in self]
 
 
-class Limits(NamedTuple):
+class MigrationLimits(NamedTuple):
     """What a migration is given: how long the guest may stand still, bytes/s (0: no limit).
 
     `channels` are those of the parallel ways; auto-converge takes at most `most_throttle` of the
@@ -87,7 +87,7 @@ class Forecast:
     `slow_s` is how long a post-copy fetches pages that the guest may already want.
     """
 
-    way: Way
+    way: MigrationWay
     ends: bool
     total_s: Band
     downtime_s: Band
@@ -117,10 +117,10 @@ class _Outcome(NamedTuple):
 
 
 class _Case(NamedTuple):
-    way: Way
+    way: MigrationWay
     guest: Guest
-    link: Link
-    limits: Limits
+    link: LinkModel
+    limits: MigrationLimits
 
 
 class _Luck(NamedTuple):
@@ -141,7 +141,7 @@ class _Luck(NamedTuple):
 _UNKNOWNS = range(len(_Luck._fields))
 
 
-def forecast(way: Way, guest: Guest, link: Link, limits: Limits) -> Forecast:
+def forecast(way: MigrationWay, guest: Guest, link: LinkModel, limits: MigrationLimits) -> Forecast:
     """What `way` comes to. `link` was learned for this way of sending."""
     case = _Case(way, guest, link, limits)
     tries = sorted(
@@ -184,7 +184,9 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
     return Band(max(middle - below, 0.0), middle, middle + above)
 
 
-def beyond_bytes_per_s(way: Way, guest: Guest, link: Link, limits: Limits) -> float:
+def beyond_bytes_per_s(
+    way: MigrationWay, guest: Guest, link: LinkModel, limits: MigrationLimits
+) -> float:
     """What goes a second while the guest runs at the source, where that is more than the bandwidth
     limit; 0: it is kept.
     """
@@ -193,12 +195,12 @@ def beyond_bytes_per_s(way: Way, guest: Guest, link: Link, limits: Limits) -> fl
     return 0.0 if is_kept or not limits.bandwidth_bytes_per_s else held
 
 
-def _wire(case: _Case, speed: float = 1.0) -> Wire:
+def _wire(case: _Case, speed: float = 1.0) -> PageTimes:
     way, guest, link, limits = case
     return wire(
         link.costs,
         limits.bandwidth_bytes_per_s,
-        parts=(guest.ratio, guest.dirtied_ratio) if way is Way.ZSTD else None,
+        parts=(guest.ratio, guest.dirtied_ratio) if way is MigrationWay.ZSTD else None,
         speed=speed,
         channels=limits.channels if way in PARALLEL else 0,
     )
@@ -214,12 +216,12 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
     around_s += _copying_s(guest, link, limits)
     slower = 1 + luck.model * _TENTH * MODEL_SPREAD
     guest_luck = 0.4 * luck.guest
-    if way is Way.STOP:
+    if way is MigrationWay.STOP:
         # QEMU does not know that nothing will be dirtied: the bandwidth limit holds.
         took_s, sent = first_pass(guest, path)
         downtime_s = took_s * slower + switch_s
         return _Outcome(True, around_s + downtime_s, downtime_s, sent, 0.0, 1)
-    if way is Way.POSTCOPY:
+    if way is MigrationWay.POSTCOPY:
         took_s, sent = first_pass(guest, path)
         left = load.between(0.0, took_s, 0.5 + guest_luck)
         # The bandwidth limit of pre-copy does not hold in post-copy.
@@ -233,11 +235,11 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
         limits.downtime_s,
         load=load,
         luck=guest_luck,
-        most_throttle=limits.most_throttle if way is Way.AUTO_CONVERGE else 0.0,
-        until_stalled=way is Way.HYBRID,
+        most_throttle=limits.most_throttle if way is MigrationWay.AUTO_CONVERGE else 0.0,
+        until_stalled=way is MigrationWay.HYBRID,
     )
     played = replace(played, took_s=played.took_s * slower)
-    if way is Way.HYBRID and not played.ends:
+    if way is MigrationWay.HYBRID and not played.ends:
         return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, luck.switch))
     return _stopped(played, around_s, switch_s, link.stopped_share)
 
@@ -270,7 +272,7 @@ def _in_postcopy(played: Played, around_s: float, switch_s: float, waits_s: floa
     )
 
 
-def _copying_s(guest: Guest, link: Link, limits: Limits) -> float:
+def _copying_s(guest: Guest, link: LinkModel, limits: MigrationLimits) -> float:
     if not guest.disk_bytes:
         return 0.0
     if link.disk_bytes_per_s is None:
@@ -286,4 +288,4 @@ def from_json(data: Mapping[str, Any]) -> Forecast:
     values = dict(data)
     for name in ("total_s", "downtime_s", "sent_bytes", "slowdown"):
         values[name] = Band(*(math.inf if value is None else value for value in data[name]))
-    return Forecast(**values | {"way": Way(data["way"])})
+    return Forecast(**values | {"way": MigrationWay(data["way"])})

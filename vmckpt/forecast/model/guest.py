@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vmckpt.forecast.model.course import Course, From, Load, OnAverage
+from vmckpt.forecast.model.course import DirtyProfile, From, Load, OnAverage
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.model.first_pass import Stretch
 
@@ -30,7 +30,7 @@ class Guest:
     disk_bytes: int = 0
     busy: float = 1.0
     layout: tuple[Stretch, ...] = ()
-    course: Course | None = None
+    course: DirtyProfile | None = None
     moves_now: bool = False
 
     def speed(self, throttle: float) -> float:

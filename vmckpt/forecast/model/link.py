@@ -58,7 +58,7 @@ class Moved(NamedTuple):
     holes: float = 0.0
 
 
-class Costs(NamedTuple):
+class PageCosts(NamedTuple):
     """Seconds a page that is not zero, a zero page, and whatever was sent.
 
     `squeezed_s`: what a page costs more that compression makes nothing of; `hole_s`: what a zero
@@ -75,7 +75,7 @@ class Costs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkModel:
     """A pair of hosts, one way, and one way of sending.
 
     `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest stands still
@@ -88,7 +88,7 @@ class Link:
     competes for the processors, and the target has had the page before.
     """
 
-    costs: Costs
+    costs: PageCosts
     fixed_s: float
     switch_s: float
     spread: float
@@ -118,7 +118,7 @@ def learn(
     misses: Sequence[float] = (),
     sent_otherwise: Sequence[Moved] = (),
     look_s: float | None = None,
-) -> Link | None:
+) -> LinkModel | None:
     """The constants that explain the migrations that were; None when they explain nothing.
 
     `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be told
@@ -142,7 +142,7 @@ def learn(
     stopped_share = _stopped_share(everything, costs)
     stalls = _switches_s(everything, costs.page_s * stopped_share)
     copied = [one.copied_bytes / one.copying_s for one in moved if one.copied_bytes]
-    return Link(
+    return LinkModel(
         costs=costs,
         fixed_s=median(around),
         fixed_spread_s=_spread_s(around),
@@ -162,7 +162,7 @@ def _nearest(moved: Sequence[Moved]) -> list[Moved]:
     return [one for one in moved if one.kinship == nearest]
 
 
-def _stopped_share(moved: Sequence[Moved], costs: Costs) -> float:
+def _stopped_share(moved: Sequence[Moved], costs: PageCosts) -> float:
     """Of a page's cost how much is left when the guest is stopped: the median of all slopes.
 
     All of it while too few moves had many more pages left than others.
@@ -212,14 +212,14 @@ def _waiting_s(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, f
     return tenths[0], median(waits), tenths[-1]
 
 
-def _off_s(costs: Costs, one: Moved) -> float:
+def _off_s(costs: PageCosts, one: Moved) -> float:
     """By how much a move took longer than its costs say."""
     explained_s = costs.page_s * one.pages + costs.zero_page_s * one.zero_pages + costs.start_s
     explained_s += costs.squeezed_s * one.squeezed + costs.hole_s * one.holes
     return one.transfer_s - one.waited_s - explained_s
 
 
-def _fit(moved: Sequence[Moved]) -> Costs | None:
+def _fit(moved: Sequence[Moved]) -> PageCosts | None:
     """The costs that explain whole moves best.
 
     What is looked for is the cost of any page, and what one that is not zero costs more: migrations
@@ -237,7 +237,7 @@ def _fit(moved: Sequence[Moved]) -> Costs | None:
     if found is None:
         return None
     more_s, any_s, start_s, squeezed_s, hole_s = found
-    return Costs(any_s + more_s, any_s, start_s, squeezed_s, hole_s)
+    return PageCosts(any_s + more_s, any_s, start_s, squeezed_s, hole_s)
 
 
 def _deviation(errors: Sequence[float]) -> float:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vmckpt.forecast.model.convergence import Passes, Rounds
-from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, PolicyRule
 
 
-class Decision(NamedTuple):
+class PolicyDecision(NamedTuple):
     """What a policy does now, and why.
 
     `downtime_ms` is the limit from here on, `throttle_percent` what the guest's processors lose.
@@ -44,7 +44,7 @@ def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
     return stalled
 
 
-class Look(NamedTuple):
+class PrecopySample(NamedTuple):
     """A pre-copy at one moment, as far as a policy goes by it.
 
     `round_number` counts from 1, `at_s` from anywhere. `held`: its end is held back.
@@ -66,11 +66,11 @@ class Pilot:
     downtime_ms: int
     throttle_percent: int = 0
     _rounds: Rounds = field(default_factory=Rounds)
-    _done: set[Rule] = field(default_factory=set)
+    _done: set[PolicyRule] = field(default_factory=set)
     _passed: Passes = field(default_factory=Passes)
     _throttled_in_round: int = 0
 
-    def see(self, look: Look) -> Decision | None:
+    def see(self, look: PrecopySample) -> PolicyDecision | None:
         """What to do, if anything, at this look.
 
         Rules for stalls go by the first look of each round alone, and by none that is held.
@@ -87,24 +87,24 @@ class Pilot:
                 return decision
         return None
 
-    def _is_due(self, rule: Rule, stalled: int, look: Look) -> bool:
+    def _is_due(self, rule: PolicyRule, stalled: int, look: PrecopySample) -> bool:
         if rule.passes and (self._passed.gone(look.at_s) or 0.0) < rule.passes:
             return False
         return not rule.stalls or (stalled >= rule.stalls and self._now(rule, stalled))
 
-    def _now(self, rule: Rule, stalled: int) -> bool:
+    def _now(self, rule: PolicyRule, stalled: int) -> bool:
         """Whether this round is a good moment, or there was none for too long."""
         _, *counting = self._rounds.counting
         near = 100 * counting[-1] <= self.policy.near_best_percent * min(counting)
         return near or stalled >= 2 * rule.stalls
 
-    def _why(self, rule: Rule, stalled: int) -> str:
+    def _why(self, rule: PolicyRule, stalled: int) -> str:
         reasons = [f"{stalled} rounds in a row gained nothing"] if rule.stalls else []
         if rule.passes:
             reasons.append(f"it takes more than {rule.passes} times as long as memory took once")
         return ", and ".join(reasons)
 
-    def _act(self, rule: Rule, look: Look, why: str) -> Decision | None:
+    def _act(self, rule: PolicyRule, look: PrecopySample, why: str) -> PolicyDecision | None:
         if rule.act is Act.RAISE_DOWNTIME:
             raised_ms = min(self.downtime_ms * (100 + rule.by_percent) // 100, rule.most_ms)
             if raised_ms <= self.downtime_ms:
@@ -121,9 +121,9 @@ class Pilot:
             self.throttle_percent, self._throttled_in_round = slower, look.round_number
         else:
             self._done.add(rule)
-        return Decision(rule.act, self.downtime_ms, why, self.throttle_percent)
+        return PolicyDecision(rule.act, self.downtime_ms, why, self.throttle_percent)
 
-    def _is_settling(self, rule: Rule, look: Look) -> bool:
+    def _is_settling(self, rule: PolicyRule, look: PrecopySample) -> bool:
         """Whether the last step has yet to take effect, or to show in so many rounds."""
         told = self.throttle_percent
         effective = told if look.throttle_percent is None else look.throttle_percent
@@ -134,7 +134,7 @@ class Pilot:
 
 def replay(
     policy: Policy, downtime_ms: int, samples: Sequence[Mapping[str, Any]]
-) -> list[tuple[float, Decision]]:
+) -> list[tuple[float, PolicyDecision]]:
     """What the policy would have done in a run, by its recorded samples: when, and what.
 
     What would have come of it the samples cannot tell: after the first act they are another run's.
@@ -142,7 +142,7 @@ def replay(
     pilot, found = Pilot(policy, downtime_ms), []
     for sample in samples:
         if sample["status"] == "active":
-            look = Look(sample["at_s"], sample["round"], sample["remaining_bytes"])
+            look = PrecopySample(sample["at_s"], sample["round"], sample["remaining_bytes"])
             if decision := pilot.see(look):
                 found.append((sample["at_s"], decision))
     return found

@@ -11,9 +11,9 @@ from math import sqrt
 
 from vmckpt.forecast.model.convergence import has_stalled
 from vmckpt.forecast.model.course import Load, OnAverage, Slowed
-from vmckpt.forecast.model.first_pass import WINDOW_S, Held, Pace, play
+from vmckpt.forecast.model.first_pass import WINDOW_S, BandwidthLimit, TransferPace, play
 from vmckpt.forecast.model.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
-from vmckpt.forecast.model.link import Costs
+from vmckpt.forecast.model.link import PageCosts
 
 # How long QEMU sends between two looks at what is left.
 LOOK_S = 0.05
@@ -37,7 +37,7 @@ TIMESLICE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class PageTimes:
     """Seconds that a page takes, one of zeroes, and the start.
 
     Where it `compresses`, `sent_part` of a page's bytes goes over the link, `dirtied_part` of one
@@ -59,11 +59,11 @@ class Wire:
     channels: int = 0
 
     @property
-    def held(self) -> Held:
+    def held(self) -> BandwidthLimit:
         """Of what really goes under the bandwidth limit."""
         if self.channels:
-            return Held(self.bandwidth_bytes_per_s, PACKET_BYTES, IN_HAND * self.channels)
-        return Held(self.bandwidth_bytes_per_s, BATCH_BYTES, 0.0)
+            return BandwidthLimit(self.bandwidth_bytes_per_s, PACKET_BYTES, IN_HAND * self.channels)
+        return BandwidthLimit(self.bandwidth_bytes_per_s, BATCH_BYTES, 0.0)
 
     @property
     def held_bytes_per_s(self) -> float:
@@ -80,9 +80,9 @@ class Wire:
         return max(busy_s, self.dirtied_bytes(pages, zero_pages) / held_bytes_per_s)
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> TransferPace:
         """Of the first pass. A page that is not zero takes the target as long as both together."""
-        return Pace(
+        return TransferPace(
             sent_s=0.0,
             taken_s=self.page_s,
             looked_s=self.look_s,
@@ -106,20 +106,20 @@ class Wire:
 
 
 def wire(
-    costs: Costs,
+    costs: PageCosts,
     bandwidth_bytes_per_s: float = 0.0,
     *,
     parts: tuple[float, float] | None = None,
     speed: float = 1.0,
     channels: int = 0,
-) -> Wire:
+) -> PageTimes:
     """The costs under a bandwidth limit (0: none), and at `speed` times the usual.
 
     `parts`: what part of a page's bytes compression leaves, and of one that was dirtied; None:
     there is none.
     """
     sent_part, dirtied_part = parts or (1.0, 1.0)
-    return Wire(
+    return PageTimes(
         channels=channels,
         page_s=max(costs.page_s, LEAST_PAGE_S) / speed,
         squeezed_s=costs.squeezed_s / speed,
@@ -201,7 +201,7 @@ class _Course:
     bytes_by_round: list[int] = field(default_factory=list)
 
 
-def first_pass(guest: Guest, way: Wire) -> tuple[float, float]:
+def first_pass(guest: Guest, way: PageTimes) -> tuple[float, float]:
     """Seconds and bytes of sending all of memory once."""
     pages, zero_pages = guest.total_pages - guest.zero_pages, guest.zero_pages
     took_s = way.start_s + play(guest.stretches, way.pace)
@@ -210,7 +210,7 @@ def first_pass(guest: Guest, way: Wire) -> tuple[float, float]:
 
 def play_precopy(
     guest: Guest,
-    way: Wire,
+    way: PageTimes,
     limit_s: float,
     *,
     load: Load | None = None,
@@ -284,7 +284,9 @@ def _goes_nowhere(course: _Course, throttle: _Throttle) -> bool:
     return course.unchanged > PATIENCE_ROUNDS and not throttle.may_rise
 
 
-def _played(course: _Course, throttle: _Throttle, guest: Guest, way: Wire, *, ends: bool) -> Played:
+def _played(
+    course: _Course, throttle: _Throttle, guest: Guest, way: PageTimes, *, ends: bool
+) -> Played:
     return Played(
         ends=ends,
         took_s=course.took_s,
@@ -297,13 +299,13 @@ def _played(course: _Course, throttle: _Throttle, guest: Guest, way: Wire, *, en
     )
 
 
-def dirtied_s(guest: Guest, way: Wire, pages: float, *, limited: bool = True) -> float:
+def dirtied_s(guest: Guest, way: PageTimes, pages: float, *, limited: bool = True) -> float:
     """How long so many of the pages that the guest dirties take."""
     zero = guest.dirtied_zero_share
     return way.dirtied_s(pages * (1 - zero), pages * zero, limited=limited)
 
 
-def dirtied_bytes(guest: Guest, way: Wire, pages: float) -> float:
+def dirtied_bytes(guest: Guest, way: PageTimes, pages: float) -> float:
     """What goes over the link for them."""
     zero = guest.dirtied_zero_share
     return way.dirtied_bytes(pages * (1 - zero), pages * zero)

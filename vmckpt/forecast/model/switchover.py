@@ -13,7 +13,7 @@ LEAST_WINDOW_S = 0.04
 LEAST_PART = 0.5
 
 
-class Look(NamedTuple):
+class SentSample(NamedTuple):
     """What was sent since the beginning, and how much of it still waits in sockets."""
 
     at_s: float
@@ -27,7 +27,10 @@ class Look(NamedTuple):
 
 
 def switchover_bytes_per_s(
-    looks: Sequence[Look], first_pass_bytes: int, max_downtime_s: float, limit_bytes_per_s: int = 0
+    looks: Sequence[SentSample],
+    first_pass_bytes: int,
+    max_downtime_s: float,
+    limit_bytes_per_s: int = 0,
 ) -> float | None:
     """The speed to reckon with at the switchover; None while the guest has to wait.
 
@@ -54,7 +57,7 @@ def switchover_bytes_per_s(
     return max(speed - now.queued_bytes / max_downtime_s, LEAST_PART * speed, 1.0)
 
 
-def behind_s(looks: Sequence[Look]) -> float:
+def behind_s(looks: Sequence[SentSample]) -> float:
     """How long the target will need for what stands in the sockets, at its speed of late.
 
     Looks are in order; none is needed. Endless when it has read nothing lately.

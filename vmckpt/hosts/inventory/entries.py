@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.codec import builtins, convert
-from vmckpt.hosts.host import Entry, entry_fields
+from vmckpt.hosts.host import HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
             from vmckpt.hosts.ssh.address import Address
             from vmckpt.hosts.ssh.entry import SshEntry
 
-            shared, reached = convert(Entry, given), convert(_Reached, given)
+            shared, reached = convert(HostEntry, given), convert(_Reached, given)
             if reached.ssh_config and not reached.ssh_config.is_absolute():
                 raise ValueError(f"'{reached.ssh_config}' has to be an absolute path")
             return SshEntry(
@@ -49,7 +49,7 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
 
 def entry_to_json(entry: "LocalHost | SshEntry") -> dict[str, Any]:
     """For its file, which has the name; `parse_entry` is the inverse."""
-    fields = builtins(Entry(**entry_fields(entry)))
+    fields = builtins(HostEntry(**entry_fields(entry)))
     del fields["name"]
     if isinstance(entry, LocalHost):
         return {"kind": LOCAL, "enter": list(entry.enter), **fields}

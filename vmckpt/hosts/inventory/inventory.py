@@ -185,7 +185,7 @@ async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | No
 def _session(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Session":
     from vmckpt.hosts.remote import session
 
-    async def open_wire() -> session.Wire:
+    async def open_wire() -> session.ServeConnection:
         # What can speak SSH is imported when the first host is asked something.
         from vmckpt.hosts.ssh import wire
 

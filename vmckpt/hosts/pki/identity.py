@@ -27,7 +27,7 @@ class Identity(NamedTuple):
     client: "Certificate"
 
 
-class Obstacle(NamedTuple):
+class TlsObstacle(NamedTuple):
     """One reason why two hosts cannot have a TLS connection, and what mends it."""
 
     reason: str
@@ -71,7 +71,7 @@ def obstacles(
     target: tuple[Host, Identity],
     now_unix_s: float,
     name: str | None = None,
-) -> list[Obstacle]:
+) -> list[TlsObstacle]:
     """Every reason why `source` cannot connect to `target` with TLS, both proving themselves.
 
     The target's certificate is for `name`, or None: for its address.
@@ -87,25 +87,25 @@ def obstacles(
         again = f"vmckpt pki issue {host.name}"
         if fault := certificate.fault(now_unix_s):
             reason = f"the {kind} certificate of {host.name} does not hold: {fault}"
-            found.append(Obstacle(reason, again))
+            found.append(TlsObstacle(reason, again))
         if not is_issued_by(certificate, judge):
             other = to_host if host is from_host else from_host
             reason = f"{other.name} does not trust the authority that vouches for {host.name}"
             both = f"vmckpt pki issue {from_host.name} {to_host.name}"
-            found.append(Obstacle(reason, f"give both certificates of one authority: {both}"))
+            found.append(TlsObstacle(reason, f"give both certificates of one authority: {both}"))
         elif fault := judge.fault(now_unix_s):
             anew = "make a new authority and issue every host's certificates again"
-            found.append(Obstacle(f"the authority of {host.name} does not hold: {fault}", anew))
+            found.append(TlsObstacle(f"the authority of {host.name} does not hold: {fault}", anew))
     if name is not None:
         if not theirs.server.is_for(name):
             reason = f"the certificate of {to_host.name} is not for '{name}'"
             found.append(
-                Obstacle(reason, "name in --tls-destination whom it is for, or leave it out")
+                TlsObstacle(reason, "name in --tls-destination whom it is for, or leave it out")
             )
     elif not theirs.server.is_for(to_host.migration_address):
         address = to_host.migration_address
         reason = f"the certificate of {to_host.name} does not name its address {address}"
-        found.append(Obstacle(reason, f"vmckpt pki issue {to_host.name}"))
+        found.append(TlsObstacle(reason, f"vmckpt pki issue {to_host.name}"))
     return found
 
 

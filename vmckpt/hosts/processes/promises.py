@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
@@ -33,7 +33,7 @@ _HUGETLBFS = "hugetlbfs"
 _MOST_CHARS = 1 << 16
 
 
-class _Given(NamedTuple):
+class _Promise(NamedTuple):
     """A promise as it is written down. `since_ns`: who asked first; `is_given`: it was counted."""
 
     promise: Promise
@@ -43,21 +43,21 @@ class _Given(NamedTuple):
     holder_pid: int | None = None
 
 
-def room(directory: Path, available_bytes: int, place: Path = PLACE) -> Room:
+def room(directory: Path, available_bytes: int, place: Path = PLACE) -> FreeMemory:
     """What can still be promised in `directory`. Blocking. Raises OSError."""
     return _room(directory, available_bytes, [one for _, one in _counting(place)])
 
 
 def promise(
     asked: Promise, available: Callable[[], int], *, overcommit: bool, place: Path = PLACE
-) -> Room:
+) -> FreeMemory:
     """Promise it if there is room, else nothing of it stays: `is_given` says which. Blocking.
 
     The directory of its record is there. With `overcommit` it is given whatever there is. Raises
     OSError.
     """
     me = process.identify(os.getpid()) or ProcessId(os.getpid(), 0)
-    mine = _Given(asked, me, time.monotonic_ns(), is_given=False)
+    mine = _Promise(asked, me, time.monotonic_ns(), is_given=False)
     _write(asked.record, mine)
     directory = asked.file.parent.parent if asked.file else None
     until_s = time.monotonic() + _TURN_S
@@ -81,7 +81,7 @@ def promise(
         raise
 
 
-def _room(directory: Path | None, available_bytes: int, others: list[_Given]) -> Room:
+def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) -> FreeMemory:
     """In a directory, or (None) in no file at all."""
     owed = [(one.promise, _outstanding(one)) for one in others]
     in_memory = sum(size for _, size in owed)
@@ -97,10 +97,10 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Given]) ->
         )
         on_it = found.f_bavail * found.f_frsize - here
         free = on_it if _is_set_aside(directory) else min(on_it, free)
-    return Room(max(0, free), in_memory, is_given=False)
+    return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
-def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
+def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
     """Promises whose holder runs or is being started. Another user's are none."""
     users = trusted_users()
     holders = _command_lines(users)
@@ -124,7 +124,7 @@ def _written(place: Path) -> Iterator[Path]:
             yield from list(directory.glob(f"{NAME}*"))
 
 
-def _outstanding(given: _Given) -> int:
+def _outstanding(given: _Promise) -> int:
     """What of it has not been taken yet."""
     one, taken = given.promise, 0
     try:
@@ -163,7 +163,7 @@ def _command_lines(users: Collection[int]) -> dict[int, bytes]:
     return found
 
 
-def _write(path: Path, given: _Given) -> None:
+def _write(path: Path, given: _Promise) -> None:
     one = given.promise
     words = {
         "size_bytes": one.size_bytes, "file": str(one.file or ""), "is_private": one.is_private,
@@ -177,13 +177,13 @@ def _write(path: Path, given: _Given) -> None:
     part.rename(path)
 
 
-def _read(path: Path, users: Collection[int]) -> _Given:
+def _read(path: Path, users: Collection[int]) -> _Promise:
     """Raises OSError, also for what anyone else has put there: a pipe would be waited for."""
     words = json.loads(_text(path, users))
     file, holder = Path(words["file"]) if words["file"] else None, str(words["holder"])
     one = Promise(path, int(words["size_bytes"]), file, bool(words["is_private"]), holder)
     asker = ProcessId(*map(int, words["asker"]))
-    return _Given(one, asker, int(words["since_ns"]), bool(words["is_given"]))
+    return _Promise(one, asker, int(words["since_ns"]), bool(words["is_given"]))
 
 
 def _text(path: Path, users: Collection[int]) -> str:

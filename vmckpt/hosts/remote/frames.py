@@ -27,7 +27,7 @@ MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IBI")
 
 
-class Kind(IntEnum):
+class RpcFrameKind(IntEnum):
     """What a frame is. Payloads are JSON but for DATA (the bytes) and CREDIT (a 32-bit number)."""
 
     HELLO = 1
@@ -43,13 +43,13 @@ class Kind(IntEnum):
     PONG = 11
 
 
-_KINDS = frozenset(kind.value for kind in Kind)
+_KINDS = frozenset(kind.value for kind in RpcFrameKind)
 
 
 class Frame(NamedTuple):
     """One message. `number` is the request's or the stream's; 0 where there is none."""
 
-    kind: Kind
+    kind: RpcFrameKind
     number: int = 0
     payload: bytes = b""
 
@@ -73,14 +73,14 @@ class Frame(NamedTuple):
         return int.from_bytes(self.payload)
 
 
-def with_json(kind: Kind, number: int, value: object) -> Frame:
+def with_json(kind: RpcFrameKind, number: int, value: object) -> Frame:
     """A frame with a JSON payload."""
     return Frame(kind, number, json.dumps(value, separators=(",", ":")).encode())
 
 
 def credit(number: int, count_bytes: int) -> Frame:
     """Leave to send so many bytes more on a stream."""
-    return Frame(Kind.CREDIT, number, count_bytes.to_bytes(4))
+    return Frame(RpcFrameKind.CREDIT, number, count_bytes.to_bytes(4))
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame:
@@ -88,7 +88,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
     length, kind, number = _HEAD.unpack(await reader.readexactly(_HEAD.size))
     if length > MOST_BYTES or kind not in _KINDS:
         raise broken(f"a frame of kind {kind} with {length} bytes")
-    return Frame(Kind(kind), number, await reader.readexactly(length))
+    return Frame(RpcFrameKind(kind), number, await reader.readexactly(length))
 
 
 class ProtocolError(HostDownError):

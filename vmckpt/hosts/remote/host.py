@@ -12,13 +12,13 @@ from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     Allocation,
     Completed,
-    Entry,
     Executable,
     Fingerprint,
+    FreeMemory,
     Host,
+    HostEntry,
     Promise,
     Queues,
-    Room,
 )
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.processes.process import ProcessId
@@ -34,7 +34,7 @@ _ONCE = frozenset({"run", "spawn"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteHost(Entry):
+class RemoteHost(HostEntry):
     """A host reached through `vmckpt serve` there."""
 
     session: Session = field(repr=False, compare=False)
@@ -178,11 +178,11 @@ class RemoteHost(Entry):
         """The kernel's estimate of memory that new processes can take without swapping."""
         return await self._ask(Host.available_memory_bytes)
 
-    async def memory_room(self, directory: Path) -> Room:
+    async def memory_room(self, directory: Path) -> FreeMemory:
         """What of memory in a file below `directory` nobody has, or was promised."""
         return await self._ask(Host.memory_room, directory)
 
-    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Promise memory that is free, or with `overcommit` any."""
         return await self._ask(Host.promise_memory, promise, overcommit=overcommit)
 

@@ -6,20 +6,22 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from vmckpt.errors import HostDownError
-from vmckpt.hosts.remote.frames import Frame, Kind, ProtocolError, read_frame
-from vmckpt.hosts.remote.stream import Stream
+from vmckpt.hosts.remote.frames import Frame, ProtocolError, RpcFrameKind, read_frame
+from vmckpt.hosts.remote.stream import ByteStream
 
 PING_S = 5.0
 # A stall of the network that is shorter does no harm.
 SILENCE_S = 30.0
-_OF_STREAMS = frozenset({Kind.DATA, Kind.CREDIT, Kind.END, Kind.CLOSE})
+_OF_STREAMS = frozenset(
+    {RpcFrameKind.DATA, RpcFrameKind.CREDIT, RpcFrameKind.END, RpcFrameKind.CLOSE}
+)
 
 
 class LinkLostError(HostDownError):
     """The connection broke: whether what was asked for took effect is for the asker to know."""
 
 
-class Link:
+class FrameLink:
     """One connection to the far side. `peer` names it in errors.
 
     `run` has to be running; each frame that is no stream's goes to `handle`.
@@ -33,7 +35,7 @@ class Link:
         handle: Callable[[Frame], None],
     ) -> None:
         self._reader, self._writer, self._peer, self._handle = reader, writer, peer, handle
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, ByteStream] = {}
         self._pongs: set[asyncio.Task[None]] = set()
 
     async def send(self, frame: Frame) -> None:
@@ -54,10 +56,10 @@ class Link:
         if not self.is_closing:
             self._writer.transport.abort()
 
-    def open_stream(self, sock: socket.socket, number: int) -> Stream:
+    def open_stream(self, sock: socket.socket, number: int) -> ByteStream:
         """A stream for `sock`; it keeps what comes until it is started."""
         sock.setblocking(False)
-        stream = Stream(sock, number, self.send, self._forget)
+        stream = ByteStream(sock, number, self.send, self._forget)
         self._streams[number] = stream
         return stream
 
@@ -104,7 +106,7 @@ class Link:
                 return exc.strerror or str(exc)
 
     def _dispatch(self, frame: Frame) -> None:
-        if frame.kind is Kind.PING:
+        if frame.kind is RpcFrameKind.PING:
             if self._pongs:
                 return  # one waits to be taken, and says no less
             pong = asyncio.create_task(self._pong())
@@ -114,12 +116,12 @@ class Link:
             # Of a stream that is over here something may still be on its way.
             if stream := self._streams.get(frame.number):
                 stream.take(frame)
-        elif frame.kind is not Kind.PONG:
+        elif frame.kind is not RpcFrameKind.PONG:
             self._handle(frame)
 
     async def _pong(self) -> None:
         try:
-            await self.send(Frame(Kind.PONG))
+            await self.send(Frame(RpcFrameKind.PONG))
         except OSError:
             return  # whoever reads notices it
 
@@ -127,6 +129,6 @@ class Link:
         while True:
             await asyncio.sleep(PING_S)
             try:
-                await self.send(Frame(Kind.PING))
+                await self.send(Frame(RpcFrameKind.PING))
             except OSError:
                 return  # as above

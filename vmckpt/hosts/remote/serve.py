@@ -18,12 +18,12 @@ from vmckpt.hosts.remote.frames import (
     MOST_BYTES,
     PROTOCOL,
     Frame,
-    Kind,
+    RpcFrameKind,
     broken,
     read_frame,
     with_json,
 )
-from vmckpt.hosts.remote.link import Link
+from vmckpt.hosts.remote.link import FrameLink
 from vmckpt.hosts.remote.values import pack, pack_error, unbind, unpack
 from vmckpt.units import format_size
 
@@ -48,7 +48,7 @@ async def serve(
         "state_dir": str(state_dir),
         "address": _own_address(),
     }
-    writer.write(MAGIC + with_json(Kind.HELLO, 0, hello).encode())
+    writer.write(MAGIC + with_json(RpcFrameKind.HELLO, 0, hello).encode())
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             theirs = (await read_frame(reader)).json
@@ -81,7 +81,7 @@ class _Server:
         self, host: LocalHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._host = host
-        self._link = Link(reader, writer, "the asker", self._handle)
+        self._link = FrameLink(reader, writer, "the asker", self._handle)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[Path, AsyncExitStack] = {}
         self._is_own = False
@@ -99,22 +99,22 @@ class _Server:
                 await lock.aclose()
 
     def _handle(self, frame: Frame) -> None:
-        if frame.kind is Kind.REQUEST:
+        if frame.kind is RpcFrameKind.REQUEST:
             task = asyncio.create_task(self._answer(frame))
             self._tasks[frame.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
-        elif frame.kind is Kind.CANCEL and (asked := self._tasks.get(frame.number)):
+        elif frame.kind is RpcFrameKind.CANCEL and (asked := self._tasks.get(frame.number)):
             # Once it has begun: else it would end without an answer, which is waited for.
             asyncio.get_running_loop().call_soon(asked.cancel)
 
     async def _answer(self, frame: Frame) -> None:
         try:
-            reply = _fitting(with_json(Kind.ANSWER, frame.number, await self._do(frame)))
+            reply = _fitting(with_json(RpcFrameKind.ANSWER, frame.number, await self._do(frame)))
         except asyncio.CancelledError:
             # Who cancelled it waits for this, and reads no more than that it has ended.
-            reply = with_json(Kind.ANSWER, frame.number, None)
+            reply = with_json(RpcFrameKind.ANSWER, frame.number, None)
         except Exception as exc:  # noqa: BLE001 - the asker is told, whatever it is
-            reply = with_json(Kind.ERROR, frame.number, pack_error(exc, self._host.name))
+            reply = with_json(RpcFrameKind.ERROR, frame.number, pack_error(exc, self._host.name))
         with suppress(OSError):  # when the connection is gone, `run` ends too
             await self._link.send(reply)
 

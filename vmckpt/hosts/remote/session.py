@@ -24,14 +24,14 @@ from vmckpt.hosts.remote.frames import (
     MAGIC,
     PROTOCOL,
     Frame,
-    Kind,
     ProtocolError,
+    RpcFrameKind,
     broken,
     read_frame,
     with_json,
 )
-from vmckpt.hosts.remote.link import SILENCE_S, Link, LinkLostError
-from vmckpt.hosts.remote.stream import Stream
+from vmckpt.hosts.remote.link import SILENCE_S, FrameLink, LinkLostError
+from vmckpt.hosts.remote.stream import ByteStream
 from vmckpt.hosts.remote.values import pack, unpack_error
 from vmckpt.sequence.steps import to_the_end
 
@@ -50,7 +50,7 @@ _LIMITS = ("timeout_s", "within_s", "wait_s")
 _OF_QUESTIONS = (HostDownError, StorageError, RefusedError, BusyError, OutcomeUnknownError)
 
 
-class Wire(NamedTuple):
+class ServeConnection(NamedTuple):
     """A connection to a `vmckpt serve`, and why the far side said nothing, should it say nothing.
 
     `why_silent` is asked after the connection ended without a greeting.
@@ -61,7 +61,7 @@ class Wire(NamedTuple):
     why_silent: Callable[[], Awaitable[HostDownError]]
 
 
-Open = Callable[[], Awaitable[Wire]]
+Open = Callable[[], Awaitable[ServeConnection]]
 
 
 class UnansweredError(LinkLostError):
@@ -198,7 +198,7 @@ class Session:
                     remedy="wait for that to end, then see where the VM is: vmckpt vm list",
                 ) from exc
 
-    async def _greet(self, wire: Wire) -> "_Connection":
+    async def _greet(self, wire: ServeConnection) -> "_Connection":
         """Both sides say who they are. Raises HostDownError."""
         reader, writer, why_silent = wire
         try:
@@ -224,7 +224,7 @@ class Session:
         connection = _Connection(self._name, reader, writer, greeting)
         mine = {"protocol": PROTOCOL, "name": self._name, "state_dir": str(state_dir)}
         try:
-            await connection.begin(with_json(Kind.HELLO, 0, mine))
+            await connection.begin(with_json(RpcFrameKind.HELLO, 0, mine))
         except BaseException:
             await connection.close()
             raise
@@ -242,7 +242,7 @@ class _Connection:
         greeting: Greeting,
     ) -> None:
         self._name, self.greeting = name, greeting
-        self._link = Link(reader, writer, name, self._handle)
+        self._link = FrameLink(reader, writer, name, self._handle)
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._running: asyncio.Task[None] | None = None
@@ -300,7 +300,7 @@ class _Connection:
         """A stream to a Unix socket on the host."""
         number = next(self._numbers)
         mine, theirs = socket.socketpair()
-        stream: Stream | None = None
+        stream: ByteStream | None = None
         try:
             stream = self._link.open_stream(theirs, number)
             await self._ask(number, "connect", {"path": str(path), "of_anyone": of_anyone})
@@ -312,7 +312,7 @@ class _Connection:
             # The far side may have connected before it was told that nobody wants it any more.
             with suppress(HostDownError, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                    await self._send(Frame(Kind.CLOSE, number))
+                    await self._send(Frame(RpcFrameKind.CLOSE, number))
             raise
         mine.setblocking(False)
         return mine
@@ -323,9 +323,9 @@ class _Connection:
         if asked is None or asked.done():
             return
         try:
-            if frame.kind is Kind.ANSWER:
+            if frame.kind is RpcFrameKind.ANSWER:
                 asked.set_result(frame.json)
-            elif frame.kind is Kind.ERROR:
+            elif frame.kind is RpcFrameKind.ERROR:
                 asked.set_exception(_of_question(unpack_error(frame.json)))
         except ProtocolError as exc:
             # Of this answer alone: what else is asked over the connection is another's affair.
@@ -338,7 +338,7 @@ class _Connection:
         try:
             request = {"do": question, "with": arguments}
             async with asyncio.timeout(_limit_s(question, arguments)):
-                await self._send(with_json(Kind.REQUEST, number, request))
+                await self._send(with_json(RpcFrameKind.REQUEST, number, request))
                 await asyncio.wait({answer})
             return answer.result()
         except asyncio.CancelledError:
@@ -355,7 +355,7 @@ class _Connection:
         """Have the host end what it was asked, and wait until it has."""
         with suppress(HostDownError, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                await self._send(Frame(Kind.CANCEL, number))
+                await self._send(Frame(RpcFrameKind.CANCEL, number))
                 await asyncio.wait({answer})
 
     def _given_up(self, question: str) -> LinkLostError:

@@ -5,7 +5,7 @@ import select
 import socket
 from collections.abc import Awaitable, Callable
 
-from vmckpt.hosts.remote.frames import Frame, Kind, broken, credit
+from vmckpt.hosts.remote.frames import Frame, RpcFrameKind, broken, credit
 
 # What may be under way in each direction of a stream before its reader has taken some.
 WINDOW_BYTES = 256 << 10
@@ -15,7 +15,7 @@ _CHUNK_BYTES = 64 << 10
 _WITHOUT_BYTES = 2
 
 
-class Stream:
+class ByteStream:
     """Carries bytes between `sock`, which it owns, and frames, both ways, with flow control.
 
     An end of file passes through each way by itself; a socket that is closed closes the other.
@@ -42,7 +42,7 @@ class Stream:
 
     def take(self, frame: Frame) -> None:
         """A frame of this stream has come. Raises ProtocolError for more than was granted."""
-        if frame.kind is Kind.CREDIT:
+        if frame.kind is RpcFrameKind.CREDIT:
             self._credit_bytes += frame.credit_bytes
             self._more_credit.set()
             return
@@ -50,7 +50,7 @@ class Stream:
         if self._waiting_bytes > WINDOW_BYTES + _WITHOUT_BYTES:
             raise broken("a stream has more under way than it was given leave for")
         self._come.put_nowait(frame)
-        if frame.kind is Kind.CLOSE and self._task is not None:
+        if frame.kind is RpcFrameKind.CLOSE and self._task is not None:
             # What has come is still delivered, unless whoever is here does not take it.
             asyncio.get_running_loop().call_later(LINGER_S, self._task.cancel)
 
@@ -79,7 +79,7 @@ class Stream:
 
     async def _say_closed(self) -> None:
         try:
-            await self._send(Frame(Kind.CLOSE, self._number))
+            await self._send(Frame(RpcFrameKind.CLOSE, self._number))
         except OSError:
             return  # the connection is gone, and the far side sees that by itself
 
@@ -94,18 +94,18 @@ class Stream:
             if not data:
                 break
             self._credit_bytes -= len(data)
-            await self._send(Frame(Kind.DATA, self._number, data))
+            await self._send(Frame(RpcFrameKind.DATA, self._number, data))
         if _is_hung_up(self._sock):
             raise ConnectionResetError
-        await self._send(Frame(Kind.END, self._number))
+        await self._send(Frame(RpcFrameKind.END, self._number))
 
     async def _carry_in(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             frame = await self._come.get()
-            if frame.kind is Kind.CLOSE:
+            if frame.kind is RpcFrameKind.CLOSE:
                 raise ConnectionResetError
-            if frame.kind is Kind.END:
+            if frame.kind is RpcFrameKind.END:
                 self._sock.shutdown(socket.SHUT_WR)
                 return
             await loop.sock_sendall(self._sock, frame.payload)

@@ -26,7 +26,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.one_time import make_one_time
 from vmckpt.hosts.remote.link import SILENCE_S
 from vmckpt.hosts.remote.serve import serve
-from vmckpt.hosts.remote.session import Wire
+from vmckpt.hosts.remote.session import ServeConnection
 from vmckpt.state.durable import replace
 
 CONNECT_TIMEOUT_S = 10.0
@@ -47,7 +47,7 @@ Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TlsEndpoint:
     """Where a target listens, and what both sides know one another by."""
 
     address: str
@@ -56,7 +56,9 @@ class Place:
     token: str
 
 
-async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("link",)) -> Place:
+async def have_listen(
+    target: Host, directory: Path, verb: Sequence[str] = ("link",)
+) -> TlsEndpoint:
     """Have `target` listen on its migration address, below `directory`, which is removed after it.
 
     `verb` are the words of vmckpt's command there that does so. Raises OperationFailedError with
@@ -84,7 +86,7 @@ async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("lin
     try:
         said = Fields.parse(await target.read_text(directory / _LISTENS) or "")
         port = said.integer("port", least=1, most=0xFFFF)
-        return Place(target.migration_address, port, said.text("fingerprint"), token)
+        return TlsEndpoint(target.migration_address, port, said.text("fingerprint"), token)
     except MalformedError as exc:
         await target.kill(listener)
         await target.remove(directory)
@@ -95,7 +97,7 @@ async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("lin
         ) from exc
 
 
-async def open_link(name: str, place: Place) -> Wire:
+async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
     """A connection to the host `name`, which listens at `place`. Raises HostDownError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -122,7 +124,7 @@ async def open_link(name: str, place: Place) -> Wire:
             remedy="find out who it is; nothing was sent there",
         )
     writer.write(f"{place.token}\n".encode())
-    return Wire(reader, writer, partial(_refused, name, where))
+    return ServeConnection(reader, writer, partial(_refused, name, where))
 
 
 async def _refused(name: str, where: str) -> HostDownError:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from vmckpt.hosts.host import Entry
+from vmckpt.hosts.host import HostEntry
 from vmckpt.hosts.ssh.address import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshEntry(Entry):
+class SshEntry(HostEntry):
     """A host reached over SSH; `vmckpt` is the command there."""
 
     address: Address

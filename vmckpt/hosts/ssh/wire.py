@@ -11,7 +11,7 @@ from functools import partial
 import paramiko
 
 from vmckpt.errors import HostDownError
-from vmckpt.hosts.remote.session import Wire
+from vmckpt.hosts.remote.session import ServeConnection
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.failures import runs_nothing
 from vmckpt.hosts.ssh.login import Login, log_in
@@ -29,7 +29,7 @@ _START_TIMEOUT_S = 20.0
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
-async def open_wire(name: str, address: Address, command: str) -> Wire:
+async def open_wire(name: str, address: Address, command: str) -> ServeConnection:
     """A connection to `vmckpt serve`, started as `command` on the host `name`.
 
     Raises HostDownError for each way that it fails, with what mends it; UsageError for a damaged
@@ -54,7 +54,7 @@ async def open_wire(name: str, address: Address, command: str) -> Wire:
     for carry in (_carry_in, _carry_out):
         threading.Thread(target=carry, args=(login, channel, far), daemon=True).start()
     reader, writer = await asyncio.open_connection(sock=near)
-    return Wire(reader, writer, partial(_why_silent, name, command, channel))
+    return ServeConnection(reader, writer, partial(_why_silent, name, command, channel))
 
 
 def _close_late(connecting: asyncio.Task[Login]) -> None:

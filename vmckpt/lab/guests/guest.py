@@ -14,10 +14,10 @@ from vmckpt.lab.guests.replies import (
     DiskCheck,
     DiskLoad,
     GuestSilentError,
+    GuestStat,
     MemCheck,
     MemLoad,
     Reply,
-    Stat,
     Talk,
     parse_fields,
     parse_numbered,
@@ -90,9 +90,9 @@ class GuestControl(GuestLines):
         """Returns when the guest has answered."""
         parse_fields("ping", await self.ask("ping", timeout_s=timeout_s))
 
-    async def stat(self) -> Stat:
+    async def stat(self) -> GuestStat:
         """The guest's own account; does not wait for disk or memory checks of other connections."""
-        return await self._typed(Stat, "stat")
+        return await self._typed(GuestStat, "stat")
 
     async def load_memory(self, words: str) -> MemLoad:
         """Sets the memory load, e.g. `rate=20M set=128M pattern=zipf content=text touch=line`.

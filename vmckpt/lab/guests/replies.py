@@ -78,7 +78,7 @@ class DiskCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class GuestStat:
     """The guest's own account. `boot` changes with every boot; rates are bytes per second."""
 
     boot: str
@@ -111,7 +111,7 @@ class Talk:
     wrong: int
 
 
-Reply = TypeVar("Reply", MemLoad, MemCheck, DiskLoad, DiskCheck, Stat, Talk)
+Reply = TypeVar("Reply", MemLoad, MemCheck, DiskLoad, DiskCheck, GuestStat, Talk)
 
 
 def parse_fields(request: str, line: str) -> dict[str, str]:

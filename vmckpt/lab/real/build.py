@@ -15,12 +15,13 @@ from pathlib import Path
 
 import vmckpt
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.processes.process import ProcessId, identify, is_alive
 from vmckpt.lab import network
 from vmckpt.lab.namespaces import Namespaces, last_line
-from vmckpt.lab.processes import ProcessId, identify, known, python, tool
+from vmckpt.lab.processes import known, python, tool
 from vmckpt.lab.real.first import READY
 from vmckpt.lab.real.keys import make_keys
-from vmckpt.lab.real.machine import STATE_DIR, Machine, write_plan
+from vmckpt.lab.real.machine import STATE_DIR, LabMachine, write_plan
 from vmckpt.lab.real.management import address, connect, lay_cable
 from vmckpt.lab.state import LabHost, heartbeats_socket
 
@@ -33,8 +34,8 @@ _QEMU_PROGRAMS = ("qemu-system-x86_64", "qemu-img", "qemu-nbd")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What makes hosts look like machines: `packages` of images/hosts.py; see `Machine.bare`."""
+class MachineLook:
+    """What makes hosts look like machines: `packages` of images/hosts.py; see `LabMachine.bare`."""
 
     packages: Path
     bare: bool = False
@@ -49,7 +50,7 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmckpt"
 
 
-def check_look(look: Look) -> None:
+def check_look(look: MachineLook) -> None:
     """Raises RefusedError if it is plain beforehand that such hosts cannot be made."""
     if os.geteuid() != 0:
         raise RefusedError(
@@ -74,7 +75,11 @@ class Begun:
 
 
 async def begin(
-    namespaces: Namespaces, switch: int, names: Sequence[str], qemus: Sequence[Path], look: Look
+    namespaces: Namespaces,
+    switch: int,
+    names: Sequence[str],
+    qemus: Sequence[Path],
+    look: MachineLook,
 ) -> Begun:
     """Start the hosts' first processes. Raises RefusedError, OperationFailedError."""
     directory = namespaces.directory
@@ -116,13 +121,13 @@ async def finish(namespaces: Namespaces, switch_enter: tuple[str, ...], begun: B
         await connect(namespaces.directory, begun.management, switch_enter, begun.hosts)
     except OperationFailedError:
         for host in begun.hosts:
-            if not host.holder.is_alive():
+            if not is_alive(host.holder):
                 raise _not_made(namespaces, host.name) from None
         raise
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     for host in begun.hosts:
         while last_line(namespaces.log(host.name)) != READY:
-            if not host.holder.is_alive() or time.monotonic() > deadline_s:
+            if not is_alive(host.holder) or time.monotonic() > deadline_s:
                 raise _not_made(namespaces, host.name)
             await asyncio.sleep(0.01)
 
@@ -130,16 +135,16 @@ async def finish(namespaces: Namespaces, switch_enter: tuple[str, ...], begun: B
 def require_alive(namespaces: Namespaces, begun: Begun) -> None:
     """Raises OperationFailedError when a host's first process has ended, with its last words."""
     for host in begun.hosts:
-        if not host.holder.is_alive():
+        if not is_alive(host.holder):
             raise _not_made(namespaces, host.name)
 
 
 def _plan(
-    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: Look
-) -> list[Machine]:
+    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: MachineLook
+) -> list[LabMachine]:
     places = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
     return [
-        Machine(
+        LabMachine(
             name=name,
             folder=directory / name,
             packages=look.packages.resolve(),
@@ -178,7 +183,7 @@ def _programs(qemu: Path) -> dict[str, str]:
     return {str(at): str(to) for at, to in links.items() if at != to and to.is_file()}
 
 
-def _start(namespaces: Namespaces, machine: Machine) -> int:
+def _start(namespaces: Namespaces, machine: LabMachine) -> int:
     write_plan(machine)
     unshare = [tool("unshare"), *_UNSHARE, "--fork", "--kill-child"]
     return namespaces.start(
@@ -186,7 +191,7 @@ def _start(namespaces: Namespaces, machine: Machine) -> int:
     )
 
 
-async def _first_process(namespaces: Namespaces, machine: Machine, unshare: int) -> ProcessId:
+async def _first_process(namespaces: Namespaces, machine: LabMachine, unshare: int) -> ProcessId:
     """The host's first process, the one child of `unshare`: its namespaces are there."""
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     children = Path(f"/proc/{unshare}/task/{unshare}/children")

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vmckpt.lab.processes import run
-from vmckpt.lab.real.machine import HOST_KEY, OPERATOR_KEY, SSH_PORT, Machine
+from vmckpt.lab.real.machine import HOST_KEY, OPERATOR_KEY, SSH_PORT, LabMachine
 from vmckpt.lab.state import replace_file, ssh_config
 
 
-async def make_keys(directory: Path, machines: Sequence[Machine]) -> None:
+async def make_keys(directory: Path, machines: Sequence[LabMachine]) -> None:
     """Make the operator's key and every host's, and make them known to one another.
 
     Raises OperationFailedError.
@@ -38,7 +38,7 @@ def _public(key: Path) -> str:
     return key.with_name(f"{key.name}.pub").read_text()
 
 
-def _config(directory: Path, machine: Machine) -> str:
+def _config(directory: Path, machine: LabMachine) -> str:
     return f"""\
 Host {machine.name}
     HostName {machine.address}

@@ -12,7 +12,7 @@ SSH_PORT = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LabMachine:
     """A host in the making.
 
     `folder`: its own on this machine: `ssh` with its keys, and what lies behind its directories.
@@ -45,15 +45,15 @@ class Machine:
         return self.folder / "ssh"
 
 
-def write_plan(machine: Machine) -> None:
+def write_plan(machine: LabMachine) -> None:
     """Write `machine.plan`."""
     machine.plan.write_text(json.dumps(asdict(machine), default=str, indent=1))
 
 
-def read_plan(path: Path) -> Machine:
+def read_plan(path: Path) -> LabMachine:
     """What `write_plan` wrote."""
     plan = json.loads(path.read_bytes())
     for name in ("folder", "packages", "shared"):
         plan[name] = Path(plan[name])
     plan["seen"] = tuple(Path(path) for path in plan["seen"])
-    return Machine(**plan)
+    return LabMachine(**plan)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vmckpt.lab.real.machine import HOST_KEY, SSH_PORT, STATE_DIR, Machine
+from vmckpt.lab.real.machine import HOST_KEY, SSH_PORT, STATE_DIR, LabMachine
 from vmckpt.lab.real.tree import AUTHORIZED_KEYS, PACKAGES
 
 LIBVIRT_SOCKET = Path("/run/libvirt/libvirt-sock")
@@ -60,7 +60,7 @@ class ServiceError(Exception):
     """A service did not start; the words are its own."""
 
 
-def start_services(machine: Machine) -> None:
+def start_services(machine: LabMachine) -> None:
     """Start them, and return when they answer. Raises ServiceError, OSError."""
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not _has(machine.migration_address):
@@ -76,7 +76,7 @@ def start_services(machine: Machine) -> None:
         raise ServiceError("libvirtd does not answer, see its log")
 
 
-def _start_sshd(machine: Machine) -> subprocess.Popen[bytes]:
+def _start_sshd(machine: LabMachine) -> subprocess.Popen[bytes]:
     Path("/etc/ssh/sshd_config").write_text(_SSHD)
     Path("/run/sshd").mkdir()
     program, libraries = Path("/usr/sbin/sshd"), {}
@@ -86,7 +86,7 @@ def _start_sshd(machine: Machine) -> subprocess.Popen[bytes]:
     return _start([str(program), "-D", "-E", "/var/log/sshd.log"], libraries)
 
 
-def _start_libvirtd(machine: Machine) -> subprocess.Popen[bytes]:
+def _start_libvirtd(machine: LabMachine) -> subprocess.Popen[bytes]:
     pki = STATE_DIR / "pki"
     pki.mkdir(mode=0o700, exist_ok=True)  # libvirtd does not start when it is missing
     words = {

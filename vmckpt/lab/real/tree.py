@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.lab.real.machine import HOST_KEY, OPERATOR_KEY, STATE_DIR, Machine
+from vmckpt.lab.real.machine import HOST_KEY, OPERATOR_KEY, STATE_DIR, LabMachine
 
 PACKAGES = Path("/run/packages")
 AUTHORIZED_KEYS = Path("/etc/ssh/authorized_keys")  # a file for each user
@@ -42,7 +42,7 @@ class LayoutError(Exception):
     """A host's root could not be made; the words are mount's own."""
 
 
-def lay_out(machine: Machine) -> None:
+def lay_out(machine: LabMachine) -> None:
     """Make the calling process's mount namespace the host's. Raises LayoutError, OSError."""
     base = machine.folder / "root"
     base.mkdir()
@@ -78,7 +78,7 @@ def _pivot(new: Path) -> None:
     os.chdir("/")
 
 
-def _make_own(machine: Machine) -> None:
+def _make_own(machine: LabMachine) -> None:
     _mount("proc", Path("/proc"))
     _mount("sysfs", Path("/sys"))
     for name, mode in (("/dev", "0755"), ("/run", "0755"), ("/tmp", "1777"), ("/etc/ssh", "0755")):
@@ -93,7 +93,7 @@ def _make_own(machine: Machine) -> None:
     Path("/var/log/apt").mkdir()  # apt expects it
 
 
-def _make_bare(machine: Machine) -> None:
+def _make_bare(machine: LabMachine) -> None:
     for path in (STATE_DIR, Path("/var/lib/libvirt")):
         if path.exists():
             _mount("tmpfs", path, "mode=0755")  # what this machine has there stays its own
@@ -104,7 +104,7 @@ def _make_bare(machine: Machine) -> None:
         _bind(stands_for, Path("/proc/sys", name))
 
 
-def _make_equipped(machine: Machine) -> None:
+def _make_equipped(machine: LabMachine) -> None:
     _mount("tmpfs", Path("/etc/libvirt"), "mode=0755")
     _mount("tmpfs", Path("/var/cache/libvirt"), "mode=0711")
     _bind_own(machine, "libvirt", Path("/var/lib/libvirt"))
@@ -117,7 +117,7 @@ def _make_equipped(machine: Machine) -> None:
         Path(name).symlink_to(target)
 
 
-def _write_settings(machine: Machine) -> None:
+def _write_settings(machine: LabMachine) -> None:
     etc = Path("/etc")
     (etc / "hostname").write_text(f"{machine.name}\n")
     (etc / "machine-id").write_text(machine.uuid.replace("-", "") + "\n")
@@ -169,7 +169,7 @@ def _old(path: Path) -> Path:
     return _OLD / path.relative_to("/")
 
 
-def _bind_own(machine: Machine, name: str, target: Path, *, mode: int = 0o755) -> None:
+def _bind_own(machine: LabMachine, name: str, target: Path, *, mode: int = 0o755) -> None:
     folder = _old(machine.folder / name)
     folder.mkdir(mode=mode)
     _bind(folder, target)

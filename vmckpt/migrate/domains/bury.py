@@ -5,13 +5,13 @@ from collections.abc import Callable
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
-from vmckpt.migrate.domains.whereabouts import IN_POSTCOPY, Place, View
+from vmckpt.migrate.domains.whereabouts import IN_POSTCOPY, DomainView, EndState
 from vmckpt.migrate.steps.disk_files import keep_files
 from vmckpt.vm.domains.sessions import libvirtd
 
 
 async def bury(
-    journal: DomainJournal, view: View, ends: tuple[Host, Host], note: Callable[[str], None]
+    journal: DomainJournal, view: DomainView, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
     """End what is left of it on either end, and tidy up; may be repeated after an error.
 
@@ -40,16 +40,16 @@ async def bury(
     await leave_on_target(journal, ends, note)
 
 
-def _came_to_run(journal: DomainJournal, view: View) -> bool:
+def _came_to_run(journal: DomainJournal, view: DomainView) -> bool:
     """Whether the target keeps a definition of it that the migration brought, or it alone has one.
 
     libvirt defines it there, for good, when all of it has arrived, just before it runs.
     """
-    if view.target is not Place.OFF:
+    if view.target is not EndState.OFF:
         return False
-    return view.source is Place.ABSENT or not journal.known_to_target
+    return view.source is EndState.ABSENT or not journal.known_to_target
 
 
-def _may_have_run(journal: DomainJournal, view: View) -> bool:
+def _may_have_run(journal: DomainJournal, view: DomainView) -> bool:
     """Whether nothing is left that could tell."""
-    return journal.may_postcopy or view.source is not Place.OFF
+    return journal.may_postcopy or view.source is not EndState.OFF

@@ -16,7 +16,7 @@ from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.sessions import libvirtd
 
 # libvirt's typed parameter, MiB/s.
@@ -48,7 +48,7 @@ class Hold:
         """Whether QEMU has not been allowed anything yet."""
         return self._given_ms == 0
 
-    def see(self, job: Job) -> None:
+    def see(self, job: DomainJob) -> None:
         """Keep the best speed."""
         self._best_bytes_per_s = max(self._best_bytes_per_s, job.throughput_bytes_per_s)
 
@@ -57,7 +57,7 @@ class Hold:
         self._given_ms = self._needed_ms(wished_ms)
         return self._given_ms
 
-    def order(self, job: Job, wished_ms: int) -> int | None:
+    def order(self, job: DomainJob, wished_ms: int) -> int | None:
         """What to tell libvirt now; None while the guest is held, or when it has been told."""
         if job.round < WHOLE_SENT_PASS or not self._best_bytes_per_s:
             return None

@@ -11,7 +11,7 @@ from typing import Self
 
 from vmckpt.errors import BusyError
 from vmckpt.hosts.inventory.inventory import local_host, state_dir
-from vmckpt.migrate.steps.disk_files import CopiedDisk
+from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.vm.paths import left_file, left_vm
 
@@ -33,7 +33,7 @@ class DomainJournal:
     source: str
     target: str
     persistent: bool
-    disks: tuple[CopiedDisk, ...] = ()
+    disks: tuple[MovedDisk, ...] = ()
     may_postcopy: bool = False
     known_to_target: bool = False
     moved: bool = False

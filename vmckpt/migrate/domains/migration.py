@@ -15,17 +15,17 @@ from vmckpt.hosts.sockets.hearing import heard
 from vmckpt.hosts.sockets.heartbeats import Silence
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
-from vmckpt.migrate.domains.request import Request, build
+from vmckpt.migrate.domains.request import MigrateCall, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
-from vmckpt.migrate.domains.whereabouts import Move
+from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
-from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
-from vmckpt.migrate.report import Report
+from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, request_of
+from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
-from vmckpt.migrate.steps.disk_files import CopiedDisk, create_files
-from vmckpt.options.migration import Method, Options
+from vmckpt.migrate.steps.disk_files import MovedDisk, create_files
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.domains.arrival import name_there
 from vmckpt.preflight.domains.checks import DomainPreflight, preflight
 from vmckpt.sequence.steps import both, to_the_end
@@ -34,7 +34,9 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd, libvirtds
 
 
-async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) -> Report:
+async def migrate(
+    domain: Domain, target: Host, options: MigrationOptions, emit: Emit
+) -> MigrationReport:
     """Have libvirt move the running domain to `target`; returns when it runs there only.
 
     Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
@@ -71,7 +73,9 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
 class DomainMigration:
     """One migration whose checks are passed."""
 
-    def __init__(self, domain: Domain, target: Host, checked: DomainPreflight, run: Run) -> None:
+    def __init__(
+        self, domain: Domain, target: Host, checked: DomainPreflight, run: MigrationRun
+    ) -> None:
         self._domain, self._checked, self._run = domain, checked, run
         self._ends = (domain.host, target)
         self._journal = DomainJournal(
@@ -82,7 +86,7 @@ class DomainMigration:
             target=target.name,
             persistent=domain.seen.persistent,
             disks=tuple(
-                CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
+                MovedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
             may_postcopy=checked.options.may_postcopy,
             known_to_target=checked.known_to_target,
@@ -92,8 +96,8 @@ class DomainMigration:
         self._began_s = self._ended_s = time.monotonic()
 
     async def run(
-        self, sessions: tuple[Libvirtd, Libvirtd], request: Request, link: SharedLink
-    ) -> Report:
+        self, sessions: tuple[Libvirtd, Libvirtd], request: MigrateCall, link: SharedLink
+    ) -> MigrationReport:
         """Prepare, transfer, release; see `migrate`.
 
         `sessions` with the source: one to watch by, and one for the call that takes long.
@@ -136,12 +140,12 @@ class DomainMigration:
         move, view = await settle(
             self._journal, self._ends, lambda text: self._run.note("rescue", text)
         )
-        if move is Move.TARGET_OWNS:
+        if move is DomainMove.TARGET_OWNS:
             return None
-        if move is Move.LOST:
+        if move is DomainMove.LOST:
             await bury(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
             return lost(self._journal, view, self._ends)
-        if move is not Move.SOURCE_OWNS:
+        if move is not DomainMove.SOURCE_OWNS:
             return await unknown(self._journal, move, view, self._ends)
         await leave_on_source(
             self._journal, self._ends[1], lambda text: self._run.note("undo-failed", text)
@@ -150,7 +154,7 @@ class DomainMigration:
             return OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy)
         return exc
 
-    async def _conclude(self, source: Libvirtd, transfer: DomainTransfer) -> Report:
+    async def _conclude(self, source: Libvirtd, transfer: DomainTransfer) -> MigrationReport:
         self._begin("release")
         await leave_on_target(
             self._journal,
@@ -161,7 +165,7 @@ class DomainMigration:
         total_time_s = self._run.elapsed_s()
         silence, last, options = await self._heard(), transfer.last, self._checked.options
         method = "postcopy" if transfer.postcopy else "precopy"
-        return Report(
+        return MigrationReport(
             run=self._run.id,
             vm=name_there(self._domain.name, options.at_target),
             source=self._ends[0].name,

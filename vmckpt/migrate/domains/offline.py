@@ -10,11 +10,11 @@ from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import build
 from vmckpt.migrate.domains.settle import settle_off, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
-from vmckpt.migrate.domains.whereabouts import Move
+from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
-from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
-from vmckpt.migrate.report import Report
-from vmckpt.options.migration import Options
+from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, request_of
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.domains.arrival import name_there
 from vmckpt.preflight.domains.checks import DomainPreflight
 from vmckpt.preflight.domains.off import preflight_off
@@ -25,7 +25,9 @@ from vmckpt.vm.domains.sessions import libvirtds
 Ends = tuple[Host, Host]
 
 
-async def move_off(domain: Domain, target: Host, options: Options, emit: Emit) -> Report:
+async def move_off(
+    domain: Domain, target: Host, options: MigrationOptions, emit: Emit
+) -> MigrationReport:
     """Have libvirt define the stopped domain at `target`, and here no more.
 
     Raises RefusedError (nothing was changed), BusyError, OperationFailedError (it is here),
@@ -67,13 +69,13 @@ async def move_off(domain: Domain, target: Host, options: Options, emit: Emit) -
 
 
 async def _meaning(
-    journal: DomainJournal, ends: Ends, run: Run, exc: BaseException
+    journal: DomainJournal, ends: Ends, run: MigrationRun, exc: BaseException
 ) -> BaseException | None:
     """What an error means, all tidied up; None: the domain is on the target."""
     move, view = await settle_off(journal, ends)
-    if move is Move.TARGET_OWNS:
+    if move is DomainMove.TARGET_OWNS:
         return None
-    if move is not Move.SOURCE_OWNS:
+    if move is not DomainMove.SOURCE_OWNS:
         return await unknown(journal, move, view, ends)
     await leave_on_source(journal, ends[1], lambda text: run.note("undo-failed", text))
     if isinstance(exc, VmckptError) and not isinstance(exc, OperationFailedError):
@@ -82,10 +84,10 @@ async def _meaning(
 
 
 async def _conclude(
-    journal: DomainJournal, ends: Ends, run: Run, checked: DomainPreflight, took_s: float
-) -> Report:
+    journal: DomainJournal, ends: Ends, run: MigrationRun, checked: DomainPreflight, took_s: float
+) -> MigrationReport:
     await leave_on_target(journal, ends, lambda text: run.note("left-behind", text))
-    report = Report(
+    report = MigrationReport(
         run=run.id,
         vm=name_there(journal.vm, checked.options.at_target),
         source=ends[0].name,

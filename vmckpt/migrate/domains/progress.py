@@ -2,13 +2,13 @@
 
 from vmckpt.events.types import Progress
 from vmckpt.forecast.model.convergence import eta_s
-from vmckpt.migrate.steps.steering import FIRST_POSTCOPY_ROUND, Figures
-from vmckpt.vm.domains.job import Job
+from vmckpt.migrate.steps.steering import FIRST_POSTCOPY_ROUND, TransferFigures
+from vmckpt.vm.domains.job import DomainJob
 
 
-def figures(job: Job) -> Figures:
+def figures(job: DomainJob) -> TransferFigures:
     """What decisions rest on. Pure."""
-    return Figures(
+    return TransferFigures(
         job.round,
         job.remaining_bytes,
         job.transferred_bytes,
@@ -17,7 +17,7 @@ def figures(job: Job) -> Figures:
     )
 
 
-def progress(job: Job, at_s: float, *, postcopy: bool) -> Progress:
+def progress(job: DomainJob, at_s: float, *, postcopy: bool) -> Progress:
     """The event. While disks are copied its figures are theirs. Pure."""
     if job.copies_disks:
         done = job.disk_total_bytes - job.disk_remaining_bytes

@@ -18,7 +18,7 @@ from vmckpt.migrate.domains.settle import (
     unknown,
 )
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
-from vmckpt.migrate.domains.whereabouts import Move, decide_left
+from vmckpt.migrate.domains.whereabouts import DomainMove, decide_left
 from vmckpt.migrate.locks import wait_for_locks
 from vmckpt.migrate.outcome.recover import FINISHED, UNDONE, Recovery
 from vmckpt.migrate.steps.disk_files import keep_files
@@ -55,13 +55,13 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
         finally:
             letting_go.cancel()
             await asyncio.wait({letting_go})
-        if move is Move.TARGET_OWNS:
+        if move is DomainMove.TARGET_OWNS:
             await leave_on_target(journal, ends, note)
             where, outcome = ends[1], FINISHED
-        elif move is Move.SOURCE_OWNS:
+        elif move is DomainMove.SOURCE_OWNS:
             await leave_on_source(journal, ends[1], note)
             where, outcome = ends[0], UNDONE
-        elif move is Move.LOST:
+        elif move is DomainMove.LOST:
             await bury(journal, view, ends, note)
             raise lost(journal, view, ends)
         else:
@@ -106,12 +106,12 @@ async def _tidy_held(
 ) -> None:
     view = await look(left.uuid, ends)
     has_it = decide_left(view, moved=left.moved)
-    if has_it is Move.WAIT:
+    if has_it is DomainMove.WAIT:
         seen = describe(view, ends)
         note(f"what is left of '{left.vm}' on {left.untidy} is removed later: {seen}")
-    elif has_it is Move.TARGET_OWNS and left.moved:
+    elif has_it is DomainMove.TARGET_OWNS and left.moved:
         await leave_on_target(left, ends, note, patience_s=0.0)
-    elif has_it is Move.SOURCE_OWNS and left.stayed:
+    elif has_it is DomainMove.SOURCE_OWNS and left.stayed:
         await leave_on_source(left, ends[1], note, patience_s=0.0)
     else:
         # What is there is not a rest any more, but theirs who brought it there.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vmckpt.hosts.sockets.uri import in_uri
 from vmckpt.migrate.domains import hold
-from vmckpt.options.migration import Method, Options
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.domains.checks import Cargo, Route
 from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.vm.domains.flags import MigrateFlag
@@ -14,7 +14,7 @@ from vmckpt.vm.domains.flags import MigrateFlag
 Parameter = str | int | list[str]
 
 
-class Request(NamedTuple):
+class MigrateCall(NamedTuple):
     """One call of virDomainMigrateToURI3."""
 
     to_libvirtd: str
@@ -22,7 +22,9 @@ class Request(NamedTuple):
     flags: MigrateFlag
 
 
-def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0) -> Request:
+def build(
+    options: MigrationOptions, route: Route, cargo: Cargo, held_mib_per_s: int = 0
+) -> MigrateCall:
     """The call for these options; "auto" has been replaced by what it comes to. Pure.
 
     `held_mib_per_s`: see hold.py; 0: QEMU goes by its own measure.
@@ -47,10 +49,10 @@ def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0)
         **_disks(route, cargo),
     }
     parameters = {name: value for name, value in said.items() if value is not None}
-    return Request(route.to_libvirtd, parameters, _flags(options, cargo))
+    return MigrateCall(route.to_libvirtd, parameters, _flags(options, cargo))
 
 
-def _flags(options: Options, cargo: Cargo) -> MigrateFlag:
+def _flags(options: MigrationOptions, cargo: Cargo) -> MigrateFlag:
     wanted = {
         MigrateFlag.PEER2PEER: True,
         MigrateFlag.LIVE: not (options.offline or options.method is Method.STOP),
@@ -84,7 +86,7 @@ def _disks(route: Route, cargo: Cargo) -> dict[str, Parameter]:
     }
 
 
-def unheld(request: Request) -> Request:
+def unheld(request: MigrateCall) -> MigrateCall:
     """The same for a QEMU that cannot be held back. Pure."""
     parameters = {k: v for k, v in request.parameters.items() if k != hold.PARAMETER}
     return request._replace(parameters=parameters)

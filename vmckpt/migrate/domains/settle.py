@@ -15,9 +15,9 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.whereabouts import (
-    Move,
-    Place,
-    View,
+    DomainMove,
+    DomainView,
+    EndState,
     decide,
     decide_off,
     is_orphan,
@@ -40,7 +40,7 @@ ORPHAN_S = 30.0
 
 async def settle(
     journal: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
-) -> tuple[Move, View]:
+) -> tuple[DomainMove, DomainView]:
     """Who has the domain, by both libvirtds' word, waiting for what is on its way.
 
     While the source's libvirtd works on it, for as long as that takes.
@@ -49,18 +49,20 @@ async def settle(
     while True:
         view = await look(journal.uuid, ends)
         move = decide(view)
-        if move is not Move.WAIT:
+        if move is not DomainMove.WAIT:
             return move, view
         if view != waited_for:
             waited_for, since_s = view, time.monotonic()
             note(f"waiting: {describe(view, ends)}")
-        works = view.job and view.source in (Place.RUNNING, Place.PAUSED, Place.WAITING)
+        works = view.job and view.source in (EndState.RUNNING, EndState.PAUSED, EndState.WAITING)
         if not works and time.monotonic() - since_s > _patience_s(view):
-            return Move.LOST if is_orphan(view) else Move.UNKNOWN, view
+            return DomainMove.LOST if is_orphan(view) else DomainMove.UNKNOWN, view
         await asyncio.sleep(POLL_S)
 
 
-async def settle_off(journal: DomainJournal, ends: tuple[Host, Host]) -> tuple[Move, View]:
+async def settle_off(
+    journal: DomainJournal, ends: tuple[Host, Host]
+) -> tuple[DomainMove, DomainView]:
     """Who has a domain that is off, by both libvirtds' word; a silent one is waited for.
 
     Nobody tells whether its own still works on it: they have to say the same for a while.
@@ -72,37 +74,37 @@ async def settle_off(journal: DomainJournal, ends: tuple[Host, Host]) -> tuple[M
             since_s, before = time.monotonic(), view
         move = decide_off(view, known_to_target=journal.known_to_target)
         same_s = time.monotonic() - since_s
-        if move is not Move.WAIT and same_s >= STEADY_S:
+        if move is not DomainMove.WAIT and same_s >= STEADY_S:
             return move, view
         if same_s > SILENT_S:
-            return Move.UNKNOWN, view
+            return DomainMove.UNKNOWN, view
         await asyncio.sleep(POLL_S)
 
 
-def _patience_s(view: View) -> float:
+def _patience_s(view: DomainView) -> float:
     if is_orphan(view):
         return ORPHAN_S
-    return POSTCOPY_S if Place.POSTCOPY in (view.source, view.target) else SILENT_S
+    return POSTCOPY_S if EndState.POSTCOPY in (view.source, view.target) else SILENT_S
 
 
-async def look(uuid: str, ends: tuple[Host, Host]) -> View:
+async def look(uuid: str, ends: tuple[Host, Host]) -> DomainView:
     """What both ends say at this moment."""
     source, target = ends
     (at_source, job), (at_target, _) = await asyncio.gather(
         _ask(uuid, source, is_source=True), _ask(uuid, target, is_source=False)
     )
-    return View(at_source, at_target, job)
+    return DomainView(at_source, at_target, job)
 
 
-async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[Place, bool]:
+async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[EndState, bool]:
     try:
         async with libvirtd(host) as session:
             return await look_at(session, uuid, is_source=is_source)
     except HostDownError:
-        return Place.SILENT, False
+        return EndState.SILENT, False
 
 
-async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[Place, bool]:
+async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[EndState, bool]:
     """What one end says, and whether (a source) it works on the domain.
 
     A source that tells of the domain but not whether it works on it has it locked, or is silent:
@@ -110,35 +112,35 @@ async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[Pla
     answer. Raises HostDownError.
     """
     where = await _place(session, uuid)
-    if where in (Place.OFF, Place.ABSENT) or not is_source:
+    if where in (EndState.OFF, EndState.ABSENT) or not is_source:
         return where, False
     try:
         if (await session.job(uuid)).active:
             return where, True
     except NotFoundError:
-        return Place.ABSENT, False
+        return EndState.ABSENT, False
     except HostDownError:  # libvirt itself would wait longer for the lock than we do
-        return Place.LOCKED, False
+        return EndState.LOCKED, False
     except LibvirtRefusedError as exc:
         locked = exc.code == ErrorCode.OPERATION_TIMEOUT
-        return Place.LOCKED if locked else Place.SILENT, False
+        return EndState.LOCKED if locked else EndState.SILENT, False
     # The job may have ended between the two questions, and the domain have moved with that.
     return await _place(session, uuid), False
 
 
-async def _place(session: Libvirtd, uuid: str) -> Place:
+async def _place(session: Libvirtd, uuid: str) -> EndState:
     found = await session.condition(uuid)
-    return Place.ABSENT if found is None else place(*found)
+    return EndState.ABSENT if found is None else place(*found)
 
 
-def describe(view: View, ends: tuple[Host, Host]) -> str:
+def describe(view: DomainView, ends: tuple[Host, Host]) -> str:
     """Both ends, in words."""
     source, target = ends
     text = f"on {source.name} it {view.source.value}, on {target.name} it {view.target.value}"
     return text.replace("it gives no answer", "libvirtd gives no answer")
 
 
-def lost(journal: DomainJournal, view: View, ends: tuple[Host, Host]) -> VmLostError:
+def lost(journal: DomainJournal, view: DomainView, ends: tuple[Host, Host]) -> VmLostError:
     """The domain runs nowhere."""
     return VmLostError(
         f"'{journal.vm}' runs nowhere: its memory is lost",
@@ -148,12 +150,12 @@ def lost(journal: DomainJournal, view: View, ends: tuple[Host, Host]) -> VmLostE
 
 
 async def unknown(
-    journal: DomainJournal, move: Move, view: View, ends: tuple[Host, Host]
+    journal: DomainJournal, move: DomainMove, view: DomainView, ends: tuple[Host, Host]
 ) -> OutcomeUnknownError:
     """It cannot be said yet who has it; which QEMUs of it live is said, when that can be seen."""
     source, target = ends
     again = f"vmckpt migrate --recover {quote(journal.vm)}"
-    if move is Move.BROKEN_POSTCOPY or Place.POSTCOPY_FAILED in (view.source, view.target):
+    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (view.source, view.target):
         return OutcomeUnknownError(
             f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",
             why=f"{describe(view, ends)}; libvirt's way to rejoin them "
@@ -166,10 +168,10 @@ async def unknown(
     silent = [
         host
         for host, where in zip(ends, (view.source, view.target), strict=True)
-        if where is Place.SILENT
+        if where is EndState.SILENT
     ]
     seen = [await _processes(journal.uuid, host) for host in silent]
-    if Place.LOCKED in (view.source, view.target):
+    if EndState.LOCKED in (view.source, view.target):
         remedy = (
             f"wait, then: {again}; if it stays so: systemctl restart libvirtd on {source.name} "
             "(its QEMUs live on)"
@@ -177,7 +179,7 @@ async def unknown(
     elif silent:
         names = " and ".join(host.name for host in silent)
         remedy = f"nothing was started twice; start libvirtd on {names}, then: {again}"
-    elif view.source is Place.WAITING and view.target in (Place.OFF, Place.ABSENT):
+    elif view.source is EndState.WAITING and view.target in (EndState.OFF, EndState.ABSENT):
         remedy = (
             f"it was sent, and {source.name} was not told whether it came to run: if the log of "
             f"its QEMU on {target.name} shows that it did not, virsh resume it on {source.name}, "

@@ -19,7 +19,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, look_at
-from vmckpt.migrate.domains.whereabouts import Place
+from vmckpt.migrate.domains.whereabouts import EndState
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
@@ -155,9 +155,9 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
     HostDownError; OutcomeUnknownError while it still waits there for the migration.
     """
     where, _ = await look_at(session, journal.uuid, is_source=False)
-    if where is Place.OFF:
+    if where is EndState.OFF:
         await _undefine(session, journal)
-    elif where is Place.WAITING:
+    elif where is EndState.WAITING:
         raise OutcomeUnknownError(
             f"libvirtd does not see that '{journal.vm}' will not come",
             why=f"to it the domain {where.value}",
@@ -175,12 +175,12 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
     given_up_s = time.monotonic() + FORGET_S
     while True:
         where, job = await look_at(session, journal.uuid, is_source=True)
-        if where is Place.ABSENT:
+        if where is EndState.ABSENT:
             return
-        if where is Place.OFF:
+        if where is EndState.OFF:
             await _undefine(session, journal)
             return
-        if where is Place.WAITING and not job:
+        if where is EndState.WAITING and not job:
             with suppress(LibvirtRefusedError, NotFoundError):  # libvirt has just ended it itself
                 await session.destroy(journal.uuid)
         if time.monotonic() > given_up_s:

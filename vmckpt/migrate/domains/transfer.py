@@ -13,18 +13,18 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, Note
-from vmckpt.forecast.model.pilot import Look
+from vmckpt.forecast.model.pilot import PrecopySample
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
-from vmckpt.migrate.domains.request import Request, unheld
-from vmckpt.migrate.steps.steering import Order, Steering, given_up, pilot
-from vmckpt.options.migration import Method, Options
+from vmckpt.migrate.domains.request import MigrateCall, unheld
+from vmckpt.migrate.steps.steering import Steering, SteeringOrder, given_up, pilot
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
 # Each look goes through libvirtd to the QEMU that sends, and takes it and its target some time: no
@@ -51,7 +51,7 @@ class DomainTransfer:
         self,
         source: Libvirtd,
         uuid: str,
-        options: Options,
+        options: MigrationOptions,
         clock: Callable[[], float],
         emit: Emit,
         *,
@@ -67,7 +67,7 @@ class DomainTransfer:
         self._steering, self._pilot = Steering(options), pilot(options)
         self._began_s = time.monotonic()
         self._downtime_set = options.method is Method.STOP
-        self.last = Job(active=False)
+        self.last = DomainJob(active=False)
         self.postcopy = False
 
     @property
@@ -81,7 +81,7 @@ class DomainTransfer:
             return SAMPLE_SOON_S
         return SAMPLE_POSTCOPY_S if self._options.may_postcopy else SAMPLE_S
 
-    async def run(self, request: Request, caller: Libvirtd) -> None:
+    async def run(self, request: MigrateCall, caller: Libvirtd) -> None:
         """Have libvirt migrate, by another session; returns when it says that the domain has moved.
 
         Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
@@ -99,7 +99,7 @@ class DomainTransfer:
             self._emit(Note(self._clock(), "switchover", f"not held back: {exc.why}"))
             await self._run(unheld(request), caller)
 
-    async def _run(self, request: Request, caller: Libvirtd) -> None:
+    async def _run(self, request: MigrateCall, caller: Libvirtd) -> None:
         async with self._source.ended_jobs(self._uuid) as jobs:
             call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
             watch = asyncio.ensure_future(self._watch(jobs))
@@ -119,7 +119,7 @@ class DomainTransfer:
             while not jobs.empty():
                 self.last = jobs.get_nowait()
 
-    async def _watch(self, jobs: asyncio.Queue[Job]) -> None:
+    async def _watch(self, jobs: asyncio.Queue[DomainJob]) -> None:
         """Tell and steer until all is sent; ended by a cancellation or its error."""
         while True:
             # The call itself says how it ended; a domain that has moved may be gone before that.
@@ -149,7 +149,7 @@ class DomainTransfer:
             job.transferred_bytes, time.monotonic(), expected=self.postcopy
         )
 
-    async def _set_downtime(self, job: Job) -> None:
+    async def _set_downtime(self, job: DomainJob) -> None:
         if self._options.method is Method.POSTCOPY:
             await self._set_once(POSTCOPY_DOWNTIME_MS)
         elif self._hold is None:
@@ -188,10 +188,10 @@ class DomainTransfer:
                 "the domain's memory does not move now", why="libvirt prepares it", remedy="wait"
             )
 
-    async def _obey_policy(self, job: Job) -> None:
+    async def _obey_policy(self, job: DomainJob) -> None:
         if self._pilot is None:
             return
-        look = Look(self._clock(), job.round, job.remaining_bytes)
+        look = PrecopySample(self._clock(), job.round, job.remaining_bytes)
         decision = self._pilot.see(look)
         if decision is None:
             return
@@ -214,17 +214,17 @@ class DomainTransfer:
             case Act.THROTTLE:
                 pass  # refused beforehand, see option_checks
 
-    async def _steer(self, job: Job) -> None:
+    async def _steer(self, job: DomainJob) -> None:
         order = self._steering.steer(figures(job), time.monotonic() - self._began_s)
         if order is None:
             return
         what, why = order
         self._emit(Note(self._clock(), what.value, why))
         match what:
-            case Order.START_POSTCOPY:
+            case SteeringOrder.START_POSTCOPY:
                 await self._source.start_postcopy(self._uuid)
                 self.postcopy = True
-            case Order.STOP_GUEST:
+            case SteeringOrder.STOP_GUEST:
                 await self._stop_guest()
 
     async def _give_up(self, call: "asyncio.Future[None]") -> None:

@@ -3,10 +3,10 @@
 from enum import Enum
 from typing import NamedTuple
 
-from vmckpt.vm.domains.flags import PausedReason, RunningReason, State
+from vmckpt.vm.domains.flags import DomainState, PausedReason, RunningReason
 
 
-class Place(Enum):
+class EndState(Enum):
     """What one end says of the domain; SILENT: nothing, LOCKED: not what becomes of it."""
 
     RUNNING = "runs"
@@ -20,15 +20,15 @@ class Place(Enum):
     LOCKED = "is locked by libvirtd, which is at work on it or waits for its QEMU"
 
 
-class View(NamedTuple):
+class DomainView(NamedTuple):
     """Both ends at one moment. `job`: the source's libvirtd works on it."""
 
-    source: Place
-    target: Place
+    source: EndState
+    target: EndState
     job: bool = False
 
 
-class Move(Enum):
+class DomainMove(Enum):
     """What is to be done, or who has the guest."""
 
     WAIT = "wait"
@@ -39,34 +39,34 @@ class Move(Enum):
     UNKNOWN = "it cannot be said"
 
 
-def place(state: State, reason: int) -> Place:
+def place(state: DomainState, reason: int) -> EndState:
     """What a libvirtd's answer means. Pure."""
     match state:
-        case State.RUNNING | State.BLOCKED if reason == RunningReason.POSTCOPY:
-            return Place.POSTCOPY
-        case State.RUNNING | State.BLOCKED if reason == RunningReason.POSTCOPY_FAILED:
-            return Place.POSTCOPY_FAILED
+        case DomainState.RUNNING | DomainState.BLOCKED if reason == RunningReason.POSTCOPY:
+            return EndState.POSTCOPY
+        case DomainState.RUNNING | DomainState.BLOCKED if reason == RunningReason.POSTCOPY_FAILED:
+            return EndState.POSTCOPY_FAILED
         # A target's QEMU is started before it waits: it has nothing yet.
-        case State.PAUSED if reason in (PausedReason.MIGRATION, PausedReason.STARTING_UP):
-            return Place.WAITING
-        case State.PAUSED if reason == PausedReason.POSTCOPY:
-            return Place.POSTCOPY
-        case State.PAUSED if reason == PausedReason.POSTCOPY_FAILED:
-            return Place.POSTCOPY_FAILED
-        case State.PAUSED | State.PMSUSPENDED:
-            return Place.PAUSED
-        case State.RUNNING | State.BLOCKED | State.SHUTDOWN:
-            return Place.RUNNING
+        case DomainState.PAUSED if reason in (PausedReason.MIGRATION, PausedReason.STARTING_UP):
+            return EndState.WAITING
+        case DomainState.PAUSED if reason == PausedReason.POSTCOPY:
+            return EndState.POSTCOPY
+        case DomainState.PAUSED if reason == PausedReason.POSTCOPY_FAILED:
+            return EndState.POSTCOPY_FAILED
+        case DomainState.PAUSED | DomainState.PMSUSPENDED:
+            return EndState.PAUSED
+        case DomainState.RUNNING | DomainState.BLOCKED | DomainState.SHUTDOWN:
+            return EndState.RUNNING
         case _:
-            return Place.OFF
+            return EndState.OFF
 
 
-_HAS_IT = frozenset({Place.RUNNING, Place.PAUSED})
-_HAS_NOTHING = frozenset({Place.OFF, Place.ABSENT})
-IN_POSTCOPY = frozenset({Place.POSTCOPY, Place.POSTCOPY_FAILED})
+_HAS_IT = frozenset({EndState.RUNNING, EndState.PAUSED})
+_HAS_NOTHING = frozenset({EndState.OFF, EndState.ABSENT})
+IN_POSTCOPY = frozenset({EndState.POSTCOPY, EndState.POSTCOPY_FAILED})
 
 
-def decide(view: View) -> Move:
+def decide(view: DomainView) -> DomainMove:
     """The next move; libvirt itself sees to it that the guest runs only once. Pure.
 
     WAIT may last for ever: the caller has a time limit, after which it counts as UNKNOWN.
@@ -75,70 +75,76 @@ def decide(view: View) -> Move:
     if view.job or IN_POSTCOPY & set(ends):
         return _under_way(view)
     if view.source in _HAS_IT and view.target in _HAS_IT:
-        return Move.UNKNOWN
+        return DomainMove.UNKNOWN
     if view.target in _HAS_IT:
         # libvirt lets it run there only when the source has sent all and stands still for good.
-        return Move.TARGET_OWNS
+        return DomainMove.TARGET_OWNS
     if view.source in _HAS_IT:
         # libvirt lets the source go on only when the target cannot run it any more, or never heard
         # that it may.
-        return Move.SOURCE_OWNS
+        return DomainMove.SOURCE_OWNS
     if view.source in _HAS_NOTHING and view.target in _HAS_NOTHING:
-        return Move.LOST
-    return Move.WAIT  # a silent end may come back; a waiting one is on its way to something else
+        return DomainMove.LOST
+    return (
+        DomainMove.WAIT
+    )  # a silent end may come back; a waiting one is on its way to something else
 
 
-def decide_off(view: View, *, known_to_target: bool) -> Move:
+def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
     """Who has a domain that is off, by where it is defined. Pure.
 
     libvirt defines it at the target before it forgets it at the source. WAIT as in `decide`.
     """
     ends = (view.source, view.target)
-    if Place.SILENT in ends or Place.LOCKED in ends:
-        return Move.WAIT
-    if view.source is Place.ABSENT:
-        return Move.UNKNOWN if view.target is Place.ABSENT else Move.TARGET_OWNS
-    if view.source is not Place.OFF or view.target is Place.ABSENT:
-        return Move.SOURCE_OWNS  # if it runs, somebody has started it
-    if view.target is not Place.OFF:
-        return Move.TARGET_OWNS
-    return Move.SOURCE_OWNS if known_to_target else Move.TARGET_OWNS
+    if EndState.SILENT in ends or EndState.LOCKED in ends:
+        return DomainMove.WAIT
+    if view.source is EndState.ABSENT:
+        return DomainMove.UNKNOWN if view.target is EndState.ABSENT else DomainMove.TARGET_OWNS
+    if view.source is not EndState.OFF or view.target is EndState.ABSENT:
+        return DomainMove.SOURCE_OWNS  # if it runs, somebody has started it
+    if view.target is not EndState.OFF:
+        return DomainMove.TARGET_OWNS
+    return DomainMove.SOURCE_OWNS if known_to_target else DomainMove.TARGET_OWNS
 
 
-def decide_left(view: View, *, moved: bool) -> Move:
+def decide_left(view: DomainView, *, moved: bool) -> DomainMove:
     """Who has a domain whose migration has ended, `moved` or not, and left something behind. Pure.
 
     Meanwhile somebody may have moved it, by virsh too. WAIT: it cannot be told now.
     """
-    if Place.SILENT in view[:2]:
-        return Move.WAIT
+    if EndState.SILENT in view[:2]:
+        return DomainMove.WAIT
     if not moved:
-        theirs = decide(view) in (Move.TARGET_OWNS, Move.UNKNOWN)
-        return Move.TARGET_OWNS if theirs or view.source is Place.ABSENT else Move.SOURCE_OWNS
-    if view.target is Place.ABSENT:
-        return Move.SOURCE_OWNS
-    if view.job or view.source is Place.LOCKED:
-        return Move.WAIT
+        theirs = decide(view) in (DomainMove.TARGET_OWNS, DomainMove.UNKNOWN)
+        return (
+            DomainMove.TARGET_OWNS
+            if theirs or view.source is EndState.ABSENT
+            else DomainMove.SOURCE_OWNS
+        )
+    if view.target is EndState.ABSENT:
+        return DomainMove.SOURCE_OWNS
+    if view.job or view.source is EndState.LOCKED:
+        return DomainMove.WAIT
     if view.source in _HAS_IT | IN_POSTCOPY:
         # Unless it runs there too: libvirtd may not have seen yet that it has gone.
-        return Move.SOURCE_OWNS if view.target is Place.OFF else Move.WAIT
-    return Move.TARGET_OWNS
+        return DomainMove.SOURCE_OWNS if view.target is EndState.OFF else DomainMove.WAIT
+    return DomainMove.TARGET_OWNS
 
 
-def is_orphan(view: View) -> bool:
+def is_orphan(view: DomainView) -> bool:
     """Whether the target waits for memory of a source that has ended. Pure.
 
     It goes on if it has got everything, which its libvirtd then says at once.
     """
-    return view.source in _HAS_NOTHING and view.target is Place.POSTCOPY
+    return view.source in _HAS_NOTHING and view.target is EndState.POSTCOPY
 
 
-def _under_way(view: View) -> Move:
-    if view.source is view.target is Place.POSTCOPY_FAILED:
-        return Move.BROKEN_POSTCOPY
+def _under_way(view: DomainView) -> DomainMove:
+    if view.source is view.target is EndState.POSTCOPY_FAILED:
+        return DomainMove.BROKEN_POSTCOPY
     if view.source in _HAS_NOTHING and not is_orphan(view):
-        return Move.LOST  # with the pages that the target has not got
+        return DomainMove.LOST  # with the pages that the target has not got
     if view.source in IN_POSTCOPY and view.target in _HAS_NOTHING:
-        return Move.LOST  # the guest ran there
+        return DomainMove.LOST  # the guest ran there
     # While one end alone says that it failed, the two QEMUs may still be connected.
-    return Move.WAIT
+    return DomainMove.WAIT

@@ -12,17 +12,17 @@ from typing import Any
 from vmckpt.errors import VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
-from vmckpt.hosts.host import Entry, Host, entry_fields
+from vmckpt.hosts.host import Host, HostEntry, entry_fields
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.jobs.files import JobFiles, new_run
 from vmckpt.jobs.handle import attach, begin
-from vmckpt.migrate.elsewhere.job import MIGRATE, Request
+from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationRequest
 from vmckpt.migrate.elsewhere.watch import JOB_ON, watch
 from vmckpt.migrate.outcome.recover import Recovery
 from vmckpt.migrate.recorded import request_of
-from vmckpt.migrate.report import Report
-from vmckpt.options.migration import Options
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import require
 from vmckpt.preflight.migration.method import domain_checks
 from vmckpt.sequence.steps import both, finish
@@ -32,10 +32,10 @@ from vmckpt.vm.inventory import Vm
 async def migrate_there(
     vm: Vm,
     target: Host,
-    options: Options,
+    options: MigrationOptions,
     emit: Emit,
     forecast: Mapping[str, Any] | None = None,
-) -> Report | Recovery:
+) -> MigrationReport | Recovery:
     """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
 
     Raises and returns what `watch` does; RefusedError for what only domains can have: XML, which
@@ -54,8 +54,8 @@ async def migrate_there(
     try:
         request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
-        there_entry = Entry(**entry_fields(target))
-        await job.give(vm.name, Request(there_entry, options, link, forecast))
+        there_entry = HostEntry(**entry_fields(target))
+        await job.give(vm.name, MigrationRequest(there_entry, options, link, forecast))
     except BaseException as exc:
         # Without its directory the listener ends; a job that began after all finds nobody there.
         await finish(_remove(target, there))

@@ -11,19 +11,19 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.events.types import Note
-from vmckpt.hosts.host import Entry, Host, entry_fields
+from vmckpt.hosts.host import Host, HostEntry, entry_fields
 from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session
-from vmckpt.hosts.remote.tls import Place, open_link
+from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.jobs.files import JobFiles
-from vmckpt.jobs.kind import Job, Kind, Worker
+from vmckpt.jobs.kind import Job, JobKind, JobWorker
 from vmckpt.migrate.outcome.insist import insist
 from vmckpt.migrate.outcome.journal import STEPS
 from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.recorded import where_it_was
-from vmckpt.migrate.report import Report
+from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.run import migrate
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import read_vm, require_at_home
 
@@ -31,12 +31,12 @@ Noted = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MigrationRequest:
     """The destination, the link to it, and the options."""
 
-    target: Entry
-    options: Options
-    link: Place
+    target: HostEntry
+    options: MigrationOptions
+    link: TlsEndpoint
     forecast: Mapping[str, Any] | None = None
 
     def open_target(self) -> RemoteHost:
@@ -47,26 +47,26 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class MigrationResult:
     """A report, or what the dead-man's switch did."""
 
-    report: Report | None = None
+    report: MigrationReport | None = None
     recovery: Recovery | None = None
 
 
-MigrationJob = Job[Request, Result]
+MigrationJob = Job[MigrationRequest, MigrationResult]
 
 
 @asynccontextmanager
-async def _migrates(job: MigrationJob) -> AsyncIterator[Worker[Result]]:
+async def _migrates(job: MigrationJob) -> AsyncIterator[JobWorker[MigrationResult]]:
     target = job.request.open_target()
     try:
-        yield Worker(partial(work, job, target), partial(finish, job, target))
+        yield JobWorker(partial(work, job, target), partial(finish, job, target))
     finally:
         await to_the_end(let_go(job, target))
 
 
-async def work(job: MigrationJob, target: Host) -> Result:
+async def work(job: MigrationJob, target: Host) -> MigrationResult:
     """Migrate the VM. Raises what `run.migrate` does, NotFoundError."""
     vm = await require_at_home(job.host, job.vm)
     asked = job.request
@@ -79,10 +79,10 @@ async def work(job: MigrationJob, target: Host) -> Result:
         has_switch=True,
         forecast=asked.forecast,
     )
-    return Result(report=report)
+    return MigrationResult(report=report)
 
 
-async def finish(job: MigrationJob, target: Host) -> Result | None:
+async def finish(job: MigrationJob, target: Host) -> MigrationResult | None:
     """Finish or undo a dead process's migration; retry while a host is silent or a lock is held.
 
     Raises what `recover` raises; OperationFailedError when nothing had been changed.
@@ -94,7 +94,7 @@ async def finish(job: MigrationJob, target: Host) -> Result | None:
     def note(text: str) -> None:
         job.emit(Note(0.0, "recovery", text))
 
-    return Result(recovery=await insist(lambda: _ended(job, target, note)))
+    return MigrationResult(recovery=await insist(lambda: _ended(job, target, note)))
 
 
 async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
@@ -121,5 +121,7 @@ async def let_go(job: MigrationJob, target: Host) -> None:
             await target.close()
 
 
-MIGRATE = Kind("migrate", "migration", Request, Result, _migrates, kept_s=7 * 86_400.0)
+MIGRATE = JobKind(
+    "migrate", "migration", MigrationRequest, MigrationResult, _migrates, kept_s=7 * 86_400.0
+)
 KINDS = (MIGRATE,)

@@ -13,7 +13,7 @@ from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, Progress
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.migrate.elsewhere.watch import JOB_ON
-from vmckpt.migrate.report import Report
+from vmckpt.migrate.report import MigrationReport
 from vmckpt.vm.inventory import running_operations
 
 POLL_S = 0.5
@@ -30,7 +30,7 @@ def is_done_here(run: str) -> bool:
     return record.operation == "migrate" and JOB_ON not in record.request
 
 
-async def retell(run: str, emit: Emit) -> Report:
+async def retell(run: str, emit: Emit) -> MigrationReport:
     """All that is in the record, from its beginning; one that is under way is waited for first.
 
     Raises what the migration raised, OutcomeUnknownError when its command was killed.
@@ -72,10 +72,10 @@ def _events(record: RunRecord) -> Iterator[Event]:
     yield from sorted([*told, *samples], key=lambda event: event.at_s)
 
 
-def _report(run: str, result: Mapping[str, Any]) -> Report:
+def _report(run: str, result: Mapping[str, Any]) -> MigrationReport:
     if result["outcome"] == "completed":
         # One that came from a host names the host's own record.
-        return convert(Report, {**result, "run_record": str(_path(run))})
+        return convert(MigrationReport, {**result, "run_record": str(_path(run))})
     kind = next((kind for kind in _kinds() if kind.kind == result["outcome"]), OperationFailedError)
     raise kind(
         result.get("what", f"run {run} ended as '{result['outcome']}'"),

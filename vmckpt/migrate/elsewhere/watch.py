@@ -26,9 +26,9 @@ from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
 from vmckpt.hosts.inventory.inventory import all_hosts, runs_dir
 from vmckpt.jobs.files import earlier_order
 from vmckpt.jobs.handle import Handle, attach
-from vmckpt.migrate.elsewhere.job import MIGRATE, Request, Result
+from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationRequest, MigrationResult
 from vmckpt.migrate.outcome.recover import Recovery
-from vmckpt.migrate.report import Report
+from vmckpt.migrate.report import MigrationReport
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.state.documents import damaged
 from vmckpt.state.durable import write_durably
@@ -42,13 +42,13 @@ class WatchedNoLongerError(CancelledByUserError):
     """Asked to stop a second time: the migration goes on, or back, without this command."""
 
 
-async def find_job(run: str) -> Handle[Request, Result]:
+async def find_job(run: str) -> Handle[MigrationRequest, MigrationResult]:
     """The migration that a run is, on whichever host. Raises NotFoundError, RefusedError.
 
     HostDownError when one is silent that may have it.
     """
 
-    async def has_it(host: Host) -> Handle[Request, Result] | None:
+    async def has_it(host: Host) -> Handle[MigrationRequest, MigrationResult] | None:
         job = attach(MIGRATE, host, run)
         if await host.exists(earlier_order(host.state_dir, run)):
             raise RefusedError(
@@ -70,7 +70,9 @@ async def find_job(run: str) -> Handle[Request, Result]:
     )
 
 
-async def watch(job: Handle[Request, Result], emit: Emit) -> Report | Recovery:
+async def watch(
+    job: Handle[MigrationRequest, MigrationResult], emit: Emit
+) -> MigrationReport | Recovery:
     """Show a migration's events from its beginning, over as many connections as it takes.
 
     A Recovery when the job was killed and its dead-man's switch has finished the migration. Raises
@@ -98,7 +100,7 @@ async def watch(job: Handle[Request, Result], emit: Emit) -> Report | Recovery:
     return await to_the_end(_conclude(job, watching, emit))
 
 
-async def _interrupt(job: Handle[Request, Result]) -> None:
+async def _interrupt(job: Handle[MigrationRequest, MigrationResult]) -> None:
     """Have the job cancel itself, as soon as its host can be reached."""
     while True:
         with suppress(HostDownError):
@@ -133,8 +135,10 @@ LATEST_UNIX_S = 1 << 37
 
 
 async def _conclude(
-    job: Handle[Request, Result], watched: asyncio.Future[Result], emit: Emit
-) -> Report | Recovery:
+    job: Handle[MigrationRequest, MigrationResult],
+    watched: asyncio.Future[MigrationResult],
+    emit: Emit,
+) -> MigrationReport | Recovery:
     """The result as a value or an error; the run record is fetched.
 
     That the record cannot be written is only said: how the migration ended comes first.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.outcome.ownership import Side, View
+from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipView
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
@@ -92,7 +92,7 @@ class End:
             monitor, self._monitor = self._monitor, None
             await monitor.close()
 
-    async def look(self) -> Side:
+    async def look(self) -> MigrationEnd:
         """How this end is, by its monitor, its process and its log.
 
         A dead QEMU is an answer, and so is a host that gives none.
@@ -110,9 +110,9 @@ class End:
             run = migration = None
         try:
             alive = run is not None or await self.alive()
-            return Side(alive, run, migration, await self.ever_ran())
+            return MigrationEnd(alive, run, migration, await self.ever_ran())
         except HostDownError:
-            return Side(True, run, migration, silent=True)
+            return MigrationEnd(True, run, migration, silent=True)
 
     async def rescue(self) -> Monitor:
         """A session for out-of-band commands, which work while QEMU is stuck.
@@ -149,7 +149,7 @@ class End:
 class Pair(NamedTuple):
     """Source and target of one migration. `ram_dir` is where the target's RAM file stands.
 
-    For `stopped` and `stays` see `View`.
+    For `stopped` and `stays` see `OwnershipView`.
     """
 
     source: End
@@ -159,10 +159,10 @@ class Pair(NamedTuple):
     stopped: bool = False
     stays: bool = False
 
-    async def view(self) -> View:
+    async def view(self) -> OwnershipView:
         """Both ends, looked at concurrently."""
         source, target = await asyncio.gather(self.source.look(), self.target.look())
-        return View(source, target, self.was_running, self.stopped, self.stays)
+        return OwnershipView(source, target, self.was_running, self.stopped, self.stays)
 
     async def close(self) -> None:
         """Drop both sessions."""

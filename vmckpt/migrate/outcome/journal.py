@@ -10,7 +10,7 @@ from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import StorageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.steps.disk_files import CopiedDisk
+from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.state.documents import Schema, save_to
 from vmckpt.state.durable import part_of
 from vmckpt.vm.argv import Platform
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class MigrationJournal:
     """One migration of one VM.
 
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
@@ -46,7 +46,7 @@ class Journal:
     ram_dir: str
     was_running: bool
     step: str
-    disks: tuple[CopiedDisk, ...] = ()
+    disks: tuple[MovedDisk, ...] = ()
     offline: bool = False
     stops: bool = False
     platform: Platform | None = None
@@ -99,18 +99,18 @@ class Journal:
             await host.remove(part_of(journal))
 
     @staticmethod
-    async def read(host: Host, vm: str) -> "Journal | None":
+    async def read(host: Host, vm: str) -> "MigrationJournal | None":
         """The journal on a host, None when there is none. Raises StorageError (damaged)."""
-        return await Journal.read_from(host, vm_dir(host.state_dir, vm).journal)
+        return await MigrationJournal.read_from(host, vm_dir(host.state_dir, vm).journal)
 
     @staticmethod
-    async def read_from(host: Host, path: Path) -> "Journal | None":
+    async def read_from(host: Host, path: Path) -> "MigrationJournal | None":
         """One that is kept in a file; raises as `read`."""
         text = await host.read_text(path)
-        return None if text is None else Journal.parse(text, path, host.name)
+        return None if text is None else MigrationJournal.parse(text, path, host.name)
 
     @staticmethod
-    def parse(text: str, path: Path, host: str) -> "Journal":
+    def parse(text: str, path: Path, host: str) -> "MigrationJournal":
         """What stands in the file of that path on the host. Raises StorageError (damaged)."""
         found = _SCHEMA.decode(text, path, host)
         if path.parent.name != found.vm and not path.name.startswith(f"{found.vm}."):
@@ -119,11 +119,11 @@ class Journal:
 
 
 _SCHEMA = Schema(
-    Journal, "end the VM's QEMU on the host where it is not to run, and remove the file"
+    MigrationJournal, "end the VM's QEMU on the host where it is not to run, and remove the file"
 )
 
 
-async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
+async def find_journal(vm: str, hosts: Iterable[Host]) -> MigrationJournal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
     Writing it on one host may have failed, or been cut off after the other. Hosts that do not
@@ -133,11 +133,11 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """
     damaged = list[StorageError]()
 
-    async def read(host: Host) -> tuple[Host, Journal | None]:
+    async def read(host: Host) -> tuple[Host, MigrationJournal | None]:
         path = vm_dir(host.state_dir, vm).journal
         text = await host.read_text(path)
         try:
-            return host, None if text is None else Journal.parse(text, path, host.name)
+            return host, None if text is None else MigrationJournal.parse(text, path, host.name)
         except StorageError as exc:
             damaged.append(exc)
             raise
@@ -152,6 +152,6 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     return found
 
 
-def newest(found: Iterable[Journal]) -> Journal | None:
+def newest(found: Iterable[MigrationJournal]) -> MigrationJournal | None:
     """The one that got furthest."""
     return max(found, key=lambda journal: STEPS.index(journal.step), default=None)

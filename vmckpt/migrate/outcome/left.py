@@ -15,16 +15,16 @@ from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.outcome.ends import End, Pair, discard
-from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.machines import is_source
 from vmckpt.migrate.steps.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.steps.handover import release
-from vmckpt.vm.inventory import Look, Vm, read_vm
+from vmckpt.vm.inventory import Vm, VmStatus, read_vm
 from vmckpt.vm.paths import left_file, left_vm, vm_dir
 from vmckpt.vm.start import end_qemu
 
 
-async def keep_at(journal: Journal, host: Host) -> None:
+async def keep_at(journal: MigrationJournal, host: Host) -> None:
     """This end has the guest for good: that is on its disk when this returns.
 
     Raises StorageError, HostDownError.
@@ -32,18 +32,18 @@ async def keep_at(journal: Journal, host: Host) -> None:
     await journal.write_to(host, _path(journal, host))
 
 
-async def is_kept_at(journal: Journal, host: Host) -> bool:
+async def is_kept_at(journal: MigrationJournal, host: Host) -> bool:
     """Whether it was decided that this end has the guest, beside the other's silence."""
     return await host.exists(_path(journal, host))
 
 
-async def leave(journal: Journal, host: Host) -> None:
+async def leave(journal: MigrationJournal, host: Host) -> None:
     """This end has the guest, and the VM may be worked on; what the other has is for later."""
     await keep_at(journal, host)
     await journal.remove((host,))
 
 
-async def forget(journal: Journal, source: Host, target: Host) -> None:
+async def forget(journal: MigrationJournal, source: Host, target: Host) -> None:
     """The migration is done or undone, on both hosts."""
     await journal.remove((source, target))
     for host in (source, target):
@@ -59,7 +59,7 @@ async def undo_target(pair: Pair) -> None:
 
 
 async def undo_or_leave(
-    pair: Pair, journal: Journal, note: Callable[[str], None], *, may_leave: bool
+    pair: Pair, journal: MigrationJournal, note: Callable[[str], None], *, may_leave: bool
 ) -> bool:
     """The source has the guest: whether the target is undone; left if its host is silent.
 
@@ -77,7 +77,7 @@ async def undo_or_leave(
     return True
 
 
-async def clear_target(journal: Journal, source: Host, target: Host) -> None:
+async def clear_target(journal: MigrationJournal, source: Host, target: Host) -> None:
     """Remove what was left on the target, for the holder of both locks.
 
     What else of a VM of that name is there stays. Raises OutcomeUnknownError when it is the VM, and
@@ -89,7 +89,7 @@ async def clear_target(journal: Journal, source: Host, target: Host) -> None:
         raise _contradiction(journal, source, target)
     await end_qemu(target, Path(journal.ram_dir), directory.qemu(journal.target_qemu))
     await remove_files(target, journal.run, journal.disks)
-    found = await Journal.read(target, journal.vm)
+    found = await MigrationJournal.read(target, journal.vm)
     if found is not None and found.run == journal.run:
         await journal.remove((target,))
     if set(await target.list_dir(directory.path)) <= {
@@ -102,7 +102,7 @@ async def clear_target(journal: Journal, source: Host, target: Host) -> None:
 
 
 async def clear_source(
-    journal: Journal, source: Host, target: Host, note: Callable[[str], None]
+    journal: MigrationJournal, source: Host, target: Host, note: Callable[[str], None]
 ) -> None:
     """Remove what was left on the source, its copied disks too, for the holder of both locks.
 
@@ -117,7 +117,7 @@ async def clear_source(
     await target.remove(_path(journal, target))
 
 
-async def without_stale(looks: Iterable[Look], hosts: Iterable[Host]) -> list[Look]:
+async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> list[VmStatus]:
     """The VMs that were looked at, each where it is: not where it no longer runs.
 
     A VM is at home on two hosts while a migration hands it over, and when a host that died comes
@@ -157,25 +157,25 @@ async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home
         if left_vm(file) not in names:
             continue
         with suppress(StorageError):  # a damaged one tells nothing; the others do
-            if journal := await Journal.read_from(host, directory / file):
+            if journal := await MigrationJournal.read_from(host, directory / file):
                 source, target = _ends_of(journal)
                 stale.add(target if await is_source(journal, host) else source)
     for name in names:
-        if journal := await Journal.read(host, name):
+        if journal := await MigrationJournal.read(host, name):
             source, target = _ends_of(journal)
             if target in homes:  # the handover was past the commit
                 stale.add(source)
     return stale
 
 
-def _ends_of(journal: Journal) -> tuple[_Home, _Home]:
+def _ends_of(journal: MigrationJournal) -> tuple[_Home, _Home]:
     return (
         _Home(journal.vm, journal.source_qemu),
         _Home(journal.vm, journal.target_qemu),
     )
 
 
-def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknownError:
+def _contradiction(journal: MigrationJournal, owner: Host, other: Host) -> OutcomeUnknownError:
     path = _path(journal, owner)
     return OutcomeUnknownError(
         f"'{journal.vm}' is at home on {other.name}, where it cannot be",
@@ -184,5 +184,5 @@ def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknown
     )
 
 
-def _path(journal: Journal, host: Host) -> Path:
+def _path(journal: MigrationJournal, host: Host) -> Path:
     return host.state_dir / "left" / left_file(journal.vm, journal.run)

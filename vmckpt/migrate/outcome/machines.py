@@ -8,7 +8,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.identity import host_identity, read_host_identity
 from vmckpt.hosts.inventory.inventory import find_host
-from vmckpt.migrate.outcome.journal import Journal
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.sequence.steps import both
 
 
@@ -33,24 +33,26 @@ async def ends(source: Host, target: Host) -> tuple[str, str]:
     return one, other
 
 
-async def source_of(journal: Journal, hosts: Sequence[Host]) -> Host:
+async def source_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
     """The host that it came from. Raises ForgottenError, HostDownError."""
     return await _meant(journal.source, journal.source_id, hosts, journal)
 
 
-async def target_of(journal: Journal, hosts: Sequence[Host]) -> Host:
+async def target_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
     """The host that it goes to. Raises as `source_of`."""
     return await _meant(journal.target, journal.target_id, hosts, journal)
 
 
-async def is_source(journal: Journal, host: Host) -> bool:
+async def is_source(journal: MigrationJournal, host: Host) -> bool:
     """Whether the host, on which the journal stands, is the one that it came from."""
     if journal.source_id in (None, journal.target_id):  # an older vmckpt's, or one is a clone
         return host.name == journal.source
     return await read_host_identity(host) == journal.source_id
 
 
-async def _meant(name: str, identity: str | None, hosts: Sequence[Host], journal: Journal) -> Host:
+async def _meant(
+    name: str, identity: str | None, hosts: Sequence[Host], journal: MigrationJournal
+) -> Host:
     """The host that a journal means, of some hosts or the inventory, whatever it is called there.
 
     Another machine of that name has nothing of the migration: the end that has the guest would

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from vmckpt.qemu.replies import MigrationStatus, RunState
 
 
-class Side(NamedTuple):
+class MigrationEnd(NamedTuple):
     """One end as it is now. `run` and `migration` are None while its monitor gives no answer.
 
     `ever_ran` is the target's own record that its vCPUs have run (it outlives the process).
@@ -30,15 +30,15 @@ class Side(NamedTuple):
         return self.migration is not None and self.migration.in_postcopy
 
 
-class View(NamedTuple):
+class OwnershipView(NamedTuple):
     """Both ends. `was_running`: the guest ran when the migration began.
 
     `stopped`: vmckpt stopped it for the way (method `stop`). `stays`: it was decided beside a
     silent target that the source goes on, and written down: the target never runs.
     """
 
-    source: Side
-    target: Side
+    source: MigrationEnd
+    target: MigrationEnd
     was_running: bool
     stopped: bool = False
     stays: bool = False
@@ -57,7 +57,7 @@ DECIDED = frozenset({"none", "failed", "cancelled", "completed"})
 GIVEN_UP = frozenset({"failed", "cancelled"})
 
 
-class Move(Enum):
+class OwnershipMove(Enum):
     """What to do next. The last four end the matter."""
 
     WAIT = "wait: QEMU is about to settle it"
@@ -73,7 +73,7 @@ class Move(Enum):
     UNKNOWN = "an end gives no answer"
 
 
-def decide(view: View) -> Move:
+def decide(view: OwnershipView) -> OwnershipMove:
     """The next move towards the guest being in exactly one place, given both ends.
 
     The rule: the target may run only when the source has said "completed" (or is in post-copy);
@@ -86,11 +86,11 @@ def decide(view: View) -> Move:
     if target.in_postcopy and (target.running or target.ever_ran):
         return _fetching(view)
     if target.running:
-        return Move.TARGET_OWNS
+        return OwnershipMove.TARGET_OWNS
     if target.silent:
         return _beside_silence(view)
     if view.stays and target.alive and not target.ever_ran:
-        return Move.KILL_TARGET
+        return OwnershipMove.KILL_TARGET
     if not source.alive:
         return _without_source(view)
     if source.run is None or source.migration is None:
@@ -98,92 +98,106 @@ def decide(view: View) -> Move:
     return _with_both(view, source.run, source.migration)
 
 
-def _with_both(view: View, run: RunState, migration: MigrationStatus) -> Move:
+def _with_both(view: OwnershipView, run: RunState, migration: MigrationStatus) -> OwnershipMove:
     if migration.status == "completed" and run.status in HANDED_OVER:
         return _completed(view)
     if migration.status in DECIDED:
         return _not_migrated(view, run)
-    return Move.WAIT if migration.status == "cancelling" else Move.CANCEL
+    return OwnershipMove.WAIT if migration.status == "cancelling" else OwnershipMove.CANCEL
 
 
-def _beside_silence(view: View) -> Move:
+def _beside_silence(view: OwnershipView) -> OwnershipMove:
     # Whether the target has run, or does, is not known: only the source is acted on.
     source = view.source
     if source.run is None or source.migration is None:
-        return Move.UNKNOWN
+        return OwnershipMove.UNKNOWN
     if source.migration.status not in DECIDED:
-        return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
+        return (
+            OwnershipMove.WAIT if source.migration.status == "cancelling" else OwnershipMove.CANCEL
+        )
     if source.run.running:
-        return Move.SOURCE_OWNS
+        return OwnershipMove.SOURCE_OWNS
     if view.was_running:
         # What was stopped for the way is let go by nobody but vmckpt.
         held = view.stopped and source.run.status == "paused"
-        return Move.RUN_SOURCE if held and source.migration.status in GIVEN_UP else Move.UNKNOWN
-    return Move.UNKNOWN if source.run.status in HANDED_OVER else Move.SOURCE_OWNS
+        return (
+            OwnershipMove.RUN_SOURCE
+            if held and source.migration.status in GIVEN_UP
+            else OwnershipMove.UNKNOWN
+        )
+    return OwnershipMove.UNKNOWN if source.run.status in HANDED_OVER else OwnershipMove.SOURCE_OWNS
 
 
-def _fetching(view: View) -> Move:
+def _fetching(view: OwnershipView) -> OwnershipMove:
     # The target waits for pages that only the source has. When the source dies the target goes on
     # if it has got the last one, else it pauses its migration.
     migration = view.target.migration
     if migration is not None and migration.status == "postcopy-active":
-        return Move.WAIT
-    return Move.UNKNOWN if view.source.alive else Move.LOST
+        return OwnershipMove.WAIT
+    return OwnershipMove.UNKNOWN if view.source.alive else OwnershipMove.LOST
 
 
-def _silent_source(target: Side) -> Move:
+def _silent_source(target: MigrationEnd) -> OwnershipMove:
     # A stall in the device phase blocks the source's main loop, and only cutting the connection
     # frees it; but in post-copy the guest lives by that connection.
-    return Move.UNKNOWN if target.ever_ran or target.in_postcopy else Move.YANK
+    return OwnershipMove.UNKNOWN if target.ever_ran or target.in_postcopy else OwnershipMove.YANK
 
 
-def _completed(view: View) -> Move:
+def _completed(view: OwnershipView) -> OwnershipMove:
     target = view.target
     if not target.alive:
         if target.ever_ran:
-            return Move.LOST
-        return Move.RUN_SOURCE if view.was_running else Move.SOURCE_OWNS
+            return OwnershipMove.LOST
+        return OwnershipMove.RUN_SOURCE if view.was_running else OwnershipMove.SOURCE_OWNS
     if target.run is None:
-        return Move.UNKNOWN if target.ever_ran else Move.KILL_TARGET
+        return OwnershipMove.UNKNOWN if target.ever_ran else OwnershipMove.KILL_TARGET
     if target.run.status == "inmigrate" or target.in_postcopy:
-        return Move.WAIT
+        return OwnershipMove.WAIT
     if target.ever_ran or not view.was_running:
-        return Move.TARGET_OWNS
-    return Move.RUN_TARGET
+        return OwnershipMove.TARGET_OWNS
+    return OwnershipMove.RUN_TARGET
 
 
-def _in_postcopy(view: View, migration: MigrationStatus) -> Move:
+def _in_postcopy(view: OwnershipView, migration: MigrationStatus) -> OwnershipMove:
     if not view.target.alive:
-        return Move.LOST
+        return OwnershipMove.LOST
     if migration.status == "postcopy-paused":
-        return Move.RECONNECT
+        return OwnershipMove.RECONNECT
     if view.target.run is None:
-        return Move.WAIT
+        return OwnershipMove.WAIT
     waits = view.target.running or view.target.run.status == "inmigrate" or not view.was_running
-    return Move.WAIT if waits else Move.RUN_TARGET
+    return OwnershipMove.WAIT if waits else OwnershipMove.RUN_TARGET
 
 
-def _not_migrated(view: View, run: RunState) -> Move:
+def _not_migrated(view: OwnershipView, run: RunState) -> OwnershipMove:
     if view.target.ever_ran:
-        return Move.TARGET_OWNS if view.target.alive else Move.LOST
+        return OwnershipMove.TARGET_OWNS if view.target.alive else OwnershipMove.LOST
     if run.running or not view.was_running:
-        return Move.SOURCE_OWNS
+        return OwnershipMove.SOURCE_OWNS
     # Only a target that is certainly dead lets a stopped source run again.
     if view.target.alive:
-        return Move.KILL_TARGET
+        return OwnershipMove.KILL_TARGET
     # What has stopped otherwise (an I/O error, a panic) has its own reason, and `cont` no business.
-    return Move.RUN_SOURCE if run.status in STOPPED_BY_MIGRATION else Move.SOURCE_OWNS
+    return (
+        OwnershipMove.RUN_SOURCE
+        if run.status in STOPPED_BY_MIGRATION
+        else OwnershipMove.SOURCE_OWNS
+    )
 
 
-def _without_source(view: View) -> Move:
+def _without_source(view: OwnershipView) -> OwnershipMove:
     target = view.target
     if not target.alive:
-        return Move.LOST
+        return OwnershipMove.LOST
     if target.run is None:
-        return Move.UNKNOWN
+        return OwnershipMove.UNKNOWN
     status = target.migration.status if target.migration is not None else "none"
     if status == "completed" and target.run.status != "inmigrate":
-        return Move.RUN_TARGET if view.was_running and not target.ever_ran else Move.TARGET_OWNS
+        return (
+            OwnershipMove.RUN_TARGET
+            if view.was_running and not target.ever_ran
+            else OwnershipMove.TARGET_OWNS
+        )
     # What the source sent last may still be on its way: QEMU completes it, pauses or ends.
     arriving = status in ("active", "postcopy-active", "completed")
-    return Move.WAIT if arriving else Move.LOST
+    return OwnershipMove.WAIT if arriving else OwnershipMove.LOST

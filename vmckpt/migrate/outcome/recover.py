@@ -18,7 +18,7 @@ from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.outcome.ends import End, Pair, discard, kill
-from vmckpt.migrate.outcome.journal import BEFORE_DEVICES, Journal, find_journal, newest
+from vmckpt.migrate.outcome.journal import BEFORE_DEVICES, MigrationJournal, find_journal, newest
 from vmckpt.migrate.outcome.left import (
     clear_source,
     clear_target,
@@ -29,7 +29,7 @@ from vmckpt.migrate.outcome.left import (
     undo_target,
 )
 from vmckpt.migrate.outcome.machines import ForgottenError, source_of, target_of
-from vmckpt.migrate.outcome.ownership import Move, Side, View, decide
+from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipMove, OwnershipView, decide
 from vmckpt.migrate.outcome.settle import settle, settle_alone
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.steps.disks import drop_mirrors
@@ -77,7 +77,7 @@ async def recover(
         return await _recover_alone(journal, hosts, silence, note)
     async with locks:
         # Which got further is to be known: both have to answer now.
-        found = [await Journal.read(host, name) for host in (source, target)]
+        found = [await MigrationJournal.read(host, name) for host in (source, target)]
         here, there = (one if one and one.is_same_run(journal) else None for one in found)
         last = newest(one for one in (here, there) if one)
         if last is None:
@@ -110,7 +110,7 @@ async def recover(
 
 
 async def _one_sided(
-    journal: Journal, host: Host, other: Host, outcome: str, note: Callable[[str], None]
+    journal: MigrationJournal, host: Host, other: Host, outcome: str, note: Callable[[str], None]
 ) -> Recovery | None:
     """How a run ended that only `host` knows of, though `other` answers, if nothing may be done.
 
@@ -126,7 +126,7 @@ async def _one_sided(
 
 
 async def _recover_alone(
-    journal: Journal,
+    journal: MigrationJournal,
     hosts: Sequence[Host],
     silence: HostDownError | ForgottenError,
     note: Callable[[str], None],
@@ -142,7 +142,7 @@ async def _recover_alone(
         except (HostDownError, ForgottenError):
             continue
         async with locks:
-            found = await Journal.read(host, journal.vm)
+            found = await MigrationJournal.read(host, journal.vm)
             if found is None or found.run != journal.run:
                 return None
             if not await go_on(found, host, note):
@@ -153,7 +153,7 @@ async def _recover_alone(
     raise silence
 
 
-async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None]) -> bool:
+async def _stay_alone(journal: MigrationJournal, source: Host, note: Callable[[str], None]) -> bool:
     """Whether the source has the guest, which goes on there without anything of the migration."""
     home = await read_vm(source, journal.vm)
     if home is None or journal.past_commit:
@@ -164,7 +164,7 @@ async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None
         move = await settle_alone(
             end, keep, was_running=journal.was_running, stopped=journal.stopped
         )
-        if move is not Move.SOURCE_OWNS:
+        if move is not OwnershipMove.SOURCE_OWNS:
             return False
         await _free_source(end, journal, note)
         await _at_home_alone(end, home, journal, note)
@@ -173,7 +173,9 @@ async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None
     return True
 
 
-async def _arrive_alone(journal: Journal, target: Host, note: Callable[[str], None]) -> bool:
+async def _arrive_alone(
+    journal: MigrationJournal, target: Host, note: Callable[[str], None]
+) -> bool:
     """Whether the target has the guest, and needs its source no more; then it is at home there."""
     end = _target_end(journal, target)
     try:
@@ -191,18 +193,20 @@ async def _arrive_alone(journal: Journal, target: Host, note: Callable[[str], No
     return True
 
 
-async def _at_home_alone(end: End, home: Vm, journal: Journal, note: Callable[[str], None]) -> None:
+async def _at_home_alone(
+    end: End, home: Vm, journal: MigrationJournal, note: Callable[[str], None]
+) -> None:
     """The VM is there: with its devices, or off as it was."""
     await _bring_devices_back(end, home, journal, note)
     if journal.offline:
         await discard(end, Path(journal.ram_dir))
 
 
-async def _make_home_alone(journal: Journal, target: End) -> Vm | None:
+async def _make_home_alone(journal: MigrationJournal, target: End) -> Vm | None:
     """The VM, at home at the target whose QEMU says that it runs; None if it does not say so."""
-    source = Side(alive=True, silent=True)
-    view = View(source, await target.look(), journal.was_running)
-    if journal.platform is None or decide(view) is not Move.TARGET_OWNS:
+    source = MigrationEnd(alive=True, silent=True)
+    view = OwnershipView(source, await target.look(), journal.was_running)
+    if journal.platform is None or decide(view) is not OwnershipMove.TARGET_OWNS:
         return None
     if (qemu := await find_qemu(target, journal.platform)) is None:
         return None
@@ -211,17 +215,17 @@ async def _make_home_alone(journal: Journal, target: End) -> Vm | None:
     return await read_vm(target.host, journal.vm)
 
 
-def _source_end(journal: Journal, source: Host) -> End:
+def _source_end(journal: MigrationJournal, source: Host) -> End:
     return End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu))
 
 
-def _target_end(journal: Journal, target: Host) -> End:
+def _target_end(journal: MigrationJournal, target: Host) -> End:
     ran = journal.was_running and journal.past_commit
     files = vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)
     return End(target, files, certainly_ran=ran)
 
 
-async def _free_source(source: End, journal: Journal, note: Callable[[str], None]) -> None:
+async def _free_source(source: End, journal: MigrationJournal, note: Callable[[str], None]) -> None:
     """Its QEMU has the guest, and nothing of the migration any more."""
     try:
         await drop_mirrors(source, journal.run)
@@ -233,7 +237,12 @@ async def _free_source(source: End, journal: Journal, note: Callable[[str], None
 
 
 async def _recover(
-    journal: Journal, source: Host, target: Host, note: Callable[[str], None], *, stays: bool
+    journal: MigrationJournal,
+    source: Host,
+    target: Host,
+    note: Callable[[str], None],
+    *,
+    stays: bool,
 ) -> Recovery:
     pair = Pair(
         _source_end(journal, source),
@@ -249,23 +258,23 @@ async def _recover(
     try:
         if arrived is not None:
             # The handover was past the commit: what is left is the source's clean-up.
-            move = Move.TARGET_OWNS
+            move = OwnershipMove.TARGET_OWNS
         else:
             move = await settle(pair, note, partial(keep_at, journal, source))
         match move:
-            case Move.TARGET_OWNS:
+            case OwnershipMove.TARGET_OWNS:
                 await _finish(pair, home, arrived, journal, note)
                 await disarm_if_possible(pair.target, note)
                 await leave_plain(pair.target, note)
                 await _bring_devices_back(pair.target, home or arrived, journal, note)
                 where, outcome = target, FINISHED
-            case Move.SOURCE_OWNS:
+            case OwnershipMove.SOURCE_OWNS:
                 await _free_source(pair.source, journal, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
                 await _bring_devices_back(pair.source, home, journal, note)
                 where, outcome = source, UNDONE
-            case Move.LOST:
+            case OwnershipMove.LOST:
                 await bury(pair, home, journal, note)
                 if not journal.offline:
                     await forget(journal, source, target)
@@ -282,7 +291,7 @@ async def _recover(
 
 
 async def _bring_devices_back(
-    end: End, vm: Vm | None, journal: Journal, note: Callable[[str], None]
+    end: End, vm: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
 ) -> None:
     """The VM's devices are plugged in where it is, and what used them goes on."""
     if vm is None or not journal.was_running or journal.step in BEFORE_DEVICES:
@@ -301,7 +310,7 @@ async def _finish(
     pair: Pair,
     home: Vm | None,
     arrived: Vm | None,
-    journal: Journal,
+    journal: MigrationJournal,
     note: Callable[[str], None],
 ) -> None:
     if arrived is None and home is not None:
@@ -314,7 +323,9 @@ async def _finish(
     await release(pair.source, pair.ram_dir)
 
 
-async def bury(pair: Pair, home: Vm | None, journal: Journal, note: Callable[[str], None]) -> None:
+async def bury(
+    pair: Pair, home: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
+) -> None:
     """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
     if not await pair.target.ever_ran() or home is None:
         await kill(pair.source)

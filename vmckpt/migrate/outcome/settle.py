@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.migrate.outcome.ends import LOOK_TIMEOUT_S, End, Pair, kill
-from vmckpt.migrate.outcome.ownership import Move, Side, View, decide
+from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipMove, OwnershipView, decide
 from vmckpt.migrate.steps.reconnect import reconnect
 from vmckpt.migrate.steps.steering import SILENCE_S
 from vmckpt.qemu import commands
@@ -19,7 +19,14 @@ SILENT_POLL_S = 1.0
 RECONNECT_POLL_S = 1.0
 # A source beside a silent target has said by then what it is.
 ALONE_S, ALONE_POLL_S = 5.0, 0.1
-ENDINGS = frozenset({Move.SOURCE_OWNS, Move.TARGET_OWNS, Move.LOST, Move.UNKNOWN})
+ENDINGS = frozenset(
+    {
+        OwnershipMove.SOURCE_OWNS,
+        OwnershipMove.TARGET_OWNS,
+        OwnershipMove.LOST,
+        OwnershipMove.UNKNOWN,
+    }
+)
 
 # Keeps that the target never runs.
 Keep = Callable[[], Awaitable[None]]
@@ -27,7 +34,7 @@ Keep = Callable[[], Awaitable[None]]
 
 async def settle(
     pair: Pair, note: Callable[[str], None], keep: Keep, timeout_s: float = 30.0
-) -> Move:
+) -> OwnershipMove:
     """Give the migration up, or let it end if it is too late, until one place has the guest.
 
     Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU gave no answer for `timeout_s`, or a
@@ -36,7 +43,7 @@ async def settle(
     """
     clock = asyncio.get_running_loop().time
     moved_s = clock()
-    last: Move | None = None
+    last: OwnershipMove | None = None
     sent_bytes = 0
     waited = False
     while True:
@@ -46,7 +53,7 @@ async def settle(
         if migration and migration.transferred_bytes != sent_bytes:
             # Post-copy under way takes as long as it takes.
             sent_bytes, moved_s = migration.transferred_bytes, clock()
-        if move in ENDINGS - {Move.UNKNOWN}:
+        if move in ENDINGS - {OwnershipMove.UNKNOWN}:
             return move
         silent = [
             end.host.name
@@ -54,36 +61,38 @@ async def settle(
             if side.silent
         ]
         if clock() > moved_s + (SILENT_HOST_S if silent else timeout_s):
-            return Move.UNKNOWN
+            return OwnershipMove.UNKNOWN
         if silent and not waited:
             waited = True
             note(f"{' and '.join(silent)} gives no answer: asking for {SILENT_HOST_S:g} s")
-        if move is Move.WAIT and migration and migration.in_postcopy:
+        if move is OwnershipMove.WAIT and migration and migration.in_postcopy:
             # A silent link is noticed by neither QEMU.
-            move = Move.RECONNECT if clock() > moved_s + SILENCE_S else move
-        if move is Move.RUN_SOURCE and view.target.silent and not pair.stays:
+            move = OwnershipMove.RECONNECT if clock() > moved_s + SILENCE_S else move
+        if move is OwnershipMove.RUN_SOURCE and view.target.silent and not pair.stays:
             pair = pair._replace(stays=await _kept(keep))
-            move = move if pair.stays else Move.UNKNOWN
-        if move is not last and move not in (Move.WAIT, Move.UNKNOWN):
+            move = move if pair.stays else OwnershipMove.UNKNOWN
+        if move is not last and move not in (OwnershipMove.WAIT, OwnershipMove.UNKNOWN):
             note(move.value)
         await _act(move, pair, repeated=move is last)
         last = move
         await asyncio.sleep(SILENT_POLL_S if silent else POLL_S)
 
 
-async def settle_alone(source: End, keep: Keep, *, was_running: bool, stopped: bool) -> Move:
+async def settle_alone(
+    source: End, keep: Keep, *, was_running: bool, stopped: bool
+) -> OwnershipMove:
     """As `settle`, within 5 s and beside a target that cannot be asked: SOURCE_OWNS or UNKNOWN."""
     clock = asyncio.get_running_loop().time
     given_up_s, kept = clock() + ALONE_S, False
-    silent = Side(alive=True, silent=True)
+    silent = MigrationEnd(alive=True, silent=True)
     while True:
-        move = decide(View(await source.look(), silent, was_running, stopped))
-        if move is Move.SOURCE_OWNS:
+        move = decide(OwnershipView(await source.look(), silent, was_running, stopped))
+        if move is OwnershipMove.SOURCE_OWNS:
             return move
         if clock() > given_up_s:
-            return Move.UNKNOWN
-        kept = kept or (move is Move.RUN_SOURCE and await _kept(keep))
-        if kept or move is Move.CANCEL:
+            return OwnershipMove.UNKNOWN
+        kept = kept or (move is OwnershipMove.RUN_SOURCE and await _kept(keep))
+        if kept or move is OwnershipMove.CANCEL:
             with suppress(CommandRefusedError, OutcomeUnknownError, HostDownError):
                 await _act_on_source(move, source)  # the next look shows what became of it
         await asyncio.sleep(ALONE_POLL_S)
@@ -98,20 +107,20 @@ async def _kept(keep: Keep) -> bool:
     return True
 
 
-async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:
+async def _act(move: OwnershipMove, pair: Pair, *, repeated: bool) -> None:
     """One move; a refusal or a lost monitor shows in the next look."""
     try:
         match move:
-            case Move.CANCEL | Move.RUN_SOURCE:
+            case OwnershipMove.CANCEL | OwnershipMove.RUN_SOURCE:
                 await _act_on_source(move, pair.source)
-            case Move.RUN_TARGET:
+            case OwnershipMove.RUN_TARGET:
                 await commands.cont(await pair.target.monitor())
-            case Move.KILL_TARGET:
+            case OwnershipMove.KILL_TARGET:
                 await pair.target.close()
                 await kill(pair.target)
-            case Move.YANK if not repeated:
+            case OwnershipMove.YANK if not repeated:
                 await pair.source.yank()
-            case Move.RECONNECT:
+            case OwnershipMove.RECONNECT:
                 if not await reconnect(pair):
                     await asyncio.sleep(RECONNECT_POLL_S)
             case _:
@@ -120,8 +129,8 @@ async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _act_on_source(move: Move, source: End) -> None:
-    if move is Move.CANCEL:
+async def _act_on_source(move: OwnershipMove, source: End) -> None:
+    if move is OwnershipMove.CANCEL:
         await commands.migrate_cancel(await source.monitor(), LOOK_TIMEOUT_S)
-    elif move is Move.RUN_SOURCE:
+    elif move is OwnershipMove.RUN_SOURCE:
         await commands.cont(await source.monitor())

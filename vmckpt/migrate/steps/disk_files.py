@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedDisk:
+class MovedDisk:
     """Where a copied disk stands on source and target, as the journal keeps it.
 
     `keep`: the source stays where it is when the VM has moved.
@@ -54,7 +54,7 @@ async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy
         await host.run(["sync", "--", str(copy.target.parent)])
 
 
-async def remove_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> None:
+async def remove_files(host: Host, run: str, disks: Iterable[MovedDisk]) -> None:
     """Undo `create_files`; what is not provably this run's stays."""
     for path in (Path(disk.target) for disk in disks):
         proof = _proof(path, run)
@@ -66,7 +66,7 @@ async def remove_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> Non
         await host.remove(proof)
 
 
-async def keep_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> None:
+async def keep_files(host: Host, run: str, disks: Iterable[MovedDisk]) -> None:
     """No undo removes the files any more: nobody knows whose are newer."""
     for disk in disks:
         await host.remove(_proof(Path(disk.target), run))
@@ -76,7 +76,7 @@ async def hand_over_files(
     source: Host,
     target: Host,
     run: str,
-    disks: Iterable[CopiedDisk],
+    disks: Iterable[MovedDisk],
     note: Callable[[str], None],
 ) -> None:
     """The VM is the target's: so are its files, which no undo removes now; the source's go.

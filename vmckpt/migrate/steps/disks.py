@@ -9,12 +9,12 @@ from typing import Any
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.events.types import JobProgress
 from vmckpt.migrate.outcome.ends import COPY_PREFIX, End, Pair
-from vmckpt.migrate.steps.encryption import Credentials
+from vmckpt.migrate.steps.encryption import TlsCredentials
 from vmckpt.options.migration import DISKS_SHARE
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
-from vmckpt.qemu.replies import Job
+from vmckpt.qemu.replies import QemuJob
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_duration
 from vmckpt.vm.users.users import let_write
@@ -60,7 +60,7 @@ class DiskMirrors:
         """Whether there are disks to copy at all."""
         return bool(self._copies)
 
-    async def mirror(self, credentials: Credentials | None) -> None:
+    async def mirror(self, credentials: TlsCredentials | None) -> None:
         """Copy every disk; when it returns the copies only follow the guest's writes.
 
         Encrypted by `credentials`, which both QEMUs have already; in clear without. Raises
@@ -152,7 +152,7 @@ class DiskMirrors:
         if self._copies:
             await drop_mirrors(self._source, self._run)
 
-    async def _serve(self, target: Monitor, credentials: Credentials | None) -> int:
+    async def _serve(self, target: Monitor, credentials: TlsCredentials | None) -> int:
         import random
 
         # QEMU does not say which port it got for 0.
@@ -185,7 +185,7 @@ class DiskMirrors:
         await block.block_export_add(target, self._name(copy), node)
 
     async def _connect(
-        self, source: Monitor, copy: DiskCopy, port: int, credentials: Credentials | None
+        self, source: Monitor, copy: DiskCopy, port: int, credentials: TlsCredentials | None
     ) -> None:
         address = self._target.host.migration_address
         options: dict[str, Any] = {
@@ -203,7 +203,7 @@ class DiskMirrors:
                 options["tls-hostname"] = credentials.hostname
         await block.blockdev_add(source, options)
 
-    async def _jobs(self, source: Monitor, *, ending: bool = False) -> list[Job]:
+    async def _jobs(self, source: Monitor, *, ending: bool = False) -> list[QemuJob]:
         """The mirrors, none of which has failed; `ending` ones may have concluded well."""
         jobs = await _mirrors(source, self._run)
         failed = [job for job in jobs if job.error or (job.concluded and not ending)]
@@ -231,7 +231,7 @@ class DiskMirrors:
                     remedy="allow more bandwidth, or let the guest write less",
                 ) from exc
 
-    def _report(self, jobs: Sequence[Job]) -> None:
+    def _report(self, jobs: Sequence[QemuJob]) -> None:
         done, total = sum(job.done for job in jobs), sum(job.total for job in jobs)
         self._emit(JobProgress(self._clock(), "copying disks", done, total))
 
@@ -337,11 +337,11 @@ async def _cancel(monitor: Monitor, run: str, deadline_s: float) -> None:
                 await events.next(SAMPLE_S)
 
 
-async def _mirrors(monitor: Monitor, run: str) -> list[Job]:
+async def _mirrors(monitor: Monitor, run: str) -> list[QemuJob]:
     return await block.query_mirrors(monitor, _prefix(run))
 
 
-def _left(jobs: Sequence[Job]) -> int:
+def _left(jobs: Sequence[QemuJob]) -> int:
     return sum(job.total - job.done for job in jobs)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.events.record import LINK_BROKE
 from vmckpt.migrate.outcome.ends import Pair
-from vmckpt.migrate.outcome.ownership import Move, decide
+from vmckpt.migrate.outcome.ownership import OwnershipMove, decide
 from vmckpt.migrate.steps.reconnect import reconnect
 from vmckpt.migrate.steps.transfer import Transfer
 
@@ -29,7 +29,7 @@ async def drain(pair: Pair, transfer: Transfer, note: Callable[[str, str], None]
         except (OperationFailedError, HostDownError) as exc:
             if transfer.last.transferred_bytes > sent_bytes:
                 given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
-            can_rejoin = decide(await pair.view()) in (Move.RECONNECT, Move.WAIT)
+            can_rejoin = decide(await pair.view()) in (OwnershipMove.RECONNECT, OwnershipMove.WAIT)
             if not can_rejoin or time.monotonic() > given_up_s:
                 return False
             note(LINK_BROKE, f"{exc.what}; the guest waits for its pages: rejoining")

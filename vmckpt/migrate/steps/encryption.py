@@ -32,7 +32,7 @@ PSK_USER = "vmckpt"
 _PARAMETERS = ("tls-creds", "tls-hostname", "tls-authz")
 
 
-class Credentials(NamedTuple):
+class TlsCredentials(NamedTuple):
     """What both QEMUs call their credentials: for RAM, and for disk streams from source to target.
 
     The source connects with `source` (its peer has to be `hostname`), the target listens with
@@ -46,7 +46,7 @@ class Credentials(NamedTuple):
     authz: str | None
 
 
-async def arm(source: End, target: End, encryption: Encryption, run: str) -> Credentials:
+async def arm(source: End, target: End, encryption: Encryption, run: str) -> TlsCredentials:
     """Both QEMUs encrypt what migrates next between them, in a way that is not Scheme.CLEAR.
 
     Neither has credentials yet: see `disarm`, to be called after an error on whichever end goes on.
@@ -55,7 +55,7 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Cre
     """
     name = PREFIX + run
     by_certificate = encryption.scheme is Scheme.CERTIFICATES
-    credentials = Credentials(
+    credentials = TlsCredentials(
         source=name,
         target=name,
         hostname=(encryption.name or target.host.migration_address) if by_certificate else None,
@@ -110,7 +110,9 @@ async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
         note(f"{end.label} keeps credentials that nothing uses any more: {exc}")
 
 
-async def _load_certificates(source: End, target: End, credentials: Credentials, peer: str) -> None:
+async def _load_certificates(
+    source: End, target: End, credentials: TlsCredentials, peer: str
+) -> None:
     monitor = await target.monitor()
     # Any certificate of the authority would do otherwise, and no other host has business here.
     await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})

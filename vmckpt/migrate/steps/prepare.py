@@ -9,7 +9,7 @@ from vmckpt.migrate.outcome.ends import Pair
 from vmckpt.migrate.steps.encryption import disarm
 from vmckpt.migrate.steps.settings import set_source, set_target
 from vmckpt.qemu.abilities import Agreement
-from vmckpt.qemu.compare import Machine, describe, differences
+from vmckpt.qemu.compare import GuestMachine, describe, differences
 from vmckpt.sequence.steps import both
 from vmckpt.vm.identity import hand_over
 from vmckpt.vm.inventory import Vm
@@ -48,7 +48,7 @@ async def _start(vm: Vm, pair: Pair) -> Qemu:
     return qemu
 
 
-async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) -> Machine:
+async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) -> GuestMachine:
     """What can be done while the target's QEMU starts, which takes longer."""
     ours, _ = await both(
         _source_machine(pair, absent), both(pair.source.rescue(), _set_source(pair, agreement))
@@ -62,14 +62,14 @@ async def _set_source(pair: Pair, agreement: Agreement) -> None:
     await set_source(pair, agreement)
 
 
-async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
+async def _source_machine(pair: Pair, absent: Collection[str]) -> GuestMachine:
     found = await describe(await pair.source.monitor())
     # Those that are unplugged for the way come back later.
     stay = {name: kind for name, kind in found.devices.items() if name not in absent}
     return found._replace(devices=stay)
 
 
-async def _compare(pair: Pair, ours: Machine) -> None:
+async def _compare(pair: Pair, ours: GuestMachine) -> None:
     monitor = await pair.target.monitor()
     _, theirs = await both(pair.target.rescue(), describe(monitor))
     if found := differences(ours, theirs):

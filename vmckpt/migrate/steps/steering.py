@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.forecast.model.convergence import Passes, Rounds, has_stalled
-from vmckpt.forecast.model.pilot import Decision, Pilot
-from vmckpt.options.migration import Method, OnTimeout, Options
+from vmckpt.forecast.model.pilot import Pilot, PolicyDecision
+from vmckpt.options.migration import Method, MigrationOptions, OnTimeout
 from vmckpt.units import format_duration, format_rate, format_size
 
 # No byte for this long while QEMU says "active": it never notices a silent link by itself.
@@ -15,7 +15,7 @@ SILENCE_S = 15.0
 FIRST_POSTCOPY_ROUND = 2
 
 
-class Figures(NamedTuple):
+class TransferFigures(NamedTuple):
     """A transfer at one moment. The dirty rate means nothing before round 2."""
 
     round: int
@@ -25,7 +25,7 @@ class Figures(NamedTuple):
     dirty_rate_bytes_per_s: float
 
 
-class Order(Enum):
+class SteeringOrder(Enum):
     """What is to be done now; the value is the code of the note that tells it."""
 
     START_POSTCOPY = "postcopy"
@@ -35,7 +35,7 @@ class Order(Enum):
 class Steering:
     """The decisions of one transfer. Each order is given once."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: MigrationOptions) -> None:
         self._options = options
         self._rounds, self._passes = Rounds(), Passes()
         self._time_is_up = self._asked_postcopy = False
@@ -46,13 +46,13 @@ class Steering:
         """Rounds that have begun."""
         return len(self._rounds.left_bytes)
 
-    def see(self, figures: Figures, *, held: bool = False) -> None:
+    def see(self, figures: TransferFigures, *, held: bool = False) -> None:
         """Keep what each round had left to send, and whether the switchover was held back then."""
         self._rounds.see(figures.round, figures.remaining_bytes, held=held)
 
     def steer(
-        self, figures: Figures, elapsed_s: float, *, fitting_bytes: float = 0.0
-    ) -> tuple[Order, str] | None:
+        self, figures: TransferFigures, elapsed_s: float, *, fitting_bytes: float = 0.0
+    ) -> tuple[SteeringOrder, str] | None:
         """What to do now, and why. Raises TimedOutError when the time is up and nothing else asked.
 
         To be asked while the guest runs on the source. With `fitting_bytes` or less left
@@ -65,7 +65,10 @@ class Steering:
             if options.on_timeout is OnTimeout.ABORT:
                 raise _timed_out(given, figures, self.rounds)
             if options.on_timeout is OnTimeout.PAUSE:
-                return Order.STOP_GUEST, f"{given} are over: stopping the VM to send the rest"
+                return (
+                    SteeringOrder.STOP_GUEST,
+                    f"{given} are over: stopping the VM to send the rest",
+                )
         if self._asked_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
             return None
         reason = self._why_postcopy()
@@ -73,7 +76,7 @@ class Steering:
         if reason is None or (ends and not self._time_is_up):
             return None
         self._asked_postcopy = True
-        return Order.START_POSTCOPY, f"switching to post-copy: {reason}"
+        return SteeringOrder.START_POSTCOPY, f"switching to post-copy: {reason}"
 
     def _over(self, elapsed_s: float) -> str:
         """The time that was given and is over, in words."""
@@ -112,13 +115,13 @@ class Steering:
         self._silent_since_s, self._last_sent = now_s, -1
 
 
-def pilot(options: Options) -> Pilot | None:
+def pilot(options: MigrationOptions) -> Pilot | None:
     """The policy at work, if there is one."""
     policy = options.steers
     return None if policy is None else Pilot(policy, options.max_downtime_ms)
 
 
-def given_up(decision: Decision) -> OperationFailedError:
+def given_up(decision: PolicyDecision) -> OperationFailedError:
     """The end of a migration that its policy gives up."""
     return OperationFailedError(
         "the policy gave the migration up",
@@ -127,7 +130,7 @@ def given_up(decision: Decision) -> OperationFailedError:
     )
 
 
-def _timed_out(given: str, figures: Figures, rounds: int) -> TimedOutError:
+def _timed_out(given: str, figures: TransferFigures, rounds: int) -> TimedOutError:
     link = format_rate(figures.throughput_bytes_per_s)
     if rounds < FIRST_POSTCOPY_ROUND:
         sent, left = format_size(figures.transferred_bytes), format_size(figures.remaining_bytes)

@@ -17,10 +17,10 @@ from collections import deque
 from typing import NamedTuple
 
 from vmckpt.errors import HostDownError
-from vmckpt.forecast.model.switchover import Look, behind_s, switchover_bytes_per_s
+from vmckpt.forecast.model.switchover import SentSample, behind_s, switchover_bytes_per_s
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SENDING_SPEED, SWITCHOVER_SPEED, Agreement
 from vmckpt.qemu.monitor import Monitor
@@ -52,7 +52,11 @@ class Socketed(NamedTuple):
 
 
 def switchover(
-    monitor: Monitor, ends: tuple[Socketed, Socketed], port: int, asked: Options, set_to: Agreement
+    monitor: Monitor,
+    ends: tuple[Socketed, Socketed],
+    port: int,
+    asked: MigrationOptions,
+    set_to: Agreement,
 ) -> "Switchover | None":
     """What holds a source back that was set so; None for one that goes by its own measure.
 
@@ -92,7 +96,7 @@ class Switchover:
         self._monitor, self._max_downtime_s = monitor, max_downtime_s
         self._limit_bytes_per_s, self._quick_rounds = limit_bytes_per_s, quick_rounds
         self._source, self._target, self._port = source, target, port
-        self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
+        self._looks: deque[SentSample] = deque(maxlen=KEPT_LOOKS)
         self._first_pass_bytes: int | None = None
         self._given_bytes_per_s = float(HELD_BYTES_PER_S)
         self._over = self._still = False
@@ -112,7 +116,7 @@ class Switchover:
         queued = await self._queued()
         if queued is None:
             return
-        now = Look(time.monotonic(), status.transferred_bytes, queued)
+        now = SentSample(time.monotonic(), status.transferred_bytes, queued)
         looks = (*self._looks, now)
         if not self._looks or now.at_s >= self._looks[-1].at_s + KEPT_EVERY_S:
             self._looks.append(now)

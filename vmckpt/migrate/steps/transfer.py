@@ -9,19 +9,19 @@ from typing import Any
 from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
 from vmckpt.forecast.model.convergence import eta_s
-from vmckpt.forecast.model.pilot import Decision, Look
+from vmckpt.forecast.model.pilot import PolicyDecision, PrecopySample
 from vmckpt.migrate import later
 from vmckpt.migrate.steps.disks import DiskMirrors
 from vmckpt.migrate.steps.steering import (
     FIRST_POSTCOPY_ROUND,
-    Figures,
-    Order,
     Steering,
+    SteeringOrder,
+    TransferFigures,
     given_up,
     pilot,
 )
 from vmckpt.migrate.steps.switchover import WAIT_S, Switchover
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.options.policy import Act
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.qemu import commands
@@ -38,7 +38,7 @@ LOCAL_STATES = frozenset({"none", "setup", "wait-unplug"})
 IO_ERROR, IO_ERROR_STATE = "BLOCK_IO_ERROR", "io-error"
 
 
-class Ending(Enum):
+class TransferEnding(Enum):
     """How a transfer ended on the source."""
 
     COMPLETED = "all state is on the target"
@@ -55,7 +55,7 @@ class Transfer:
     def __init__(
         self,
         source: Monitor,
-        options: Options,
+        options: MigrationOptions,
         clock: Callable[[], float],
         emit: Callable[[Progress], None],
         note: Callable[[str, str], None],
@@ -80,7 +80,7 @@ class Transfer:
         """Rounds of pre-copy that have begun."""
         return self._steering.rounds
 
-    async def run(self, uri: str) -> Ending:
+    async def run(self, uri: str) -> TransferEnding:
         """Send to `uri` until the source is done or in post-copy.
 
         Raises OperationFailedError (QEMU gave up, the link is silent), TimedOutError; the source's
@@ -115,13 +115,13 @@ class Transfer:
             self._steering.listen_anew(time.monotonic())
             await self._watch(events, until_postcopy=False)
 
-    async def _watch(self, events: Events, *, until_postcopy: bool) -> Ending:
+    async def _watch(self, events: Events, *, until_postcopy: bool) -> TransferEnding:
         while True:
             status = await self._sample()
             if self._postcopy_began and until_postcopy:
-                return Ending.POSTCOPY
+                return TransferEnding.POSTCOPY
             if status.status == "completed":
-                return Ending.COMPLETED
+                return TransferEnding.COMPLETED
             if status.ended:
                 raise OperationFailedError(
                     "the migration failed",
@@ -148,7 +148,7 @@ class Transfer:
                 expected=status.status in LOCAL_STATES,
             )
             if await self._news_of_the_end(events) and not self._postcopy_began:
-                return Ending.COMPLETED  # the guest stands still: it is accounted for later
+                return TransferEnding.COMPLETED  # the guest stands still: it is accounted for later
 
     def _tell_what_is_left_out(self) -> None:
         policy, steers = self._options.policy, self._options.steers
@@ -228,7 +228,7 @@ class Transfer:
         if self._switchover:
             await self._switchover.consider(status)
         if self._pilot and status.status == "active":
-            look = Look(
+            look = PrecopySample(
                 self._sampled_s,
                 status.round,
                 status.remaining_bytes,
@@ -244,9 +244,9 @@ class Transfer:
         what, why = order
         self._note(what.value, why)
         match what:
-            case Order.START_POSTCOPY:
+            case SteeringOrder.START_POSTCOPY:
                 await commands.migrate_start_postcopy(self._source)
-            case Order.STOP_GUEST:
+            case SteeringOrder.STOP_GUEST:
                 await self._stop_at_next_look()
 
     @property
@@ -260,7 +260,7 @@ class Transfer:
         if self._switchover:
             await self._switchover.now()
 
-    async def _obey(self, decision: Decision | None) -> None:
+    async def _obey(self, decision: PolicyDecision | None) -> None:
         """Do what the policy says, or only tell of it."""
         if decision is None:
             return
@@ -301,8 +301,8 @@ def _disk_error(when: str) -> OperationFailedError:
     )
 
 
-def _figures(status: MigrationStatus) -> Figures:
-    return Figures(
+def _figures(status: MigrationStatus) -> TransferFigures:
+    return TransferFigures(
         status.round,
         status.remaining_bytes,
         status.transferred_bytes,

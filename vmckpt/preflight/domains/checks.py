@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.options.migration import Method, Options, Tls
+from vmckpt.options.migration import Method, MigrationOptions, Tls
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight import target_host
 from vmckpt.preflight.domains import target_libvirt
@@ -84,7 +84,7 @@ class DomainPreflight(NamedTuple):
     """
 
     checks: tuple[Finding, ...]
-    options: Options
+    options: MigrationOptions
     way: tuple[Route, Cargo] | None = None
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
@@ -101,7 +101,7 @@ class DomainPreflight(NamedTuple):
 
 
 async def preflight(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
     there = target.host
@@ -192,7 +192,7 @@ class _Moving(NamedTuple):
 
 
 async def _look_at_target(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
 ) -> _AtTarget:
     checks, ((names, userfaults), libvirt) = await both(
         target_libvirt.checks(domain, source, target),
@@ -204,7 +204,7 @@ async def _look_at_target(
 
 
 async def _look_at_disks(
-    domain: Domain, arrives: Domain, source: Libvirtd, target: Host, options: Options
+    domain: Domain, arrives: Domain, source: Libvirtd, target: Host, options: MigrationOptions
 ) -> _Moving:
     elsewhere = disks_elsewhere(arrives)
     disks = await plan_domain_disks(domain, source, target, options.disks, elsewhere)
@@ -280,7 +280,9 @@ async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
     return [Finding("snapshots", REFUSE, reason, remedy)]
 
 
-async def _encryption(source: Host, target: Host, options: Options) -> tuple[Encryption, Finding]:
+async def _encryption(
+    source: Host, target: Host, options: MigrationOptions
+) -> tuple[Encryption, Finding]:
     if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
         return IN_CLEAR, Finding("tls", REFUSE, reason, "use --tls auto or require")
@@ -328,7 +330,7 @@ async def _ports(target: Host, *, needed: int) -> list[int | None]:
     return free[:needed]
 
 
-async def _userfaults(target: Libvirtd, options: Options) -> list[Finding]:
+async def _userfaults(target: Libvirtd, options: MigrationOptions) -> list[Finding]:
     if not options.may_postcopy:
         return []
     allowed = (await target.host.read_text(target_host.USERFAULTFD) or "").strip() == "1"

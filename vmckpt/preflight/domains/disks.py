@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Disks
-from vmckpt.preflight.migration.disks import DiskPlan, Obstacle, Owned, plan_disks
+from vmckpt.preflight.migration.disks import DiskObstacle, DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.domains.description import DomainDisk
 from vmckpt.vm.domains.inventory import Domain
@@ -71,29 +71,31 @@ def may_vouch(disks: Iterable[DomainDisk]) -> bool:
     return all(disk.kind != _IN_POOLS for disk in disks)
 
 
-def strange(disks: Iterable[DomainDisk]) -> Iterator[Obstacle]:
+def strange(disks: Iterable[DomainDisk]) -> Iterator[DiskObstacle]:
     """Disks that cannot be moved to. Pure."""
     for disk in disks:
         if disk.kind == "nvme":
             reason = f"disk {disk.target} is an NVMe device of the host's own"
-            yield Obstacle("disk-kind", reason, "detach it (virsh detach-disk)")
+            yield DiskObstacle("disk-kind", reason, "detach it (virsh detach-disk)")
         elif disk.kind not in _ON_FILES | _ON_NETWORK | {_IN_POOLS}:
             reason = f"vmckpt does not know what becomes of disk {disk.target} ({disk.kind})"
-            yield Obstacle("disk-kind", reason, "migrate it by virsh, or detach the disk")
+            yield DiskObstacle("disk-kind", reason, "migrate it by virsh, or detach the disk")
 
 
-def _incoherent(shared: list[DomainDisk]) -> Iterator[Obstacle]:
+def _incoherent(shared: list[DomainDisk]) -> Iterator[DiskObstacle]:
     for disk in shared:
         if not (disk.read_only or disk.shareable or disk.cache in COHERENT):
             reason = (
                 f"disk {disk.target} is shared with cache='{disk.cache}': "
                 "the target could read what is no longer true"
             )
-            yield Obstacle("disk-cache", reason, "set cache='none' for it, and start it anew")
+            yield DiskObstacle("disk-cache", reason, "set cache='none' for it, and start it anew")
 
 
-def _uncopiable(copied: list[DomainDisk]) -> Iterator[Obstacle]:
+def _uncopiable(copied: list[DomainDisk]) -> Iterator[DiskObstacle]:
     for disk in copied:
         if disk.read_only or disk.shareable:
             reason = f"libvirt copies no disk that is read-only or shareable: {disk.target}"
-            yield Obstacle("disk-read-only", reason, f"put {disk.path} on the target beforehand")
+            yield DiskObstacle(
+                "disk-read-only", reason, f"put {disk.path} on the target beforehand"
+            )

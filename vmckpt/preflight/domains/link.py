@@ -19,7 +19,7 @@ SYSTEM_CERTIFICATES = (
 )
 
 
-class Link(NamedTuple):
+class LibvirtLink(NamedTuple):
     """The target's libvirtd as the source's calls it (`uri`), and what is to be said of it."""
 
     uri: str
@@ -37,7 +37,7 @@ class Ways(NamedTuple):
     one_machine: bool
 
 
-async def find_link(tls: Tls, source: Host, target: Host) -> Link:
+async def find_link(tls: Tls, source: Host, target: Host) -> LibvirtLink:
     """Look at both hosts, and decide."""
     ports, certificates = await both(
         target.listening_ports(target.migration_address), _certificates(source)
@@ -50,18 +50,18 @@ async def find_link(tls: Tls, source: Host, target: Host) -> Link:
     return decide_link(tls, ways, source.name, target)
 
 
-def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> Link:
+def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> LibvirtLink:
     """By TLS where it can be had; in clear only if asked to, or within one machine. Pure."""
     host = in_uri(target.migration_address)
     if TLS_PORT in ways.ports and ways.certificates is not None:
         path = f"?pkipath={ways.certificates}" if ways.certificates else ""
         found = Finding("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")
-        return Link(f"qemu+tls://{host}/system{path}", found)
+        return LibvirtLink(f"qemu+tls://{host}/system{path}", found)
     if TCP_PORT in ways.ports and (tls is Tls.OFF or (tls is Tls.AUTO and ways.one_machine)):
         reason = f"libvirtd on {target.name} takes orders in clear, from anybody (port {TCP_PORT})"
         found = Finding("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
-        return Link(f"qemu+tcp://{host}/system", found)
-    return Link("", Finding("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
+        return LibvirtLink(f"qemu+tcp://{host}/system", found)
+    return LibvirtLink("", Finding("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
 
 
 def _obstacle(ways: Ways, source: str, target: Host) -> tuple[str, str]:

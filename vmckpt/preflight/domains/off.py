@@ -2,7 +2,7 @@
 
 from shlex import quote
 
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.domains import target_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.preflight.domains.checks import (
@@ -24,7 +24,7 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 
 
 async def preflight_off(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
     there = target.host

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.qemu.abilities import XBZRLE
 from vmckpt.units import MIB
@@ -12,7 +12,7 @@ from vmckpt.vm.domains.connection import client_knows
 LEVEL = "VIR_MIGRATE_PARAM_COMPRESSION_{}_LEVEL"
 
 
-def option_checks(options: Options) -> Iterator[Finding]:
+def option_checks(options: MigrationOptions) -> Iterator[Finding]:
     """What libvirt cannot do, and what it does otherwise. Pure."""
     if options.may_postcopy and options.wished_channels:
         reason = "post-copy and parallel channels exclude one another"
@@ -47,7 +47,7 @@ def option_checks(options: Options) -> Iterator[Finding]:
             yield Finding("bandwidth", WARN, reason, f"ask for {option} {rate}MiB/s")
 
 
-def off_checks(options: Options) -> Iterator[Finding]:
+def off_checks(options: MigrationOptions) -> Iterator[Finding]:
     """What a domain that is off has no use for, since nothing but its definition goes. Pure."""
     for option, is_given in (
         ("--bandwidth", bool(options.bandwidth_bytes_per_s)),
@@ -58,7 +58,7 @@ def off_checks(options: Options) -> Iterator[Finding]:
             yield Finding("qemu-option", REFUSE, reason, f"leave out {option}")
 
 
-def client_checks(options: Options) -> Iterator[Finding]:
+def client_checks(options: MigrationOptions) -> Iterator[Finding]:
     """What this machine's libvirt client is too old for."""
     level = LEVEL.format((options.compression or "").upper())
     if options.compression_level is not None and not client_knows(level):

@@ -7,7 +7,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
-from vmckpt.vm.domains.description import Interface, parse_xml
+from vmckpt.vm.domains.description import DomainInterface, parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -84,7 +84,7 @@ async def _memory(domain: Domain, target: Host) -> Finding:
     return Finding("memory", OK, text)
 
 
-async def _interface(nic: Interface, target: Libvirtd) -> Finding:
+async def _interface(nic: DomainInterface, target: Libvirtd) -> Finding:
     host = target.host
     if nic.kind == "user":
         reason = "connections through user-mode NAT break: they end at the source's QEMU"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.options.migration import Options
+from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
@@ -27,7 +27,7 @@ from vmckpt.qemu.abilities import (
     Abilities,
     Agreement,
     Refusal,
-    Wish,
+    WantedSettings,
     agree,
     learn,
     splits_well,
@@ -52,7 +52,7 @@ class Preflight(NamedTuple):
     """
 
     checks: tuple[Finding, ...]
-    options: Options
+    options: MigrationOptions
     agreement: Agreement | None = None
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
@@ -71,7 +71,7 @@ class Preflight(NamedTuple):
         return self.agreement
 
 
-async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
+async def preflight(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
     both_here = vm.host.is_this_machine and target.is_this_machine
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
@@ -81,7 +81,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     return found._replace(checks=(*found.checks, *network))
 
 
-async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
+async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
     """All but the target's network, which takes as long as the rest."""
     source = await _look_at_source(vm, options)
     rights = await ask(target_host.permissions(vm, target))
@@ -150,7 +150,9 @@ async def busy(vm: Vm) -> Finding | None:
     )
 
 
-def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterator[Finding]:
+def _way_back(
+    vm: Vm, ours: Abilities, theirs: Abilities, wish: WantedSettings
+) -> Iterator[Finding]:
     """Whether the VM can return as it goes; never a reason not to go."""
     back = agree(theirs, ours, wish)
     if isinstance(back, list):
@@ -193,7 +195,9 @@ def _option(refusal: Refusal) -> Finding:
     )
 
 
-async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Finding]:
+async def _encryption(
+    vm: Vm, target: Host, options: MigrationOptions
+) -> tuple[Encryption, Finding]:
     own_users = bool(vm.host.vm_uids or target.vm_uids or await user_of(vm.host, vm.qemu.files))
     try:
         name = options.tls_name
@@ -207,21 +211,21 @@ async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryptio
     return found, Finding("tls", OK, found.reason)
 
 
-class _Source(NamedTuple):
+class _MigrationSource(NamedTuple):
     checks: tuple[Finding, ...]
     abilities: Abilities
     images: Mapping[str, DiskImage] = {}
     is_running: bool = False
 
 
-async def _look_at_source(vm: Vm, options: Options) -> _Source:
+async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
     # One that somebody else started may be another build than the host's own, or the only one.
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {vm.name}"
         checks = (Finding("running", REFUSE, reason, remedy),)
-        return _Source(checks, installed or await abilities(vm.host))
+        return _MigrationSource(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         # The VM may run under a QEMU that has been replaced on disk since it was started.
         (run, migration), (images, version) = await both(
@@ -240,15 +244,15 @@ async def _look_at_source(vm: Vm, options: Options) -> _Source:
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
-        return _Source((Finding("running", REFUSE, reason, remedy),), ours)
+        return _MigrationSource((Finding("running", REFUSE, reason, remedy),), ours)
     state = "off" if options.offline else run.status
     running = Finding("running", OK, f"the VM is {state}")
     if changed:
         reason = f"since it was adopted the VM has changed: {changed}"
         remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"
-        return _Source((Finding("adopted", REFUSE, reason, remedy),), ours, images)
+        return _MigrationSource((Finding("adopted", REFUSE, reason, remedy),), ours, images)
     found = (running, *device_checks(blockers, pci_ids))
-    return _Source(found, ours, images, run.status == "running")
+    return _MigrationSource(found, ours, images, run.status == "running")
 
 
 async def _changed(vm: Vm, monitor: Monitor) -> str | None:

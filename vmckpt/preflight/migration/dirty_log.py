@@ -8,7 +8,7 @@ left out), so that a guest with several, as NUMA nodes have them, is damaged by 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vmckpt.options.migration import Method, Options
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.inventory import Vm
@@ -44,7 +44,7 @@ def loss_of(accel: str, version: QemuVersion, back_ends: int) -> Loss | None:
     return None
 
 
-def checks(found: Loss, options: Options) -> Iterator[Finding]:
+def checks(found: Loss, options: MigrationOptions) -> Iterator[Finding]:
     """What is against a method that rests on the log."""
     if options.method is Method.STOP:
         return

@@ -22,7 +22,7 @@ EXPLICIT = "say which it is: --disks shared, or --disks copy"
 NODELESS = "if both hosts reach the same: --disks shared; else stop the VM, and copy it yourself"
 
 
-class Obstacle(NamedTuple):
+class DiskObstacle(NamedTuple):
     """Why the disks cannot move."""
 
     code: str
@@ -58,10 +58,10 @@ class DiskPlan(NamedTuple):
 
     shared: tuple[Path, ...]
     copies: tuple[DiskCopy, ...]
-    obstacles: tuple[Obstacle, ...]
+    obstacles: tuple[DiskObstacle, ...]
 
 
-class Place(NamedTuple):
+class DiskPaths(NamedTuple):
     """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`.
 
     `device`: what is a device, here or there, of a disk that is not said to be shared.
@@ -111,7 +111,7 @@ async def plan_disks(
 def decide_disks(
     disks: Iterable[Disk],
     nodes: Iterable[str],
-    places: Iterable[Place],
+    places: Iterable[DiskPaths],
     images: Mapping[str, DiskImage],
 ) -> DiskPlan:
     """What becomes of every disk. Pure; `images` has the nodes of the running QEMU.
@@ -120,7 +120,7 @@ def decide_disks(
     """
     shared: list[Path] = []
     copies: list[DiskCopy] = []
-    obstacles: list[Obstacle] = []
+    obstacles: list[DiskObstacle] = []
     for disk, node, place in zip(disks, nodes, places, strict=True):
         image = images.get(node)
         if place.shared:
@@ -131,7 +131,7 @@ def decide_disks(
             obstacles.append(obstacle)
         elif image is None and images:
             reason = f"its QEMU has no block node '{node}', which {place.source} was known by"
-            obstacles.append(Obstacle("disk-node", reason, NODELESS))
+            obstacles.append(DiskObstacle("disk-node", reason, NODELESS))
         elif image:
             copies.append(
                 DiskCopy(
@@ -151,15 +151,15 @@ def decide_disks(
     return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
 
 
-def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
+def _obstacle(place: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
     if place.device is not None:
         reason = f"{place.device} is a device, and only image files are copied"
-        return Obstacle("disk-device", reason, "if both hosts reach the same: --disks shared")
+        return DiskObstacle("disk-device", reason, "if both hosts reach the same: --disks shared")
     if place.shared is None:
         reason = f"nobody knows whether {place.source} is shared: {place.why}"
-        return Obstacle("disk-shared", reason, EXPLICIT)
+        return DiskObstacle("disk-shared", reason, EXPLICIT)
     if place.target_taken and not place.target_left:
-        return Obstacle(
+        return DiskObstacle(
             "disk-target",
             f"{place.target} exists on the target already, and is never written over",
             "see what uses it (vmckpt host images), remove or rename it there; for shared storage: "
@@ -167,9 +167,9 @@ def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
         )
     if not place.target_has_directory:
         reason = f"the target has no directory {place.target.parent}"
-        return Obstacle("disk-target", reason, "create it there")
+        return DiskObstacle("disk-target", reason, "create it there")
     if image and image.snapshots:
-        return Obstacle(
+        return DiskObstacle(
             "disk-snapshots",
             f"{place.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
             "delete them (vmckpt snapshot delete), or put the disk on shared storage",
@@ -177,18 +177,18 @@ def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
     return None
 
 
-async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> Place:
+async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
     source = owned.host
     here = disk.on(source.state_dir)
     there = owned.elsewhere.get(disk.node) or disk.on(target.state_dir)
     if how is Disks.SHARED:
-        return Place(number, here, there, shared=True)
+        return DiskPaths(number, here, there, shared=True)
     devices, (taken, has_directory) = await both(
         both(is_device(source, here), is_device(target, there)),
         both(target.exists(there), target.exists(there.parent)),
     )
     if any(devices):
-        return Place(number, here, there, None, device=here if devices[0] else there)
+        return DiskPaths(number, here, there, None, device=here if devices[0] else there)
     shared, why = await _looked_for(how, source, target, (here, there))
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not go over; but a copy under way may yet be undone.
@@ -197,7 +197,7 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         ours = await source.fingerprint(here)
         shared = not being_copied and ours == await target.fingerprint(there)
     left = shared is False and taken and await is_superseded(target, owned.vm_name, there)
-    return Place(
+    return DiskPaths(
         number,
         here,
         there,
@@ -237,7 +237,7 @@ async def _is_others(owned: Owned, path: Path) -> bool:
     )
 
 
-async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:
+async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:
     needed: dict[Path, int] = {}
     for copy in copies:
         directory = copy.target.parent
@@ -250,7 +250,7 @@ async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:
         if free < need:
             text = f"the copies need {format_size(need)} in {directory}, {format_size(free)} free"
             remedy = "free space on the target, or choose another host"
-            found.append(Obstacle("disk-room", text, remedy))
+            found.append(DiskObstacle("disk-room", text, remedy))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.pki.identity import Identity, Obstacle, obstacles, read_identity
+from vmckpt.hosts.pki.identity import Identity, TlsObstacle, obstacles, read_identity
 from vmckpt.options.migration import Tls
 
 
@@ -77,7 +77,7 @@ async def choose(
         )
     without = [host.name for host, has in ((source, ours), (target, theirs)) if not has]
     reason = f"{' and '.join(without)} cannot encrypt: no certificates"
-    raise _refused([Obstacle(reason, f"vmckpt pki issue {' '.join(without)}")])
+    raise _refused([TlsObstacle(reason, f"vmckpt pki issue {' '.join(without)}")])
 
 
 async def _identity(host: Host, directory: Path | None) -> Identity | None:
@@ -87,7 +87,7 @@ async def _identity(host: Host, directory: Path | None) -> Identity | None:
         raise RefusedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
 
 
-def _refused(found: list[Obstacle]) -> RefusedError:
+def _refused(found: list[TlsObstacle]) -> RefusedError:
     return RefusedError(
         "the migration cannot be encrypted",
         why="; ".join(obstacle.reason for obstacle in found),

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 
 
-def resolve_method(options: Options, *, loses_pages: bool, splits_well: bool = False) -> Options:
+def resolve_method(
+    options: MigrationOptions, *, loses_pages: bool, splits_well: bool = False
+) -> MigrationOptions:
     """The options with "auto" replaced by what it comes to. `splits_well`: see qemu/abilities."""
     if options.method is not Method.AUTO:
         return options
@@ -27,7 +29,7 @@ def resolve_method(options: Options, *, loses_pages: bool, splits_well: bool = F
     return precopy if precopy.throttles_at_will else replace(precopy, auto_converge=True)
 
 
-def _may_split(options: Options) -> bool:
+def _may_split(options: MigrationOptions) -> bool:
     """Whether several channels are left open, and nothing that was asked for is against them.
 
     QEMU holds them less exactly to a bandwidth.
@@ -36,7 +38,7 @@ def _may_split(options: Options) -> bool:
     return asked == (None, None) and not (options.may_postcopy or options.bandwidth_bytes_per_s)
 
 
-def postcopy_risk(options: Options) -> Iterator[Finding]:
+def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
     """What post-copy risks, when it could come to it."""
     if not options.may_postcopy:
         return
@@ -50,7 +52,7 @@ def postcopy_risk(options: Options) -> Iterator[Finding]:
         yield Finding("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
 
 
-def encryption_checks(options: Options, encryption: Encryption) -> Iterator[Finding]:
+def encryption_checks(options: MigrationOptions, encryption: Encryption) -> Iterator[Finding]:
     """What cannot be had with, or without, encryption. Pure."""
     if options.zero_copy and encryption.scheme is not Scheme.CLEAR:
         reason = "--zerocopy: what is encrypted is a copy of the page already"
@@ -61,14 +63,14 @@ def encryption_checks(options: Options, encryption: Encryption) -> Iterator[Find
         yield Finding("qemu-option", REFUSE, reason, "leave it out, or use --tls require")
 
 
-def copy_checks(options: Options, *, copies_disks: bool) -> Iterator[Finding]:
+def copy_checks(options: MigrationOptions, *, copies_disks: bool) -> Iterator[Finding]:
     """What is asked of copies of disks where none is made. Pure."""
     if options.synchronous_writes and not copies_disks:
         reason = "--synchronous-writes: no disk is copied, and no write waits"
         yield Finding("qemu-option", WARN, reason, "leave it out")
 
 
-def domain_checks(options: Options) -> Iterator[Finding]:
+def domain_checks(options: MigrationOptions) -> Iterator[Finding]:
     """What a VM of vmckpt's own cannot have, which libvirt's domains can. Pure."""
     if options.at_target is not None:
         asked = ", ".join(options.at_target.asked)

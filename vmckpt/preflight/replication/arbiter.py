@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from vmckpt.hosts.host import Host
-from vmckpt.options.replication import ETCD, Options
+from vmckpt.options.replication import ETCD, ReplicationOptions
 from vmckpt.preflight.finding import OK, WARN, Finding
 from vmckpt.store.backends.file_systems import mounted_at
 
@@ -30,7 +30,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _IPV4, _IPV6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 
 
-async def arbiter_check(primary: Host, standby: Host, options: Options) -> AsyncIterator[Finding]:
+async def arbiter_check(
+    primary: Host, standby: Host, options: ReplicationOptions
+) -> AsyncIterator[Finding]:
     """A warning when it goes with one of the hosts. On one machine all does."""
     place = options.arbiter
     if primary.is_this_machine and standby.is_this_machine:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from vmckpt.hosts.host import Entry, Host
-from vmckpt.options.replication import SHARED, Options
+from vmckpt.hosts.host import Host, HostEntry
+from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.preflight import capture, target_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.replication import memory
@@ -15,7 +15,7 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
 
-async def check(vm: Vm, standby: Host, options: Options) -> list[Finding]:
+async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Finding]:
     """All that is for and against it; changes nothing. Raises HostDownError."""
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
@@ -88,7 +88,7 @@ def _output(vm: Vm, *, holds_output: bool) -> Iterator[Finding]:
     yield Finding("output", WARN, reason, "leave out --unsafe-no-output-commit")
 
 
-def lacks_second(*hosts: Entry | Host) -> str:
+def lacks_second(*hosts: HostEntry | Host) -> str:
     """Why there is no second path between these hosts; empty: each has another address."""
     lacking = [host.name for host in hosts if not host.second_address]
     if not lacking:

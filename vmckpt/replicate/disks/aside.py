@@ -23,16 +23,16 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.deadman import attended
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
-from vmckpt.lease.store import Store
+from vmckpt.lease.store import RecordStore
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
-from vmckpt.qemu.replies import Job
+from vmckpt.qemu.replies import QemuJob
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.disks.mirrors import Source
-from vmckpt.replicate.request import REQUEST, Request
+from vmckpt.replicate.disks.mirrors import MirrorSource
+from vmckpt.replicate.request import REQUEST, ReplicationRequest
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.durable import rename_durably, write_durably
 from vmckpt.vm.inventory import Vm, read_vm
@@ -49,7 +49,7 @@ STOPPED = ("paused", "standby")
 FOLD_S = 24 * 3600.0
 
 
-def request_of(text: str, path: Path) -> Request:
+def request_of(text: str, path: Path) -> ReplicationRequest:
     """Which replication it is for, by the file at `path`. Raises OperationFailedError."""
     try:
         return REQUEST.decode(text, path)
@@ -71,8 +71,8 @@ def _folded(layer: Path) -> Path:
 
 
 async def put_aside(
-    monitor: Monitor, request: Request, vm: Vm, sources: Sequence[Source]
-) -> list[Source]:
+    monitor: Monitor, request: ReplicationRequest, vm: Vm, sources: Sequence[MirrorSource]
+) -> list[MirrorSource]:
     """From when this returns the guest writes to layers, which the sources are then.
 
     Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what there is.
@@ -160,7 +160,7 @@ async def fold(directory: Path) -> None:
         await host.remove(directory)
 
 
-async def _have_term(request: Request) -> None:
+async def _have_term(request: ReplicationRequest) -> None:
     """Nobody else has the guest, or gets it: its old primary's writes are nobody's then.
 
     An arbiter that is gone, or knows nothing, is not needed where it was told all before. What the
@@ -199,17 +199,17 @@ async def _have_term(request: Request) -> None:
     )
 
 
-async def _is_settled(request: Request) -> bool:
+async def _is_settled(request: ReplicationRequest) -> bool:
     """Whether the VM is at home without a claim: it needs no word of an arbiter's (`claim.py`)."""
     home = vm_dir(request.primary.state_dir, request.vm)
     is_claimed = await request.primary.exists(home.claim)
     return not is_claimed and await read_vm(request.primary, request.vm) is not None
 
 
-async def _take_back(store: Store, request: Request, record: Record) -> None:
+async def _take_back(store: RecordStore, request: ReplicationRequest, record: LeaseRecord) -> None:
     name = f"{request.primary.name}/{request.run}/fold"
     claimant = Claimant(name, succeeds=record.holder)
-    lease = Lease(store, request.vm, claimant, Span(request.options.lease_s))
+    lease = Lease(store, request.vm, claimant, LeaseSpan(request.options.lease_s))
     try:
         await lease.take()
     except RefusedError:  # the lease of a primary that could not give it up may run for so long
@@ -266,11 +266,11 @@ async def _standing_still(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
             yield
 
 
-async def _job(monitor: Monitor, name: str) -> Job | None:
+async def _job(monitor: Monitor, name: str) -> QemuJob | None:
     return next((job for job in await block.query_mirrors(monitor, name) if job.id == name), None)
 
 
-async def _ended(monitor: Monitor, job: Job) -> Job:
+async def _ended(monitor: Monitor, job: QemuJob) -> QemuJob:
     """End a mirror that is ready, or that an error has stopped, and wait for that.
 
     Raises MonitorLostError.

@@ -45,7 +45,7 @@ class CopiedDisk:
     size_bytes: int
 
 
-class Copy(NamedTuple):
+class StandbyFile(NamedTuple):
     """A standby's file for one disk: of the disk's format and length."""
 
     path: Path
@@ -70,7 +70,7 @@ def read_mark(path: Path) -> Mark | None:
     return None
 
 
-def prepare(copies: Iterable[Copy], vm: str, run: str) -> None:
+def prepare(copies: Iterable[StandbyFile], vm: str, run: str) -> None:
     """An image of that size at each path: a new one, or what is left there of the VM's disk.
 
     Raises RefusedError when something else stands there, StorageError. Then none is left that was
@@ -125,7 +125,7 @@ def _set(file: Path | int, mark: Mark) -> None:
     os.setxattr(file, ATTRIBUTE, " ".join(mark).encode())
 
 
-def _create(copy: Copy, mark: Mark) -> None:
+def _create(copy: StandbyFile, mark: Mark) -> None:
     path = copy.path
     try:
         make_dir_durably(path.parent)
@@ -152,7 +152,7 @@ def _no_copy(path: Path, exc: OSError) -> StorageError:
     )
 
 
-def _require_base(copy: Copy, vm: str) -> None:
+def _require_base(copy: StandbyFile, vm: str) -> None:
     """What stands there is what is left of this VM's disk, and nobody has it open."""
     path, mark = copy.path, read_mark(copy.path)
     if mark is None or mark.vm != vm:
@@ -177,7 +177,7 @@ def _require_base(copy: Copy, vm: str) -> None:
         )
 
 
-def _is_no_base(copy: Copy) -> str:
+def _is_no_base(copy: StandbyFile) -> str:
     """Why a copy cannot go on from what stands there; "": it can, and is ready for it."""
     with open_fd(os.open(copy.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         size_bytes, clusters = os.fstat(fd).st_size, None

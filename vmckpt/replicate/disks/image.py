@@ -27,7 +27,7 @@ PIECE_BYTES = 1 << 20
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class Image:
+class WritableImage:
     """An image that is open for writing. Every method may block: for threads.
 
     `places`: which cluster of the file each cluster of the disk is in; None: the file is the disk.
@@ -147,16 +147,16 @@ class Image:
 
 
 @contextmanager
-def opened(path: Path, image_format: str) -> Iterator[Image]:
+def opened(path: Path, image_format: str) -> Iterator[WritableImage]:
     """The image at `path`, for the block. Raises OSError; ValueError: it is no copy, see `made`."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         if image_format == "raw":
-            yield Image(fd, os.fstat(fd).st_size)
+            yield WritableImage(fd, os.fstat(fd).st_size)
             return
         found = read_clusters(fd)
         if not found.are_all_there:
             raise ValueError(f"{path} is no copy of a disk")
-        yield Image(fd, found.size_bytes, found.places)
+        yield WritableImage(fd, found.size_bytes, found.places)
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

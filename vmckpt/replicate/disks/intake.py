@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vmckpt.replicate.disks.known import Known
+from vmckpt.replicate.disks.known import KnownBlocks
 from vmckpt.replicate.wire.messages import DiskWrite
 
 # With so much waiting an epoch ends early; with all of it the guest's writes wait for one.
@@ -20,8 +20,8 @@ class Intake:
     already goes no further. Of a disk that is not in it nothing is known.
     """
 
-    def __init__(self, known: dict[int, Known]) -> None:
-        self._known: dict[int, Known] | None = known
+    def __init__(self, known: dict[int, KnownBlocks]) -> None:
+        self._known: dict[int, KnownBlocks] | None = known
         self._writes: list[DiskWrite] = []
         self._queued_bytes = 0
         self._is_open, self._is_dropped = False, False

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmckpt.errors import OperationFailedError, StorageError
-from vmckpt.replicate.disks.copies import Copy
-from vmckpt.replicate.disks.image import Image, opened
+from vmckpt.replicate.disks.copies import StandbyFile
+from vmckpt.replicate.disks.image import WritableImage, opened
 from vmckpt.replicate.disks.known import blocks_of
-from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
+from vmckpt.replicate.wire.messages import Digests, DiskWrite, HelloDisk
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import to_the_end
 
@@ -31,14 +31,16 @@ TOLD_BLOCKS = 4096
 T = TypeVar("T")
 
 
-class Journal:
+class DisksJournal:
     """All disks' copies, in the order in which HELLO names them.
 
     `are_shared`: they are the disks themselves, on storage that both hosts have, and hold what the
     primary's held when it began.
     """
 
-    def __init__(self, images: Sequence[tuple[Path, Image]], *, are_shared: bool = False) -> None:
+    def __init__(
+        self, images: Sequence[tuple[Path, WritableImage]], *, are_shared: bool = False
+    ) -> None:
         self._images, self._are_shared = images, are_shared
         self._applying: asyncio.Future[None] | None = None
 
@@ -58,7 +60,7 @@ class Journal:
         done = self._applying if self._applying and self._applying.done() else None
         return done is None or done.exception() is None
 
-    def require_same(self, disks: Sequence[Disk]) -> None:
+    def require_same(self, disks: Sequence[HelloDisk]) -> None:
         """The copies are of these disks. Raises OperationFailedError."""
         ours = [image.size_bytes for _, image in self._images]
         theirs = [disk.size_bytes for disk in disks]
@@ -108,7 +110,7 @@ class Journal:
             await self._in_thread(path, image.flush)
 
     async def _each(
-        self, writes: Sequence[DiskWrite], do: Callable[[Image, Sequence[DiskWrite]], None]
+        self, writes: Sequence[DiskWrite], do: Callable[[WritableImage, Sequence[DiskWrite]], None]
     ) -> None:
         for number, (path, image) in enumerate(self._images):
             if some := [write for write in writes if write.disk == number]:
@@ -122,13 +124,15 @@ class Journal:
 
 
 @asynccontextmanager
-async def journal_of(copies: Sequence[Copy], *, are_shared: bool = False) -> AsyncIterator[Journal]:
+async def journal_of(
+    copies: Sequence[StandbyFile], *, are_shared: bool = False
+) -> AsyncIterator[DisksJournal]:
     """A journal before the copies, for the block; at its end none is being written.
 
     Raises OSError, ValueError (no copy as `prepare` makes them).
     """
     with ExitStack() as stack:
-        journal = Journal(
+        journal = DisksJournal(
             [
                 (copy.path, stack.enter_context(opened(copy.path, copy.image_format)))
                 for copy in copies

@@ -26,7 +26,7 @@ def zero_digest(length_bytes: int) -> bytes:
     return digest_of(bytes(length_bytes))
 
 
-class Known:
+class KnownBlocks:
     """The digest of each block of one disk's copy, as far as it is known."""
 
     def __init__(self, size_bytes: int) -> None:

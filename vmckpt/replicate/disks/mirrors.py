@@ -16,8 +16,8 @@ from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownErr
 from vmckpt.qemu import block, commands, nbd_server
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
 from vmckpt.replicate.disks.intake import Intake
-from vmckpt.replicate.disks.known import Known
-from vmckpt.replicate.wire.messages import Disk, DiskWrite, decode_digests
+from vmckpt.replicate.disks.known import KnownBlocks
+from vmckpt.replicate.wire.messages import DiskWrite, HelloDisk, decode_digests
 from vmckpt.sequence.steps import finish
 
 # Jobs and nodes of mirrors in QEMU are called so.
@@ -30,7 +30,7 @@ _READY = "ready"
 _BEGINS = ("created", "running", "paused")
 
 
-class Source(NamedTuple):
+class MirrorSource(NamedTuple):
     """A disk of the VM: its place in the spec, its node in QEMU, its length.
 
     `is_shared`: the standby has all that its backing file holds.
@@ -46,12 +46,12 @@ class Mirrors:
     """The mirrors of one VM's disks. Of a VM without disks: nothing, and always ready."""
 
     def __init__(
-        self, monitor: Monitor, sources: Sequence[Source], socket: Path, events: Events
+        self, monitor: Monitor, sources: Sequence[MirrorSource], socket: Path, events: Events
     ) -> None:
         self._monitor, self._sources, self._socket, self._events = monitor, sources, socket, events
-        self._disks = tuple(Disk(source.node, source.size_bytes) for source in sources)
+        self._disks = tuple(HelloDisk(source.node, source.size_bytes) for source in sources)
         self._known = {
-            at: Known(source.size_bytes)
+            at: KnownBlocks(source.size_bytes)
             for at, source in enumerate(sources)
             if not source.is_shared
         }
@@ -148,7 +148,7 @@ class Mirrors:
 @asynccontextmanager
 async def mirrored(
     monitor: Monitor,
-    sources: Sequence[Source],
+    sources: Sequence[MirrorSource],
     socket: Path,
     tell_guard: Callable[[str], None],
     let_in: Callable[[Path], None],
@@ -183,7 +183,7 @@ async def mirrored(
 class _Taken:
     """One disk, as the NBD server has it."""
 
-    def __init__(self, mirrors: Mirrors, at: int, source: Source) -> None:
+    def __init__(self, mirrors: Mirrors, at: int, source: MirrorSource) -> None:
         self._mirrors, self._at = mirrors, at
         self._name = f"disk{source.number}"
         self._size_bytes = source.size_bytes

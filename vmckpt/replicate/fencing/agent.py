@@ -47,7 +47,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class FencingProof:
     """The holder can act no more. `evidence`: what the agent has seen, in its words."""
 
     holding: Holding
@@ -65,9 +65,9 @@ class Agent:
         """What the agent says of its means. Raises OperationFailedError: it cannot fence."""
         return await self._run("check", target)
 
-    async def fence(self, target: Target) -> Proof:
+    async def fence(self, target: Target) -> FencingProof:
         """Have the target killed. Raises OperationFailedError: nothing is proved."""
-        return Proof(target.holding, await self._run("fence", target))
+        return FencingProof(target.holding, await self._run("fence", target))
 
     async def _run(self, action: str, target: Target) -> str:
         pipe = asyncio.subprocess.PIPE

@@ -91,7 +91,7 @@ def alive(transport: Sequence[str], machine: str, targets: dict[int, int]) -> li
     return [pid for pid, start in targets.items() if pid in stats and stats[pid].acts(start)]
 
 
-class Stat(NamedTuple):
+class ProcessStat(NamedTuple):
     """Of /proc/PID/stat."""
 
     state: str
@@ -104,14 +104,14 @@ class Stat(NamedTuple):
         return self.start_ticks == start_ticks and not ended
 
 
-def parse_stat(line: str) -> tuple[int, Stat]:
+def parse_stat(line: str) -> tuple[int, ProcessStat]:
     """A process's pid and the rest. Raises ValueError."""
     # The name stands in brackets and may hold anything but the end of a line.
     pid, _, rest = line.partition(" (")
     fields = rest.rpartition(")")[2].split()
     if len(fields) < 20:
         raise ValueError(f"'{line}' is no process")
-    return int(pid), Stat(fields[0], int(fields[17]), int(fields[19]))
+    return int(pid), ProcessStat(fields[0], int(fields[17]), int(fields[19]))
 
 
 def run(argv: list[str]) -> list[str]:

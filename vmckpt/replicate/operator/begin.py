@@ -10,17 +10,17 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.preflight.finding import WARN, require
 from vmckpt.preflight.replication.checks import check
 from vmckpt.qemu.block import query_disk_images
-from vmckpt.qemu.compare import Machine, describe, differences
+from vmckpt.qemu.compare import GuestMachine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import require_place
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.folding import fold_there
-from vmckpt.replicate.operator.leftover_copies import Fate, settle_copies
+from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.operator.sides import (
     DEAD,
@@ -32,7 +32,14 @@ from vmckpt.replicate.operator.sides import (
 )
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
 from vmckpt.replicate.primary.claim import is_of_this_home, require_right, took_over
-from vmckpt.replicate.request import ENDED, REQUEST, Files, Request, as_itself, has_left
+from vmckpt.replicate.request import (
+    ENDED,
+    REQUEST,
+    ReplicationRequest,
+    ServiceFiles,
+    as_itself,
+    has_left,
+)
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import save_to
 from vmckpt.units import format_size
@@ -47,7 +54,7 @@ NEAR = 0.8
 ROOM_BYTES = 16 << 10
 
 
-async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
+async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) -> dict[str, Any]:
     """Have the VM protected by `standby`; returns the primary's status once it is.
 
     Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
@@ -57,13 +64,13 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     require_place(options)
     options.require_sense(one_machine=one_machine)
     # Two would write to the same files, and what fails would end what the other has begun.
-    lock = Files.of(vm.host, vm.name).beginning
+    lock = ServiceFiles.of(vm.host, vm.name).beginning
     async with vm.host.lock(lock, owner("replicate start", run)):
         return await _begun(vm, standby, options, run, one_machine=one_machine)
 
 
 async def _begun(
-    vm: Vm, standby: Host, options: Options, run: str, *, one_machine: bool
+    vm: Vm, standby: Host, options: ReplicationOptions, run: str, *, one_machine: bool
 ) -> dict[str, Any]:
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
@@ -74,7 +81,7 @@ async def _begun(
     checks = await check(vm, standby, options)
     require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
     await _require_new(vm, standby)
-    request = Request(
+    request = ReplicationRequest(
         run=run,
         vm=vm.name,
         spec=vm.spec.text,
@@ -87,7 +94,7 @@ async def _begun(
         disks=await _copied_disks(vm),
         identity=await identity_of(vm.host, vm.directory),
     )
-    ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
+    ours, theirs = ServiceFiles.of(vm.host, vm.name), ServiceFiles.of(standby, vm.name)
     try:
         await _write(standby, theirs, request)
         place = await have_listen(standby, theirs.path, ("replica", "standby"))
@@ -148,11 +155,11 @@ async def _require_new(vm: Vm, standby: Host) -> None:
             )
         if was_lost:
             await end_waiting(side.host, vm.name)
-            await settle_copies(side.host, Files.of(side.host, vm.name), Fate.KEEP)
-        await side.host.remove(Files.of(side.host, vm.name).path)
+            await settle_copies(side.host, ServiceFiles.of(side.host, vm.name), CopiesFate.KEEP)
+        await side.host.remove(ServiceFiles.of(side.host, vm.name).path)
 
 
-async def _write(host: Host, files: Files, request: Request) -> None:
+async def _write(host: Host, files: ServiceFiles, request: ReplicationRequest) -> None:
     await host.make_dir(files.path)
     await host.write_text(files.room, "-" * ROOM_BYTES)
     await save_to(host, files.request, REQUEST, request)
@@ -174,12 +181,12 @@ async def _require_same(vm: Vm, standby: Host) -> None:
         )
 
 
-async def _machine(host: Host, files: QemuDir) -> Machine:
+async def _machine(host: Host, files: QemuDir) -> GuestMachine:
     async with session(await host.connect(files.onlooker), files.vm_name) as monitor:
         return await describe(monitor)
 
 
-async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str, Any]:
+async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> dict[str, Any]:
     while True:
         with suppress(HostDownError):  # it has no ear yet, or has ended
             status = await ask(vm.host, files, "status")
@@ -240,7 +247,7 @@ def last_error(log: str) -> tuple[str, str]:
     return f"{what}: {why}", do
 
 
-async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> None:
+async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: ServiceFiles) -> None:
     """End both services, the primary's in good order: the guest runs, its output is let go."""
     name = ours.path.name
     with suppress(VmckptError):  # what failed before says more
@@ -254,6 +261,6 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
         if await read_vm(standby, name) is not None:
             return  # it took over from a primary that has died: its files say whom to ask
         await end_waiting(standby, name)
-        await settle_copies(standby, theirs, Fate.UNDO)
+        await settle_copies(standby, theirs, CopiesFate.UNDO)
         await standby.remove(theirs.path)
         await fold_there(name, (primary, standby))

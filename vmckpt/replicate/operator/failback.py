@@ -9,17 +9,17 @@ from typing import Any
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.sockets.hearing import heard
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.operator.begin import PROTECTED, start
 from vmckpt.replicate.operator.operate import failover
 from vmckpt.replicate.operator.sides import sides
-from vmckpt.replicate.request import REQUEST, Files
+from vmckpt.replicate.request import REQUEST, ServiceFiles
 from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm
 
 
 async def failback(
-    vm: Vm, target: Host, options: Options, run: str, hosts: Iterable[Host]
+    vm: Vm, target: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
 ) -> dict[str, Any]:
     """Have `target` protect the VM and then go on with it; the status of `target`'s side then.
 
@@ -75,7 +75,7 @@ def came_from(vm: Vm) -> str:
     return vm.qemu.replaces.host
 
 
-async def last_options(vm: Vm, target: Host) -> Options | None:
+async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
     """What was wished of the replication that brought it here, or was ended here; None: unknown.
 
     The arbiter, what that knows us by, and the fencing agent are used on `target`, too: without
@@ -98,10 +98,10 @@ async def last_options(vm: Vm, target: Host) -> Options | None:
     return replace(told, arbiter="", credentials="", fence=())
 
 
-async def _options_at(host: Host, name: str) -> Options | None:
-    request = await load_from(host, Files.of(host, name).request, REQUEST)
+async def _options_at(host: Host, name: str) -> ReplicationOptions | None:
+    request = await load_from(host, ServiceFiles.of(host, name).request, REQUEST)
     return None if request is None else request.options
 
 
-def _used_there(options: Options) -> tuple[object, ...]:
+def _used_there(options: ReplicationOptions) -> tuple[object, ...]:
     return options.arbiter, options.credentials, options.fence

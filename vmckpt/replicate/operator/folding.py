@@ -11,7 +11,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.disks.aside import FOLD_S, request_of
 from vmckpt.replicate.operator.sides import services
-from vmckpt.replicate.request import Request
+from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
@@ -19,11 +19,11 @@ from vmckpt.vm.spec.spec import parse_spec
 SYNC_S = 60.0
 
 
-class Aside(NamedTuple):
+class SetAside(NamedTuple):
     """A host on which something stands aside, and of which replication."""
 
     host: Host
-    request: Request
+    request: ReplicationRequest
 
 
 async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False) -> bool:
@@ -55,19 +55,19 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
     return bool(found)
 
 
-async def stand_aside(name: str, hosts: Iterable[Host]) -> list[Aside]:
+async def stand_aside(name: str, hosts: Iterable[Host]) -> list[SetAside]:
     """Where something of the VM stands aside, of the hosts that answer."""
     answers = await ask_every(hosts, lambda host: _aside(host, name))
     return [one for one in answers.given if one is not None]
 
 
-async def _aside(host: Host, name: str) -> Aside | None:
+async def _aside(host: Host, name: str) -> SetAside | None:
     path = vm_dir(host.state_dir, name).aside_request
     text = await host.read_text(path)
-    return None if text is None else Aside(host, request_of(text, path))
+    return None if text is None else SetAside(host, request_of(text, path))
 
 
-async def _require_ended(request: Request, known: dict[str, Host]) -> None:
+async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) -> None:
     """Nothing of the standby's writes to the shared disks any more, nor does its host for it."""
     name, standby = request.vm, request.standby.name
     remedy = (
@@ -103,7 +103,7 @@ async def _require_ended(request: Request, known: dict[str, Host]) -> None:
         )
 
 
-async def _unwritten(standby: Host, request: Request) -> str:
+async def _unwritten(standby: Host, request: ReplicationRequest) -> str:
     """Have it write what its kernel still has of the shared disks; why it could not.
 
     A network's file system may do that long after the process was killed.

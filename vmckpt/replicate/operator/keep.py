@@ -8,10 +8,10 @@ from typing import NamedTuple
 from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.operator.begin import start
-from vmckpt.replicate.operator.keeping import Move, View, Window, decide
-from vmckpt.replicate.operator.leftover_copies import Fate
+from vmckpt.replicate.operator.keeping import DailyWindow, KeepingMove, KeepingView, decide
+from vmckpt.replicate.operator.leftover_copies import CopiesFate
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import sides
 from vmckpt.replicate.operator.stop import stop
@@ -22,7 +22,7 @@ LOOK_S = 5.0
 # After a failure; twice as long after each further one.
 AGAIN_S, LONGEST_S = 10.0, 300.0
 
-OptionsOf = Callable[[Vm, Host], Options]
+OptionsOf = Callable[[Vm, Host], ReplicationOptions]
 Tell = Callable[[str, str], None]
 
 
@@ -33,7 +33,7 @@ async def keep(
     *,
     new_run: Callable[[], str],
     tell: Tell,
-    window: Window | None = None,
+    window: DailyWindow | None = None,
 ) -> None:
     """Look after the VM for ever; `tell` hears what is done, and what stands in the way, once.
 
@@ -51,17 +51,17 @@ async def keep(
         rest_s = LOOK_S
         try:
             move, vm, said, is_cut_off = await _look(name, hosts, window)
-            if move is Move.PROTECT and vm is not None:
+            if move is KeepingMove.PROTECT and vm is not None:
                 if is_cut_off:
-                    await stop(name, hosts, Fate.KEEP)
+                    await stop(name, hosts, CopiesFate.KEEP)
                 standby = next(host for host in hosts if host.name == said)
                 await start(vm, standby, options_of(vm, standby), new_run())
                 tell("protected", f"{name} on {vm.host.name} is protected by {said}")
-            elif move is Move.STOP:
+            elif move is KeepingMove.STOP:
                 await stop(name, hosts)
                 tell("stopped", f"{name} is not protected any more: its window is over")
             again_s = AGAIN_S
-            stands, word = (said, "waiting") if move is Move.WAIT else ("", "")
+            stands, word = (said, "waiting") if move is KeepingMove.WAIT else ("", "")
         except VmckptError as exc:
             if exc.kind == "usage":
                 raise
@@ -76,13 +76,13 @@ async def keep(
 class _Seen(NamedTuple):
     """What is due, where the VM runs, `decide`'s word, and whether services died without theirs."""
 
-    move: Move
+    move: KeepingMove
     vm: Vm | None
     said: str
     is_cut_off: bool
 
 
-async def _look(name: str, hosts: Sequence[Host], window: Window | None) -> _Seen:
+async def _look(name: str, hosts: Sequence[Host], window: DailyWindow | None) -> _Seen:
     up = await ask_every(hosts, _name_if_up)
     reached = [host for host in hosts if host.name in up.given]
     found = await homes(name, reached)
@@ -100,7 +100,7 @@ async def _look(name: str, hosts: Sequence[Host], window: Window | None) -> _See
     roles = [str(side.status["role"]) for side in told if side.answers]
     is_cut_off = any(not side.answers and side.status["state"] not in ENDED for side in told)
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
-    view = View(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
+    view = KeepingView(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
     move, said = decide(view, [host.name for host in hosts])
     return _Seen(move, vm, said, is_cut_off)
 

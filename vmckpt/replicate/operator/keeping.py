@@ -9,14 +9,14 @@ from typing import NamedTuple
 from vmckpt.errors import UsageError
 
 
-class Window(NamedTuple):
+class DailyWindow(NamedTuple):
     """A part of each day, by local time; it may go over midnight."""
 
     begins: time
     ends: time
 
     @classmethod
-    def parse(cls, text: str) -> "Window":
+    def parse(cls, text: str) -> "DailyWindow":
         """Of 22:00-06:00. Raises UsageError."""
         try:
             begins, ends = (time.fromisoformat(part) for part in text.split("-"))
@@ -37,7 +37,7 @@ class Window(NamedTuple):
         return now >= self.begins or now < self.ends
 
 
-class Move(Enum):
+class KeepingMove(Enum):
     """What is due."""
 
     PROTECT = "unprotected, and is to be protected"
@@ -47,7 +47,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class KeepingView:
     """`home`: the host that it runs on; "": none does. `answering`: the roles of the services of a
     replication that live. `up`: which hosts answer.
     """
@@ -58,7 +58,7 @@ class View:
     is_time: bool
 
 
-def decide(view: View, hosts: Sequence[str]) -> tuple[Move, str]:
+def decide(view: KeepingView, hosts: Sequence[str]) -> tuple[KeepingMove, str]:
     """The next move, and the host that is to protect it, or why nothing can be done.
 
     `hosts`: which may run the VM, the ones to be preferred as its standby first.
@@ -66,13 +66,13 @@ def decide(view: View, hosts: Sequence[str]) -> tuple[Move, str]:
     if view.answering:
         # A standby without its primary is about to go on with it: it is left alone.
         is_to_stop = not view.is_time and "primary" in view.answering
-        return (Move.STOP if is_to_stop else Move.GOOD), ""
+        return (KeepingMove.STOP if is_to_stop else KeepingMove.GOOD), ""
     if not view.is_time:
-        return Move.GOOD, ""
+        return KeepingMove.GOOD, ""
     if not view.home:
-        return Move.WAIT, "it runs on no host that answers"
+        return KeepingMove.WAIT, "it runs on no host that answers"
     others = [host for host in hosts if host != view.home]
     for host in others:
         if host in view.up:
-            return Move.PROTECT, host
-    return Move.WAIT, f"{', '.join(others) or 'no other host'} does not answer"
+            return KeepingMove.PROTECT, host
+    return KeepingMove.WAIT, f"{', '.join(others) or 'no other host'} does not answer"

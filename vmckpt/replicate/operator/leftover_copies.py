@@ -6,12 +6,12 @@ from pathlib import Path
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.disks.copies import discard, keep
-from vmckpt.replicate.request import Files, read_request
+from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
 
-class Fate(StrEnum):
+class CopiesFate(StrEnum):
     """What becomes of the copies of which a request tells; a disk that was the VM's own stays."""
 
     DISCARD = "discard"
@@ -21,7 +21,7 @@ class Fate(StrEnum):
     KEEP = "keep"
 
 
-async def settle_copies(host: Host, files: Files, fate: Fate) -> None:
+async def settle_copies(host: Host, files: ServiceFiles, fate: CopiesFate) -> None:
     """Have `host` do so with its copies. Raises HostDownError, OperationFailedError."""
     if not await host.exists(files.request):
         return
@@ -34,7 +34,7 @@ async def settle_copies(host: Host, files: Files, fate: Fate) -> None:
         )
 
 
-def settle_here(directory: Path, fate: Fate) -> None:
+def settle_here(directory: Path, fate: CopiesFate) -> None:
     """The same, on that host itself."""
     request = read_request(directory)
     home = vm_dir(request.standby.state_dir, request.vm)
@@ -44,7 +44,7 @@ def settle_here(directory: Path, fate: Fate) -> None:
         return  # there are no copies: these are the disks
     spec = parse_spec(request.spec, str(home.spec), home.path)
     paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
-    if fate is Fate.KEEP:
+    if fate is CopiesFate.KEEP:
         keep(paths, request.vm)
     else:
-        discard(paths, request.vm, request.run if fate is Fate.UNDO else None)
+        discard(paths, request.vm, request.run if fate is CopiesFate.UNDO else None)

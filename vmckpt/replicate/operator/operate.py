@@ -18,7 +18,7 @@ from vmckpt.replicate.control import TAKE_ALONE, ask
 from vmckpt.replicate.operator.leftovers import remove_stale_home, remove_taken_over
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
-    Side,
+    ReplicaSide,
     last_word,
     not_replicated,
     services,
@@ -33,7 +33,7 @@ from vmckpt.replicate.primary.claim import (
     require_right,
     took_over,
 )
-from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left, is_settled
+from vmckpt.replicate.request import ENDED, PROMOTED, ServiceFiles, has_left, is_settled
 from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm, look, read_vm
 from vmckpt.vm.start import Replaced
@@ -66,7 +66,7 @@ async def failover(
     return status | {"warnings": warnings}
 
 
-async def _died_in_it(name: str, standby: Side) -> bool:
+async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
     """Whether the guest is at home with a standby whose service died in the takeover."""
     home = None if standby.answers else await read_vm(standby.host, name)
     return home is not None and await is_as_taken_over(home)
@@ -78,7 +78,7 @@ async def _runs_by_now(standby: Host, name: str) -> bool:
     return home is not None and (await look(home)).state == "running"
 
 
-async def _standby_of(name: str, found: Iterable[Side]) -> Side:
+async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
     """Who is to take over, or has: of a primary that answers its own, not an earlier one's.
 
     Raises NotFoundError, OperationFailedError.
@@ -105,14 +105,19 @@ async def _standby_of(name: str, found: Iterable[Side]) -> Side:
     return min(of_now, key=lambda side: (side.status["state"] != PROMOTED, not side.answers))
 
 
-async def _is_at_home(name: str, promoted: Side) -> bool:
+async def _is_at_home(name: str, promoted: ReplicaSide) -> bool:
     """Whether the guest is still where that standby took it over; else it has moved on since."""
     home = await read_vm(promoted.host, name)
     return home is not None and home.qemu.files.qemu_id == promoted.status.get("qemu_id")
 
 
 async def _taken_over(
-    name: str, standby: Side, found: Iterable[Side], hosts: Iterable[Host], *, is_dead: bool
+    name: str,
+    standby: ReplicaSide,
+    found: Iterable[ReplicaSide],
+    hosts: Iterable[Host],
+    *,
+    is_dead: bool,
 ) -> dict[str, Any]:
     """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
     for side in found:
@@ -123,8 +128,8 @@ async def _taken_over(
             and told.get("run") == standby.status.get("run")
         ):
             with suppress(HostDownError):  # it died over it: the standby sees to that
-                await ask(side.host, Files.of(side.host, name), "failover")
-    files = Files.of(standby.host, name)
+                await ask(side.host, ServiceFiles.of(side.host, name), "failover")
+    files = ServiceFiles.of(standby.host, name)
     if is_dead:
         await _take_alone(name, standby, hosts)
     else:
@@ -141,11 +146,11 @@ async def _taken_over(
     return status
 
 
-async def _take_alone(name: str, standby: Side, hosts: Iterable[Host]) -> None:
+async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) -> None:
     """Have it take over without the arbiter, should that give no answer. Raises RefusedError: its
     primary is not dead, or has gone on alone.
     """
-    files, primary = Files.of(standby.host, name), standby.status.get("primary")
+    files, primary = ServiceFiles.of(standby.host, name), standby.status.get("primary")
     for host in hosts:
         with suppress(HostDownError):
             home, said = await read_vm(host, name), await side_of(host, name)

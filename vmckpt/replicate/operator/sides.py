@@ -15,7 +15,7 @@ from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.replicate.control import STATUS, STATUS_TIMEOUT_S, ask
-from vmckpt.replicate.request import DIRECTORY, REQUEST, Files
+from vmckpt.replicate.request import DIRECTORY, REQUEST, ServiceFiles
 
 POLL_S, BEGIN_S = 0.05, 60.0
 # The state of a service that was killed.
@@ -37,7 +37,7 @@ class _Asked:
     standby: _Named = _Named()
 
 
-class Side(NamedTuple):
+class ReplicaSide(NamedTuple):
     """What one host's service says of a VM; `answers`: it lives. Else it is its last word."""
 
     host: Host
@@ -45,7 +45,7 @@ class Side(NamedTuple):
     answers: bool
 
 
-async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
+async def sides(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
     """What every host's service says of the VM's replication, or said last; the primary's first.
 
     Hosts that give no answer are passed over. Raises HostDownError when only they may know.
@@ -57,10 +57,10 @@ async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
     return sorted(found, key=lambda side: str(side.status["role"]))
 
 
-async def all_sides(hosts: Iterable[Host]) -> Answers[list[Side]]:
+async def all_sides(hosts: Iterable[Host]) -> Answers[list[ReplicaSide]]:
     """What every host's services say of all replications, or said last; by host."""
 
-    async def ask_host(host: Host) -> list[Side]:
+    async def ask_host(host: Host) -> list[ReplicaSide]:
         names = await host.list_dir(host.state_dir / DIRECTORY)
         found = [await side_of(host, name) for name in names]
         return [side for side in found if side is not None]
@@ -68,20 +68,22 @@ async def all_sides(hosts: Iterable[Host]) -> Answers[list[Side]]:
     return await ask_every(hosts, ask_host)
 
 
-async def side_of(host: Host, name: str) -> Side | None:
+async def side_of(host: Host, name: str) -> ReplicaSide | None:
     """What one host's service says of the VM's replication, or said last; None: it has none."""
-    files = Files.of(host, name)
+    files = ServiceFiles.of(host, name)
     if not await host.exists(files.request):
         return None
     try:
         told = await ask(host, files, "status", STATUS_TIMEOUT_S, shape=STATUS)
-        return Side(host, told, answers=True)
+        return ReplicaSide(host, told, answers=True)
     except HostDownError as exc:
         said = await last_word(host, files) or await _without_a_word(host, files, exc)
-        return Side(host, said, answers=False)
+        return ReplicaSide(host, said, answers=False)
 
 
-async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> dict[str, Any]:
+async def _without_a_word(
+    host: Host, files: ServiceFiles, silence: HostDownError
+) -> dict[str, Any]:
     """The status of a service that was killed, or stands still."""
     text = await host.read_text(files.request) or "{}"
     try:
@@ -101,7 +103,7 @@ async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> d
     return {"role": role, **about, "state": DEAD, "why": why}
 
 
-async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
+async def last_word(host: Host, files: ServiceFiles) -> dict[str, Any] | None:
     """What a service wrote down at its end; None: it has not ended, or was killed.
 
     A last word that a power cut emptied is none.
@@ -116,7 +118,7 @@ async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
 
 async def services(host: Host, name: str) -> list[ProcessId]:
     """The processes that replicate the VM there."""
-    path = Files.of(host, name).path
+    path = ServiceFiles.of(host, name).path
     marks = (f"replica\0{role}\0{path}\0" for role in ("standby", "primary"))
     return [process for mark in marks for process in await host.find_processes(mark)]
 
@@ -141,7 +143,7 @@ async def until_recovered(host: Host, name: str) -> None:
 
     It reads what stands in the service's directory. Raises TimedOutError: it goes on.
     """
-    mark = f"replica\0recover\0{Files.of(host, name).path}\0"
+    mark = f"replica\0recover\0{ServiceFiles.of(host, name).path}\0"
     late = TimedOutError(
         f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
         why="the arbiter gives no answer, or another works on the VM",

@@ -13,13 +13,13 @@ from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S, ask
 from vmckpt.replicate.operator.folding import fold_there, stand_aside
-from vmckpt.replicate.operator.leftover_copies import Fate, settle_copies
+from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     DEAD,
-    Side,
+    ReplicaSide,
     last_word,
     not_replicated,
     services,
@@ -28,8 +28,8 @@ from vmckpt.replicate.operator.sides import (
     until_gone,
     while_there_is,
 )
-from vmckpt.replicate.primary.claim import Answer, ask_about, refused
-from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
+from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, refused
+from vmckpt.replicate.request import ENDED, PROMOTED, ServiceFiles, has_left
 from vmckpt.vm.inventory import Vm, read_vm
 
 # An arbiter that fails may be back soon.
@@ -41,7 +41,7 @@ ABANDON_S = 2 * ARBITER_S
 async def stop(
     name: str,
     hosts: Iterable[Host],
-    copies: Fate = Fate.DISCARD,
+    copies: CopiesFate = CopiesFate.DISCARD,
     *,
     standby_is_dead: bool = False,
 ) -> dict[str, Any]:
@@ -92,11 +92,11 @@ async def stop(
     if await stand_aside(name, hosts):
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
-        await side.host.remove(Files.of(side.host, name).path)
+        await side.host.remove(ServiceFiles.of(side.host, name).path)
     return last
 
 
-async def _is_alive_at_primary(name: str, found: Iterable[Side]) -> bool:
+async def _is_alive_at_primary(name: str, found: Iterable[ReplicaSide]) -> bool:
     """Whether the primary's host has all of the guest, whose service was killed.
 
     Its standby may take over all the same, until it is ended.
@@ -109,7 +109,9 @@ async def _is_alive_at_primary(name: str, found: Iterable[Side]) -> bool:
     return False
 
 
-async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> None:
+async def _require_no_other_home(
+    name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host]
+) -> None:
     """No standby has the guest, or may take it over, whose host gives no answer.
 
     The arbiter is asked then. Raises RefusedError, HostDownError.
@@ -153,7 +155,7 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
 
 
 async def _require_may_run(
-    name: str, found: Iterable[Side], hosts: Iterable[Host], *, standby_is_dead: bool
+    name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host], *, standby_is_dead: bool
 ) -> None:
     """Raises RefusedError when the only home of the VM may not run: another still holds the term.
 
@@ -175,7 +177,7 @@ async def _require_may_run(
     await vm.host.remove(vm.directory.claim)  # the services' files go, by which it may be settled
 
 
-def _not_freed(vm: Vm, answer: Answer) -> RefusedError:
+def _not_freed(vm: Vm, answer: ClaimAnswer) -> RefusedError:
     why = refused(vm, answer)
     return RefusedError(
         why.what,
@@ -194,7 +196,7 @@ async def _answers(host: Host) -> bool:
 
 
 async def _primary_ended(
-    name: str, primary: Side, hosts: Iterable[Host], standby_is_dead: bool
+    name: str, primary: ReplicaSide, hosts: Iterable[Host], standby_is_dead: bool
 ) -> tuple[dict[str, Any], bool]:
     """End the primary's service; what it says at its end, and whether the arbiter knows of it.
 
@@ -202,7 +204,7 @@ async def _primary_ended(
     standby is left, so that that cannot have the guest. Raises RefusedError when that is not
     certain, HostDownError when the primary waits for something else.
     """
-    files = Files.of(primary.host, name)
+    files = ServiceFiles.of(primary.host, name)
     is_waiting = bool(primary.status.get("arbiter_fails"))
     try:
         return await ask(primary.host, files, "stop", ARBITER_S if is_waiting else TIMEOUT_S), True
@@ -237,7 +239,7 @@ async def _end_standby(
 
 
 async def _require_nowhere_else(
-    name: str, primary: Side, hosts: Iterable[Host], *, is_dead: bool
+    name: str, primary: ReplicaSide, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
     """No other host has the guest, which its standby may have passed on, nor a standby that may yet
     take it over; the arbiter is not asked.
@@ -269,7 +271,7 @@ async def _require_nowhere_else(
     if unheard := following.silent or homes.silent:
         why = "; ".join(f"{silent.what}: {silent.why}" for silent in unheard)
         raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
-    said = [await last_word(host, Files.of(host, name)) for host in hosts]
+    said = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
         one["state"] == PROMOTED and one.get("run") == primary.status.get("run")
         for one in said
@@ -287,21 +289,26 @@ def _not_certain(name: str, why: str) -> RefusedError:
     )
 
 
-async def _settle_standbys(name: str, found: Iterable[Side], copies: Fate) -> None:
+async def _settle_standbys(name: str, found: Iterable[ReplicaSide], copies: CopiesFate) -> None:
     for side in found:
         if side.status["role"] == "standby":
-            await settle_copies(side.host, Files.of(side.host, name), copies)
+            await settle_copies(side.host, ServiceFiles.of(side.host, name), copies)
 
 
 async def _settle_term(
-    name: str, found: Iterable[Side], hosts: Iterable[Host], copies: Fate, *, standby_is_dead: bool
+    name: str,
+    found: Iterable[ReplicaSide],
+    hosts: Iterable[Host],
+    copies: CopiesFate,
+    *,
+    standby_is_dead: bool,
 ) -> dict[str, Any] | None:
     """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
 
     It is when its service was killed, or left the guest to a standby that does not have it. What
     counts is how the services have ended, not what they said before.
     """
-    words = [(side, await last_word(side.host, Files.of(side.host, name))) for side in found]
+    words = [(side, await last_word(side.host, ServiceFiles.of(side.host, name))) for side in found]
     primaries = [(side, said) for side, said in words if side.status["role"] == "primary"]
     runs = {side.status.get("run") for side, _ in primaries}
     is_left = any(_is_left(said) for _, said in primaries)
@@ -317,7 +324,7 @@ async def _settle_term(
             if failed and is_home:
                 why = f"it is paused on {side.host.name}, go on with it by: vmckpt vm start {name}"
                 last = {**side.status, "why": why}
-        await settle_copies(side.host, Files.of(side.host, name), copies)
+        await settle_copies(side.host, ServiceFiles.of(side.host, name), copies)
         if is_taken and not standby_is_dead:
             taken.add(side.status.get("run"))
     homes = await _homes_but(name, "", hosts)
@@ -352,7 +359,7 @@ def _is_left(said: Mapping[str, Any] | None) -> bool:
     return said is None or _is_killed(said) or has_left(said)
 
 
-async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
+async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
     """As `sides`; none too where only a host that gives no answer may know of one, and something
     stands aside: `fold_there` asks more of that host, unless it is said to be dead.
     """
@@ -369,7 +376,7 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
 
     From a standby that took it only when the operator says that it is dead.
     """
-    files = Files.of(host, name)
+    files = ServiceFiles.of(host, name)
     log = files.path / "release.log"
     command = [*await host.own_command(), "replica", "release", str(files.path)]
     process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
@@ -400,7 +407,7 @@ async def _abandoned(host: Host, name: str) -> str:
 
     Nothing can use that term any more then, and a guest that is at home there stays paused.
     """
-    directory = Files.of(host, name).path
+    directory = ServiceFiles.of(host, name).path
     command = [*await host.own_command(), "replica", "abandon", str(directory)]
     try:
         done = await host.run(command, ABANDON_S)

@@ -15,10 +15,16 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.operator.sides import last_word
-from vmckpt.replicate.request import REQUEST, Files, Request, is_settled, read_request
+from vmckpt.replicate.request import (
+    REQUEST,
+    ReplicationRequest,
+    ServiceFiles,
+    is_settled,
+    read_request,
+)
 from vmckpt.state.documents import Schema, load_from
 from vmckpt.state.durable import write_durably
 from vmckpt.vm.inventory import Vm
@@ -58,7 +64,7 @@ class Claim:
 _SCHEMA = Schema(Claim, "make sure that no other host runs the VM, then remove this file")
 
 
-class Answer(NamedTuple):
+class ClaimAnswer(NamedTuple):
     """What the arbiter says of a claim: the right, and who holds the term now."""
 
     right: Right
@@ -66,7 +72,7 @@ class Answer(NamedTuple):
     standby: str
 
 
-def _of_standby(request: Request) -> Claim:
+def _of_standby(request: ReplicationRequest) -> Claim:
     """What a standby that took over has the guest by: an operator may have let the term be taken
     from it, while its host was off.
     """
@@ -74,18 +80,20 @@ def _of_standby(request: Request) -> Claim:
     return Claim(request.vm, holder, request.primary.name, options.arbiter, options.credentials)
 
 
-async def examine(path: Path) -> Answer:
+async def examine(path: Path) -> ClaimAnswer:
     """Ask the arbiter about the claim at `path`, or the standby whose directory that is, on its own
     host. Raises as the arbiter does.
     """
     claim = _of_standby(read_request(path)) if path.is_dir() else Claim.read(path)
-    found = await open_arbiter(Options(claim.arbiter, credentials=claim.credentials)).read(claim.vm)
+    found = await open_arbiter(
+        ReplicationOptions(claim.arbiter, credentials=claim.credentials)
+    ).read(claim.vm)
     record = found.record if found else None
     holder = record.holder if record else ""
-    return Answer(right_of(record, claim.holder), holder, claim.standby)
+    return ClaimAnswer(right_of(record, claim.holder), holder, claim.standby)
 
 
-async def ask_about(vm: Vm) -> Answer | None:
+async def ask_about(vm: Vm) -> ClaimAnswer | None:
     """The arbiter's answer about the VM's claim, or about what it was taken over by there.
 
     None: there is neither. It is not asked again what it had recorded when the primary's service
@@ -96,7 +104,7 @@ async def ask_about(vm: Vm) -> Answer | None:
     if not await vm.host.exists(path):
         if not await took_over(vm):
             return None
-        path = Files.of(vm.host, vm.name).path
+        path = ServiceFiles.of(vm.host, vm.name).path
     elif answer := await _was_settled(vm):
         return answer
     command = [*await vm.host.own_command(), "replica", "examine", str(path)]
@@ -105,7 +113,7 @@ async def ask_about(vm: Vm) -> Answer | None:
         if done.returncode:
             raise ValueError("; ".join(done.stderr.strip().splitlines()[-3:]) or "no answer")
         words = parse(done.stdout)
-        return Answer(Right[words["right"]], str(words["holder"]), str(words["standby"]))
+        return ClaimAnswer(Right[words["right"]], str(words["holder"]), str(words["standby"]))
     except (ValueError, KeyError, TypeError) as exc:
         raise HostDownError(
             f"cannot tell whether another host runs '{vm.name}'",
@@ -115,14 +123,14 @@ async def ask_about(vm: Vm) -> Answer | None:
         ) from exc
 
 
-async def _was_settled(vm: Vm) -> Answer | None:
+async def _was_settled(vm: Vm) -> ClaimAnswer | None:
     """The answer to a claim whose service has ended, with nothing left to a standby."""
     with suppress(StorageError):
         claim = await Claim.of(vm)
-        said = await last_word(vm.host, Files.of(vm.host, vm.name)) or {}
+        said = await last_word(vm.host, ServiceFiles.of(vm.host, vm.name)) or {}
         is_its = claim is not None and claim.holder == f"{vm.host.name}/{said.get('run')}"
         if claim is not None and is_its and said.get("role") == "primary" and is_settled(said):
-            return Answer(Right.OURS, claim.holder, claim.standby)
+            return ClaimAnswer(Right.OURS, claim.holder, claim.standby)
     return None
 
 
@@ -176,9 +184,9 @@ async def is_as_taken_over(vm: Vm) -> bool:
     return False
 
 
-async def _request_there(vm: Vm) -> Request | None:
+async def _request_there(vm: Vm) -> ReplicationRequest | None:
     """Of the replication that its host knows of. Raises StorageError: of another version, too."""
-    return await load_from(vm.host, Files.of(vm.host, vm.name).request, REQUEST)
+    return await load_from(vm.host, ServiceFiles.of(vm.host, vm.name).request, REQUEST)
 
 
 async def require_right(vm: Vm) -> None:
@@ -195,7 +203,7 @@ async def require_right(vm: Vm) -> None:
     raise refused(vm, answer)
 
 
-def refused(vm: Vm, answer: Answer) -> RefusedError:
+def refused(vm: Vm, answer: ClaimAnswer) -> RefusedError:
     """The error for a guest that may not run on this host."""
     stop = f"vmckpt replicate stop {vm.name}"
     if answer.right is Right.PENDING:

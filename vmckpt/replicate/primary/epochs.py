@@ -19,17 +19,17 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.processes.scheduling import prompt
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.preflight.replication.memory import epoch_limit_bytes
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.primary.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake, Writing
-from vmckpt.replicate.primary.figures import Figures
-from vmckpt.replicate.primary.keeper import Keeper
-from vmckpt.replicate.primary.pace import Pace
-from vmckpt.replicate.primary.stream import StandbyLostError, Stream
+from vmckpt.replicate.primary.figures import PrimaryFigures
+from vmckpt.replicate.primary.keeper import TermKeeper
+from vmckpt.replicate.primary.pace import EpochPace
+from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.wire.pages import nonzero_pages
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.units import format_size
@@ -66,13 +66,15 @@ class Grip(NamedTuple):
 class Epochs:
     """One VM's epochs. `is_safe` once a standby could go on from one of them."""
 
-    def __init__(self, grip: Grip, stream: Stream, keeper: Keeper, options: Options) -> None:
+    def __init__(
+        self, grip: Grip, stream: EpochStream, keeper: TermKeeper, options: ReplicationOptions
+    ) -> None:
         self._monitor, self._capture, self._pidfd = grip.monitor, grip.capture, grip.pidfd
         self._output = grip.output
         self._stream, self._keeper, self._mirrors = stream, keeper, grip.mirrors
         self._budget = Budget(options.max_pause_s)
-        self.pace = Pace(options.epoch_s)
-        self.figures = Figures()
+        self.pace = EpochPace(options.epoch_s)
+        self.figures = PrimaryFigures()
         self.is_safe = False
         # The state in which the guest stands still without anybody's having stopped it; "": none.
         self.stands_still = ""

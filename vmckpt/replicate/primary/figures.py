@@ -11,7 +11,7 @@ WINDOW = 512
 
 
 @dataclass(slots=True)
-class Figures:
+class PrimaryFigures:
     """Kept by the primary; times on the monotonic clock."""
 
     epochs: int = 0

@@ -18,8 +18,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.lease.clock import boottime_s
-from vmckpt.lease.lease import Held, Lease
-from vmckpt.lease.primary import Move, View, decide, may_release, may_run
+from vmckpt.lease.lease import HeldTerm, Lease
+from vmckpt.lease.primary import PrimaryMove, PrimaryView, decide, may_release, may_run
 from vmckpt.lease.rule import Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.replicate.channel import PATIENCE_S
@@ -33,7 +33,7 @@ RETRY_S, LOOK_S, TELL_S = 0.1, 0.05, 0.5
 GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
 
 
-class Keeper:
+class TermKeeper:
     """Until when the guest may run, and which of its output may leave."""
 
     def __init__(
@@ -64,9 +64,9 @@ class Keeper:
         """The term that is held."""
         return self._term
 
-    def view(self) -> View:
+    def view(self) -> PrimaryView:
         """What its decisions rest on."""
-        return View(
+        return PrimaryView(
             term=self._term,
             highest_term=self._lease.highest_term,
             held_until_s=self._lease.held_until_s,
@@ -99,9 +99,9 @@ class Keeper:
             move = decide(
                 self.view(), now_s=self._clock(), margin_s=MARGIN_S, patience_s=PATIENCE_S
             )
-            if move is Move.STAND_DOWN:
+            if move is PrimaryMove.STAND_DOWN:
                 self.replaced.set()
-            elif move in (Move.RENEW, Move.STOP_GUEST):
+            elif move in (PrimaryMove.RENEW, PrimaryMove.STOP_GUEST):
                 await self._renew()
             else:
                 await self._sleep(LOOK_S)
@@ -143,7 +143,7 @@ class Keeper:
         """No replica may take over any more; as `in_sync`."""
         return await self._recorded(self._lease.record_solo)
 
-    async def _recorded(self, record: Callable[[], Awaitable[Held]]) -> bool:
+    async def _recorded(self, record: Callable[[], Awaitable[HeldTerm]]) -> bool:
         while not (self.replaced.is_set() or self._is_alone):
             try:
                 await record()

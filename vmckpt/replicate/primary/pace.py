@@ -6,7 +6,7 @@ PAUSED_SHARE = 0.10
 _WEIGHT = 0.2
 
 
-class Pace:
+class EpochPace:
     """`asked_s` where it was asked for; else as short as the pauses allow."""
 
     def __init__(self, asked_s: float | None) -> None:

@@ -17,9 +17,9 @@ from vmckpt.hosts.processes.deadman import armed, attended
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.hosts.processes.process import identify
 from vmckpt.hosts.processes.scheduling import give_way
-from vmckpt.hosts.remote.tls import Place, open_link
+from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
+from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
@@ -31,21 +31,21 @@ from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.disks.aside import put_aside
 from vmckpt.replicate.disks.copies import mark_as_disks
-from vmckpt.replicate.disks.mirrors import Source, mirrored
+from vmckpt.replicate.disks.mirrors import MirrorSource, mirrored
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.primary.claim import Claim, require_right
 from vmckpt.replicate.primary.epochs import Grip
-from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.promised import promised
-from vmckpt.replicate.request import Files, Request, read_request, stop_command
+from vmckpt.replicate.request import ReplicationRequest, ServiceFiles, read_request, stop_command
 from vmckpt.replicate.wire.beats import Sender
-from vmckpt.replicate.wire.frames import Kind
+from vmckpt.replicate.wire.frames import FrameKind
 from vmckpt.replicate.wire.messages import (
-    Disk,
     Hello,
+    HelloDisk,
     Process,
     Welcome,
     decode_failure,
@@ -68,7 +68,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
     Raises what keeps it from beginning: nothing was changed then.
     """
     keep_freed_memory()
-    files = Files(directory)
+    files = ServiceFiles(directory)
     request = await _await_request(directory)
     host = request.primary
     async with AsyncExitStack() as stack:
@@ -83,7 +83,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         tell_guard = stack.enter_context(_guarded(vm, files))
         await require_right(vm)
         lease, dead = await _entitled(request, vm)
-        keeper = Keeper(lease, tell_guard)
+        keeper = TermKeeper(lease, tell_guard)
         await keeper.take(dead)
         await host.remove(vm.directory.gone_replica)
         _claim(request, lease).write(vm.directory.claim)
@@ -125,14 +125,14 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         await protection.run()
 
 
-async def _vm_of(request: Request) -> Vm:
+async def _vm_of(request: ReplicationRequest) -> Vm:
     """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
     vm = await read_again(await require_at_home(request.primary, request.vm))
     _require_same_qemu(request, vm)
     return vm
 
 
-def _claim(request: Request, lease: Lease) -> Claim:
+def _claim(request: ReplicationRequest, lease: Lease) -> Claim:
     """Whom to ask before this home is started, should the protection not end in good order."""
     options = request.options
     return Claim(
@@ -149,7 +149,7 @@ def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None
     return promised(vm.host, files, vm.spec, "primary", need_bytes)
 
 
-def _require_same_qemu(request: Request, vm: Vm) -> None:
+def _require_same_qemu(request: ReplicationRequest, vm: Vm) -> None:
     """The standby will say that it replaced this QEMU. Raises RefusedError."""
     if vm.qemu.files.qemu_id != request.qemu_id:
         raise RefusedError(
@@ -159,10 +159,10 @@ def _require_same_qemu(request: Request, vm: Vm) -> None:
         )
 
 
-async def _sources(monitor: Monitor, request: Request, vm: Vm) -> list[Source]:
+async def _sources(monitor: Monitor, request: ReplicationRequest, vm: Vm) -> list[MirrorSource]:
     """What the guest's writes to each disk are mirrored from."""
     disks = request.disks
-    sources = [Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
+    sources = [MirrorSource(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
     if request.shares_disks:
         return await put_aside(monitor, request, vm, sources)
     mark_as_disks([vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks], vm.name)
@@ -184,9 +184,9 @@ def _pidfd(vm: Vm) -> Iterator[int]:
         yield pidfd
 
 
-async def _await_request(directory: Path) -> Request:
+async def _await_request(directory: Path) -> ReplicationRequest:
     """The request, once it has come: the process is started before that."""
-    files = Files(directory)
+    files = ServiceFiles(directory)
     await poll(
         lambda: files.request.exists() or not directory.exists(),
         every_s=POLL_S,
@@ -195,7 +195,7 @@ async def _await_request(directory: Path) -> Request:
     return read_request(directory)
 
 
-async def _entitled(request: Request, vm: Vm) -> tuple[Lease, Holding | None]:
+async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding | None]:
     """A lease of the VM that is at home here, and whose term it follows.
 
     Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
@@ -204,7 +204,7 @@ async def _entitled(request: Request, vm: Vm) -> tuple[Lease, Holding | None]:
     """
     store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
     found = await store.read(request.vm)
-    span = Span(request.options.lease_s)
+    span = LeaseSpan(request.options.lease_s)
     if found is None:
         return Lease(store, request.vm, Claimant(name), span), None
     record = found.record
@@ -220,7 +220,7 @@ async def _entitled(request: Request, vm: Vm) -> tuple[Lease, Holding | None]:
 
 
 @contextmanager
-def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
+def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
     """A guard beside the VM for the block; it is told by what this gives.
 
     That raises OSError with the last words of one that has died, if it had any.
@@ -239,12 +239,12 @@ def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
         yield told
 
 
-async def _connect(request: Request, term: int) -> Channel:
+async def _connect(request: ReplicationRequest, term: int) -> Channel:
     wire = await open_link(request.standby.name, _place(request))
     return Channel(wire.reader, wire.writer, term)
 
 
-def _place(request: Request) -> Place:
+def _place(request: ReplicationRequest) -> TlsEndpoint:
     if request.place is None:
         raise OperationFailedError(
             "the primary was not told where its standby is",
@@ -254,7 +254,9 @@ def _place(request: Request) -> Place:
     return request.place
 
 
-async def _greet(channel: Channel, request: Request, vm: Vm, second: SecondPath) -> Welcome:
+async def _greet(
+    channel: Channel, request: ReplicationRequest, vm: Vm, second: SecondPath
+) -> Welcome:
     """Say who we are, from then on over both paths.
 
     Raises HostDownError, OperationFailedError, WireError.
@@ -269,26 +271,26 @@ async def _greet(channel: Channel, request: Request, vm: Vm, second: SecondPath)
         host=request.primary.name,
         machine=this_machine(),
         ram_bytes=vm.spec.memory_bytes,
-        disks=tuple(Disk(f"disk{disk.number}", disk.size_bytes) for disk in request.disks),
+        disks=tuple(HelloDisk(f"disk{disk.number}", disk.size_bytes) for disk in request.disks),
         emitters=emitters,
         heartbeat_port=second.port,
     )
     try:
         async with asyncio.timeout(HELLO_S):
-            await channel.send(channel.outbound.frame(Kind.HELLO, 0, hello.encode()))
+            await channel.send(channel.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
             head, payload = await channel.receive()
-            while head.kind is Kind.HEARTBEAT:
+            while head.kind is FrameKind.HEARTBEAT:
                 head, payload = await channel.receive()
     except TimeoutError as exc:
         raise HostDownError(
             f"{request.standby.name} does not welcome its primary",
             why=f"it said nothing within {HELLO_S:g} s",
-            remedy=f"see {Files.of(request.standby, vm.name).log} there",
+            remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
-    if head.kind is Kind.FAILURE:
+    if head.kind is FrameKind.FAILURE:
         said = decode_failure(payload)
         raise OperationFailedError(said.what, why=said.why, remedy=said.remedy)
-    if head.kind is not Kind.WELCOME:
+    if head.kind is not FrameKind.WELCOME:
         raise OperationFailedError(
             f"{request.standby.name} does not welcome its primary",
             why=f"it said {head}",

@@ -1,6 +1,6 @@
 """The primary's loop: copy the guest, then epoch after epoch, each safe before its output leaves.
 
-How it ends, and who has the guest then: `Ending`.
+How it ends, and who has the guest then: `ProtectionEnding`.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOUR
 from vmckpt.replicate.control import GO_ALONE, write_last_word
 from vmckpt.replicate.paths import SecondPath, paths_status
 from vmckpt.replicate.primary.epochs import Epochs, Grip
-from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, Keeper
-from vmckpt.replicate.primary.stream import StandbyLostError, Stream
-from vmckpt.replicate.request import Files, Request
+from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
+from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
+from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import read_vm
 
@@ -37,7 +37,7 @@ DYING_S = 2.0
 TAKING_S = 20.0
 
 
-class Ending(StrEnum):
+class ProtectionEnding(StrEnum):
     """Why the protection ended, and where the guest is."""
 
     STOPPED = "stopped: it was asked for; the guest runs here, unprotected"
@@ -49,7 +49,12 @@ class Ending(StrEnum):
 
 
 # The arbiter has recorded that no replica may take over.
-SETTLED_HERE = (Ending.STOPPED, Ending.ALONE, Ending.GUEST_OFF, Ending.LOST)
+SETTLED_HERE = (
+    ProtectionEnding.STOPPED,
+    ProtectionEnding.ALONE,
+    ProtectionEnding.GUEST_OFF,
+    ProtectionEnding.LOST,
+)
 
 
 class Protection:
@@ -57,11 +62,11 @@ class Protection:
 
     def __init__(
         self,
-        request: Request,
-        files: Files,
+        request: ReplicationRequest,
+        files: ServiceFiles,
         grip: Grip,
         *,
-        keeper: Keeper,
+        keeper: TermKeeper,
         channel: Channel,
         replica: str,
         second: SecondPath,
@@ -71,12 +76,12 @@ class Protection:
         self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
         self._keeper, self._replica = keeper, replica
         ram_bytes = self._vm.spec.memory_bytes
-        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
+        self._stream = EpochStream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
         self._epochs = Epochs(grip, self._stream, keeper, request.options)
         self._why = ""
-        self._asked: Ending | None = None
+        self._asked: ProtectionEnding | None = None
         self._is_ending = self._is_handing_over = False
-        self._ending: Ending | None = None
+        self._ending: ProtectionEnding | None = None
 
     async def run(self) -> None:
         """Protect it until that ends."""
@@ -104,16 +109,16 @@ class Protection:
             return str(exc)
         return f"{exc}; {self._second.told(self._stream.heard_s)}"
 
-    async def _settled(self, ending: Ending) -> Ending:
+    async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
         """Of one that was replaced: it goes on here after all, or nothing of it runs any more."""
-        if ending is not Ending.REPLACED:
+        if ending is not ProtectionEnding.REPLACED:
             return ending
         if await self._has_term_back():
             return await self._go_on_here()
         await self._end_qemu()
         return ending
 
-    async def _conclude(self, ending: Ending) -> None:
+    async def _conclude(self, ending: ProtectionEnding) -> None:
         if ending in SETTLED_HERE:
             with suppress(StorageError):  # then whoever starts the VM asks the arbiter, once
                 await self._vm.host.remove(self._vm.directory.claim)
@@ -202,18 +207,18 @@ class Protection:
         finally:
             loop.remove_reader(self._grip.pidfd)
 
-    async def _protect(self, background: list["asyncio.Task[None]"]) -> Ending:
+    async def _protect(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
         with self._monitor.events("SHUTDOWN") as shutdowns:
             try:
                 await self._epochs.copy(self._require_wanted)
                 await self._grip.output.hold()
                 while self._asked is None:
                     if self._keeper.replaced.is_set():
-                        return Ending.REPLACED
+                        return ProtectionEnding.REPLACED
                     _require_at_work(background)
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
-                if self._asked is Ending.YOURS:
+                if self._asked is ProtectionEnding.YOURS:
                     return await self._hand_over(background)
                 return await self._stop()
             except (VmckptError, OSError) as exc:
@@ -246,15 +251,17 @@ class Protection:
         if self._asked is not None:
             raise StandbyLostError("asked to end before all was copied")
 
-    async def _hand_over(self, background: list["asyncio.Task[None]"]) -> Ending:
+    async def _hand_over(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
         """The guest goes on from its last moment here, with the standby.
 
         One that QEMU has stopped (its disk is full) goes on from its last epoch.
         """
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
-                return Ending.REPLACED
-            if self._asked is not Ending.YOURS:  # the arbiter is gone: it is to go on here
+                return ProtectionEnding.REPLACED
+            if (
+                self._asked is not ProtectionEnding.YOURS
+            ):  # the arbiter is gone: it is to go on here
                 return await self._stop()
             if self._stands_still():
                 break
@@ -272,13 +279,13 @@ class Protection:
                 return await self._go_on_here()
         return await self._handed_over()
 
-    async def _handed_over(self) -> Ending:
+    async def _handed_over(self) -> ProtectionEnding:
         """The standby has the guest; or has not, and it goes on here from where it stands."""
         if not self._stream.is_taken and await self._has_term_back():
             return await self._go_on_here()
         await self._end_qemu()
         self._why = "asked for"
-        return Ending.YOURS
+        return ProtectionEnding.YOURS
 
     async def _has_term_back(self) -> bool:
         """Whether who has taken the term gives it up in time, unable to go on with the guest.
@@ -302,26 +309,26 @@ class Protection:
         asked = self._request
         return asked.one_machine and await read_vm(asked.standby, asked.vm) is not None
 
-    async def _go_on_here(self) -> Ending:
+    async def _go_on_here(self) -> ProtectionEnding:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
         await self._let_go()
-        return Ending.ALONE
+        return ProtectionEnding.ALONE
 
-    async def _qemu_gone(self, *, is_off: bool) -> Ending:
+    async def _qemu_gone(self, *, is_off: bool) -> ProtectionEnding:
         if is_off:
             if not await self._keeper.solo():
-                return Ending.REPLACED
+                return ProtectionEnding.REPLACED
             await self._stream.end(GUEST_OFF, "the guest has powered off")
-            return Ending.GUEST_OFF
+            return ProtectionEnding.GUEST_OFF
         if self._may_answer_again():
             raise StandbyLostError("the primary's QEMU does not answer")
         if not self._epochs.is_safe:
             await self._keeper.solo()
             await self._stream.end(STOPPED, "the primary's QEMU died during the first copy")
-            return Ending.LOST
-        return await self._dead_here("its QEMU died, or did not answer", Ending.YOURS)
+            return ProtectionEnding.LOST
+        return await self._dead_here("its QEMU died, or did not answer", ProtectionEnding.YOURS)
 
     def _may_answer_again(self) -> bool:
         """Whether QEMU is silent, not about to end, and the only one that has the guest."""
@@ -329,7 +336,7 @@ class Protection:
             return self._qemu_lives()
         return self._monitor.is_open and not self._epochs.has_standby()
 
-    async def _dead_here(self, why: str, ending: Ending) -> Ending:
+    async def _dead_here(self, why: str, ending: ProtectionEnding) -> ProtectionEnding:
         """End QEMU for certain, and let the standby have the term at once."""
         await self._end_qemu()
         with suppress(VmckptError):  # then the standby finds the lease ended by itself
@@ -338,14 +345,14 @@ class Protection:
         self._why = why
         return ending
 
-    async def _stop(self) -> Ending:
+    async def _stop(self) -> ProtectionEnding:
         if ending := await self._not_solo():
             return ending
         await self._stream.end(STOPPED, "asked for")
         await self._let_go()
-        return Ending.STOPPED
+        return ProtectionEnding.STOPPED
 
-    async def _go_on_alone(self) -> Ending:
+    async def _go_on_alone(self) -> ProtectionEnding:
         """The standby is lost: say so to the arbiter, then let the guest's output go.
 
         A guest that is dead here is the standby's, should that be alive all the same.
@@ -358,9 +365,9 @@ class Protection:
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
         await self._let_go()
-        return Ending.ALONE
+        return ProtectionEnding.ALONE
 
-    async def _not_solo(self) -> Ending | None:
+    async def _not_solo(self) -> ProtectionEnding | None:
         """None once no replica may take over any more, which the arbiter may not say for long; else
         how the protection ends: the guest is dead here, or another has its term.
         """
@@ -369,9 +376,9 @@ class Protection:
             if self._epochs.is_safe and not self._qemu_lives():
                 solo.cancel()
                 await asyncio.wait({solo})
-                return await self._dead_here("its QEMU died", Ending.YOURS)
+                return await self._dead_here("its QEMU died", ProtectionEnding.YOURS)
             await asyncio.wait({solo}, timeout=RETRY_S)
-        return None if solo.result() else Ending.REPLACED
+        return None if solo.result() else ProtectionEnding.REPLACED
 
     async def _let_go(self) -> None:
         """The guest runs, with nothing of its output held, when this returns, or QEMU has ended."""
@@ -388,13 +395,13 @@ class Protection:
     def hand_over(self) -> None:
         """Have the standby take the guest over: this host goes down (SIGTERM)."""
         if self._asked is None:
-            self._asked = Ending.YOURS
+            self._asked = ProtectionEnding.YOURS
             self._wake.set()
 
     async def answer(self, word: str) -> dict[str, Any]:
         """What it is asked over its control socket: status, stop, failover, GO_ALONE."""
         if word in ("stop", "failover", GO_ALONE):
-            self._asked = Ending.YOURS if word == "failover" else Ending.STOPPED
+            self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
             if word == GO_ALONE:
                 with suppress(StorageError):  # the guest goes on, if without a next protection
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)

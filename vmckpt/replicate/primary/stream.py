@@ -11,10 +11,10 @@ from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.replicate.channel import TAKEN, Channel, Frame
-from vmckpt.replicate.primary.keeper import Keeper
+from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.wire.epoch import Composer
 from vmckpt.replicate.wire.errors import senseless
-from vmckpt.replicate.wire.frames import Head, Kind
+from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Begin,
     DiskWrite,
@@ -33,7 +33,7 @@ class StandbyLostError(Exception):
     """The standby has gone, is silent, or has said why it cannot go on."""
 
 
-class Link:
+class LinkSpeed:
     """How fast epochs come to be safe: packing has to be faster to pay. At first: not at all."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Link:
             self.bytes_per_s += _WEIGHT * (sent_bytes / seconds - self.bytes_per_s)
 
 
-class Stream:
+class EpochStream:
     """Epochs on their way to the standby, one at a time.
 
     `wake` is called when it is lost, `tell` with what it says of its disks. `is_taken`: it has said
@@ -55,7 +55,7 @@ class Stream:
     def __init__(
         self,
         channel: Channel,
-        keeper: Keeper,
+        keeper: TermKeeper,
         ram_bytes: int,
         wake: Callable[[], None],
         tell: Callable[[memoryview], None] | None = None,
@@ -65,7 +65,7 @@ class Stream:
         self._tell = tell
         self._number = self._acknowledged = 0
         self._is_begun = False
-        self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
+        self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, LinkSpeed()
         self._answered = asyncio.Condition()
         self.why = ""
         self.is_taken = self.is_told = self._is_left = False
@@ -158,17 +158,17 @@ class Stream:
         try:
             while True:
                 head, payload = await self._channel.receive()
-                if head.kind is Kind.FAILURE:
+                if head.kind is FrameKind.FAILURE:
                     failure = decode_failure(payload)
                     self.is_told, self.is_taken = True, failure.kind == TAKEN
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
-                if head.kind is Kind.ACK:
+                if head.kind is FrameKind.ACK:
                     await self._note(head)
-                elif head.kind is Kind.DIGESTS:
+                elif head.kind is FrameKind.DIGESTS:
                     if self._tell is None:
                         raise senseless(f"{head} comes unasked", "no disk is replicated")
                     self._tell(payload)
-                elif head.kind is Kind.HEARTBEAT:
+                elif head.kind is FrameKind.HEARTBEAT:
                     self._progress(decode_heartbeat(payload))
         except (VmckptError, StandbyLostError) as exc:
             async with self._answered:
@@ -177,7 +177,7 @@ class Stream:
             self._wake()
             raise StandbyLostError(self.why) from exc
 
-    async def _note(self, head: Head) -> None:
+    async def _note(self, head: FrameHead) -> None:
         keeper = self._keeper
         async with self._answered:
             self._acknowledged = keeper.acknowledged = head.epoch

@@ -11,8 +11,8 @@ from vmckpt.preflight.replication.memory import epoch_room_bytes
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.standby.replica import Replica, ram_pages
-from vmckpt.replicate.wire.epoch import Assembler, Epoch
-from vmckpt.replicate.wire.frames import Head, Kind
+from vmckpt.replicate.wire.epoch import Assembler, ReceivedEpoch
+from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Failure,
     Hello,
@@ -92,7 +92,7 @@ class Following:
             while True:
                 head, payload = await channel.receive()
                 self.term = channel.inbound.highest_term = channel.outbound.term = head.term
-                if head.kind is Kind.FAILURE:
+                if head.kind is FrameKind.FAILURE:
                     failure = decode_failure(payload)
                     self.why = f"{failure.what}: {failure.why}"
                     return failure.kind
@@ -135,11 +135,11 @@ class Following:
             try:
                 async for told in self._replica.disks.digests():
                     payload = encode_digests(told, packer)
-                    await channel.send(channel.outbound.frame(Kind.DIGESTS, 0, payload))
+                    await channel.send(channel.outbound.frame(FrameKind.DIGESTS, 0, payload))
             except StorageError as exc:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
 
-    async def _safe(self, epoch: Epoch) -> None:
+    async def _safe(self, epoch: ReceivedEpoch) -> None:
         """Have the epoch as the one that a guest would go on from.
 
         Raises StorageError, DamagedError.
@@ -149,8 +149,8 @@ class Following:
             await disks.ready_for(epoch.writes)
         await self._replica.apply(epoch)
 
-    async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
-        if head.kind is Kind.HELLO:
+    async def _take(self, channel: Channel, head: FrameHead, payload: memoryview) -> None:
+        if head.kind is FrameKind.HELLO:
             self.hello = decode_hello(payload)
             self.second.begin(self.hello.heartbeat_port)
             await self._work(channel, self._try_means(self.hello, self.term))
@@ -163,11 +163,11 @@ class Following:
                 most_bytes=epoch_room_bytes(self.hello.ram_bytes, has_disks=bool(self.hello.disks)),
             )
             welcome = Welcome(self._name, self._replica.epoch or None, self.second.port)
-            await channel.send(channel.outbound.frame(Kind.WELCOME, 0, welcome.encode()))
+            await channel.send(channel.outbound.frame(FrameKind.WELCOME, 0, welcome.encode()))
             self._telling = asyncio.ensure_future(self._tell(channel))
-        elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:
+        elif head.kind is not FrameKind.HEARTBEAT and self._assembler is not None:
             epoch = self._assembler.take(head, payload)
             if epoch is not None:
                 await self._work(channel, self._safe(epoch))
                 self.epoch_s = boottime_s()
-                channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
+                channel.put(channel.outbound.frame(FrameKind.ACK, epoch.number, []))

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile
-from vmckpt.replicate.disks.journal import Journal
-from vmckpt.replicate.wire.epoch import Epoch
+from vmckpt.replicate.disks.journal import DisksJournal
+from vmckpt.replicate.wire.epoch import ReceivedEpoch
 from vmckpt.replicate.wire.pages import PageBatch, Words, as_words
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
@@ -18,7 +18,7 @@ class Replica:
     Epochs without device state bring the memory of a guest that is still being copied.
     """
 
-    def __init__(self, words: Words, disks: Journal) -> None:
+    def __init__(self, words: Words, disks: DisksJournal) -> None:
         self._words, self.disks = words, disks
         self.epoch, self._device_base, self.device_state = 0, b"", b""
         # While an epoch is being applied the memory is of no one epoch.
@@ -31,7 +31,7 @@ class Replica:
         """Whether a guest can go on from it, once nothing `is_applying`."""
         return (bool(self.device_state) or self._was_complete) and self.disks.is_sound
 
-    async def apply(self, epoch: Epoch) -> None:
+    async def apply(self, epoch: ReceivedEpoch) -> None:
         """Bring it to a whole epoch, in a thread; its disks follow behind.
 
         When this returns the epoch's sums have been checked. A cancellation waits for its end.
@@ -45,7 +45,7 @@ class Replica:
         finally:
             self.is_applying = self._was_complete = False
 
-    async def _apply(self, epoch: Epoch) -> None:
+    async def _apply(self, epoch: ReceivedEpoch) -> None:
         await in_thread(partial(self._write, epoch.batches))
         self.disks.take(epoch.writes)
         if epoch.device_base is not None:
@@ -61,7 +61,7 @@ class Replica:
 
 
 @contextmanager
-def replica_in(ram: RamFile, disks: Journal) -> Iterator[Replica]:
+def replica_in(ram: RamFile, disks: DisksJournal) -> Iterator[Replica]:
     """An empty replica in a RAM file that is all zero and reserved, for the block."""
     replica = Replica(as_words(ram.view), disks)
     try:

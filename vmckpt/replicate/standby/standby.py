@@ -21,24 +21,30 @@ from vmckpt.hosts.processes.scheduling import be_prompt, give_way
 from vmckpt.hosts.remote.tls import listening, token_of
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.record import Span
-from vmckpt.lease.rule import Claimant, Seen
-from vmckpt.lease.standby import Move
+from vmckpt.lease.record import LeaseSpan
+from vmckpt.lease.rule import Claimant, SeenRecord
+from vmckpt.lease.standby import StandbyMove
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.preflight.replication.memory import standby_bytes
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
 from vmckpt.replicate.control import DISMISS, TAKE_ALONE, answering, write_last_word
-from vmckpt.replicate.disks.copies import Copy, discard, keep, mark_as_disks, prepare
-from vmckpt.replicate.disks.journal import Journal, journal_of
+from vmckpt.replicate.disks.copies import StandbyFile, discard, keep, mark_as_disks, prepare
+from vmckpt.replicate.disks.journal import DisksJournal, journal_of
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.operator.leftovers import remove_stale_home
 from vmckpt.replicate.paths import SecondPath, paths_status, second_path
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.promised import promised
 from vmckpt.replicate.recovery import give_up_term
-from vmckpt.replicate.request import PROMOTED, Files, Request, read_request, stop_command
+from vmckpt.replicate.request import (
+    PROMOTED,
+    ReplicationRequest,
+    ServiceFiles,
+    read_request,
+    stop_command,
+)
 from vmckpt.replicate.standby.following import Following
 from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.standby.takeover import TICK_S, TakeOver
@@ -63,7 +69,7 @@ async def serve_standby(directory: Path) -> None:
     Raises RefusedError, OperationFailedError, HostDownError, OSError: nothing of it is left.
     """
     keep_freed_memory()
-    request, files = read_request(directory), Files(directory)
+    request, files = read_request(directory), ServiceFiles(directory)
     host, lock = request.standby, lock_path(request.standby.state_dir, request.vm)
     async with AsyncExitStack() as stack:
         action = f"standby of {request.primary.name}"
@@ -86,7 +92,7 @@ async def serve_standby(directory: Path) -> None:
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
         copies = [
-            Copy(disk.on(host.state_dir), copied.size_bytes, disk.format)
+            StandbyFile(disk.on(host.state_dir), copied.size_bytes, disk.format)
             for copied in request.disks
             for disk in (spec.disks[copied.number],)
         ]
@@ -116,10 +122,12 @@ async def serve_standby(directory: Path) -> None:
 class Standby:
     """One standby, from its first visitor to its end."""
 
-    def __init__(self, request: Request, files: Files, warm: Warm, copies: Sequence[Path]) -> None:
+    def __init__(
+        self, request: ReplicationRequest, files: ServiceFiles, warm: Warm, copies: Sequence[Path]
+    ) -> None:
         self._request, self._files, self._warm, self._copies = request, files, warm, copies
         self.name = f"{request.standby.name}/{request.run}"
-        span = Span(request.options.lease_s)
+        span = LeaseSpan(request.options.lease_s)
         claimant = Claimant(self.name, replica=self.name)
         self._lease = Lease(open_arbiter(request.options), request.vm, claimant, span)
         self._ended, self._why = "", ""
@@ -137,7 +145,7 @@ class Standby:
         """Whether the guest may run here: what it has is not to be touched."""
         return self._may_have_run
 
-    async def serve(self, ram: RamFile, disks: Journal) -> None:
+    async def serve(self, ram: RamFile, disks: DisksJournal) -> None:
         """Follow the primary; returns when this standby has taken over, or is of no use."""
         token = token_of(self._files.path)
         came: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
@@ -211,7 +219,7 @@ class Standby:
         with suppress(VmckptError):
             await give_up_term(self._request)
 
-    def _is_ours(self, seen: Seen | None) -> bool:
+    def _is_ours(self, seen: SeenRecord | None) -> bool:
         return seen is not None and self._request.is_standbys(seen.now.record.holder)
 
     async def _reserve(self, ram: RamFile) -> Failure | None:
@@ -252,11 +260,11 @@ class Standby:
                 move = await taking.settled(receiving)
                 self._entitled_s = boottime_s()
                 self._why = taking.why
-                if move is Move.PROMOTE:
+                if move is StandbyMove.PROMOTE:
                     receiving.cancel()
                     await asyncio.wait({receiving})
                     await to_the_end(self._promote(replica, channel))
-                if move is not Move.FOLLOW:
+                if move is not StandbyMove.FOLLOW:
                     return
                 give_way()
         finally:
@@ -301,7 +309,7 @@ class Standby:
         asked, primary = self._request, self._request.primary
         if asked.one_machine:
             await remove_stale_home(primary, asked.vm, asked.qemu_id)
-            await primary.remove(Files.of(primary, asked.vm).path)
+            await primary.remove(ServiceFiles.of(primary, asked.vm).path)
         with suppress(StorageError):  # the guest hears of it when it next flushes
             await replica.disks.flush()
 

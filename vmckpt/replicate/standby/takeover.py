@@ -15,11 +15,11 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.rule import Holding, is_entitled
-from vmckpt.lease.standby import Fencing, Move, View, decide
+from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
-from vmckpt.replicate.request import Request
+from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.replicate.standby.following import LOST, Following
 from vmckpt.replicate.standby.replica import Replica
 from vmckpt.replicate.wire.messages import Hello
@@ -29,7 +29,7 @@ SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
 COPY_SILENCE_S = 60.0
 TICK_S = 0.02
 # After these the primary can go on no more: not before a QEMU that can.
-_TAKING = (Move.CLAIM, Move.FENCE, Move.TAKE)
+_TAKING = (StandbyMove.CLAIM, StandbyMove.FENCE, StandbyMove.TAKE)
 
 
 class TakeOver:
@@ -41,7 +41,7 @@ class TakeOver:
 
     def __init__(
         self,
-        request: Request,
+        request: ReplicationRequest,
         lease: Lease,
         replica: Replica,
         primary: Following,
@@ -71,23 +71,23 @@ class TakeOver:
         )
         return receiving.done() or is_silent or is_idle or self._asked.is_set()
 
-    async def settled(self, receiving: "asyncio.Future[str]") -> Move:
+    async def settled(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         """What it comes to: PROMOTE (the term is held, the primary can act no more), FOLLOW (it is
         heard again), STALE or STAND_DOWN (this standby is of no use any more).
         """
         while True:
             move = await self._next(receiving)
-            if move in (Move.STALE, Move.STAND_DOWN):
+            if move in (StandbyMove.STALE, StandbyMove.STAND_DOWN):
                 self.why = f"{self._how_lost(receiving)}; {move.value}"
                 return move
-            if move is Move.PROMOTE or (move is Move.FOLLOW and not receiving.done()):
+            if move is StandbyMove.PROMOTE or (move is StandbyMove.FOLLOW and not receiving.done()):
                 return move
-            if move is Move.FOLLOW:
+            if move is StandbyMove.FOLLOW:
                 self.why = f"{self._how_lost(receiving)}: its lease is waited for"
             try:
                 if move in _TAKING and (lack := await self._lack()):
                     self.why = f"{self._how_lost(receiving)}; the QEMU that waited here {lack}"
-                    return Move.STAND_DOWN
+                    return StandbyMove.STAND_DOWN
                 await self._do(move)
             except VmckptError as exc:
                 self.why = f"{exc.what}: {exc.why}"
@@ -105,7 +105,7 @@ class TakeOver:
             return primary.why  # it said so
         return f"{primary.why or 'the primary is silent'}; {primary.second.told(primary.heard_s)}"
 
-    async def _next(self, receiving: "asyncio.Future[str]") -> Move:
+    async def _next(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         if self._lease.held_until_s < boottime_s() + MARGIN_S:
             try:
                 await self._lease.look()
@@ -124,7 +124,7 @@ class TakeOver:
             silence_s=SILENCE_S,
         )
 
-    async def _without_arbiter(self, receiving: "asyncio.Future[str]") -> Move:
+    async def _without_arbiter(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         """PROMOTE if the operator says that the primary is dead, and nothing says otherwise."""
         while self._replica.is_applying:  # noqa: ASYNC110
             await asyncio.sleep(TICK_S)
@@ -137,27 +137,27 @@ class TakeOver:
         )
         is_told = boottime_s() < self._alone_until_s
         if not is_told or is_heard or is_stale or not self._replica.complete:
-            return Move.WAIT
-        return Move.WAIT if await self._lack() else Move.PROMOTE
+            return StandbyMove.WAIT
+        return StandbyMove.WAIT if await self._lack() else StandbyMove.PROMOTE
 
-    async def _do(self, move: Move) -> None:
-        if move is Move.CLAIM:
+    async def _do(self, move: StandbyMove) -> None:
+        if move is StandbyMove.CLAIM:
             await self._lease.claim()
-        elif move is Move.FENCE:
+        elif move is StandbyMove.FENCE:
             self._fencing = Fencing.NONE
             await self._fence()
-        elif move is Move.TAKE:
+        elif move is StandbyMove.TAKE:
             await self._lease.take(self._dead)
-        elif move is Move.RENEW:
+        elif move is StandbyMove.RENEW:
             await self._lease.renew()
         else:
             await asyncio.sleep(TICK_S)
 
-    def _view(self, *, is_heard: bool) -> View:
+    def _view(self, *, is_heard: bool) -> StandbyView:
         held, hello = self._lease.held, self._primary.hello
         can_fence = hello is not None and (self._request.options.fence or _is_here(hello))
         is_heard = is_heard and not self._asked.is_set()
-        return View(
+        return StandbyView(
             me=self._lease.claimant,
             complete=self._replica.complete,
             follows_term=self._primary.term,

@@ -6,13 +6,13 @@ that is to fence the primary cannot reach it.
 
 from vmckpt.errors import RefusedError
 from vmckpt.lease.rule import Holding
-from vmckpt.options.replication import Options
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
 from vmckpt.replicate.wire.messages import Hello
 
 
-async def try_means(options: Options, hello: Hello, term: int) -> None:
+async def try_means(options: ReplicationOptions, hello: Hello, term: int) -> None:
     """Have the arbiter and the fencing agent answer; changes nothing.
 
     Raises HostDownError and StorageError (the arbiter), RefusedError (it is not the primary's),

@@ -2,7 +2,7 @@
 
     BEGIN, then PAGES, BASE, DEVICE and DISK in any number and order, then COMMIT
 
-What is applied to the replica is an `Epoch`: all of it has come and its checksums hold.
+What is applied to the replica is an `ReceivedEpoch`: all of it has come and its checksums hold.
 """
 
 import math
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from vmckpt.replicate.wire import messages
 from vmckpt.replicate.wire.errors import damaged, senseless
-from vmckpt.replicate.wire.frames import Buffer, Head, Kind, Outbound
-from vmckpt.replicate.wire.messages import Begin, Commit, Disk, DiskWrite
+from vmckpt.replicate.wire.frames import Buffer, FrameHead, FrameKind, Outbound
+from vmckpt.replicate.wire.messages import Begin, Commit, DiskWrite, HelloDisk
 from vmckpt.replicate.wire.pages import Encoder, Numbers, PageBatch, Words, decode
 from vmckpt.replicate.wire.sections import Packer
 
@@ -21,7 +21,7 @@ from vmckpt.replicate.wire.sections import Packer
 _DEVICE_BYTES = 1 << 20
 # Writes are sent in frames of this size, or one write's if that is more.
 _DISK_BYTES = 1 << 20
-_PARTS = frozenset({Kind.PAGES, Kind.BASE, Kind.DEVICE, Kind.DISK})
+_PARTS = frozenset({FrameKind.PAGES, FrameKind.BASE, FrameKind.DEVICE, FrameKind.DISK})
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Composer:
     def begin(self, epoch: int, begin: Begin) -> list[Buffer]:
         """The first frame of `epoch`, which is above `begin.base`."""
         self._epoch, self._totals = epoch, _Totals()
-        return self._part(Kind.BEGIN, begin.encode())
+        return self._part(FrameKind.BEGIN, begin.encode())
 
     def pages(self, numbers: Numbers, contents: Words) -> Iterator[list[Buffer]]:
         """Frames for pages, by number, and what they hold. Those that are as they were give none.
@@ -73,20 +73,20 @@ class Composer:
         """
         for pages, payload in self.encoder.batches(numbers, contents):
             self._totals.pages += pages
-            yield self._part(Kind.PAGES, payload)
+            yield self._part(FrameKind.PAGES, payload)
 
     def base(self, base: bytes) -> Iterator[list[Buffer]]:
         """Frames for what stands before the device state from now on; none when it stands there."""
         if base is not self._base:
             self._base = base
-            yield from self._pieces(Kind.BASE, memoryview(base))
+            yield from self._pieces(FrameKind.BASE, memoryview(base))
 
     def device(self, state: Buffer) -> Iterator[list[Buffer]]:
         """Frames for the device state."""
         if state:
-            yield from self._pieces(Kind.DEVICE, memoryview(state).cast("B"))
+            yield from self._pieces(FrameKind.DEVICE, memoryview(state).cast("B"))
 
-    def _pieces(self, kind: Kind, view: memoryview) -> Iterator[list[Buffer]]:
+    def _pieces(self, kind: FrameKind, view: memoryview) -> Iterator[list[Buffer]]:
         """One at least: an empty base is one too."""
         for at in range(0, max(len(view), 1), _DEVICE_BYTES):
             piece = view[at : at + _DEVICE_BYTES]
@@ -109,20 +109,20 @@ class Composer:
 
     def commit(self) -> list[Buffer]:
         """The last frame of the epoch."""
-        return self.outbound.frame(Kind.COMMIT, self._epoch, self._totals.as_commit().encode())
+        return self.outbound.frame(FrameKind.COMMIT, self._epoch, self._totals.as_commit().encode())
 
     def _writes(self, writes: Sequence[DiskWrite], data_bytes: int) -> list[Buffer]:
         self._totals.disk_bytes += data_bytes
-        return self._part(Kind.DISK, messages.encode_writes(writes, self.disk_packer))
+        return self._part(FrameKind.DISK, messages.encode_writes(writes, self.disk_packer))
 
-    def _part(self, kind: Kind, payload: list[Buffer]) -> list[Buffer]:
+    def _part(self, kind: FrameKind, payload: list[Buffer]) -> list[Buffer]:
         frame = self.outbound.frame(kind, self._epoch, payload)
         self._totals.add(int.from_bytes(memoryview(frame[0])[-4:]))
         return frame
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class ReceivedEpoch:
     """All of an epoch, checked, and applied to nothing yet. Batches are to be applied in order.
 
     `device_base` is what stands before the device state of this epoch and all after it; None: as
@@ -139,7 +139,7 @@ class Epoch:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenEpoch:
     """An epoch of which parts have come."""
 
     number: int
@@ -161,25 +161,25 @@ class Assembler:
     """
 
     def __init__(
-        self, ram_pages: int, disks: Sequence[Disk], *, last: int, most_bytes: float = math.inf
+        self, ram_pages: int, disks: Sequence[HelloDisk], *, last: int, most_bytes: float = math.inf
     ) -> None:
         self.last, self._most_bytes = last, most_bytes
         self._ram_pages, self._disks = ram_pages, disks
-        self._open: _Open | None = None
+        self._open: _OpenEpoch | None = None
 
-    def take(self, head: Head, payload: memoryview) -> Epoch | None:
+    def take(self, head: FrameHead, payload: memoryview) -> ReceivedEpoch | None:
         """One frame of an epoch. Returns the epoch with its last one, else None.
 
         `payload` is kept, not copied. Raises DamagedError, WireError: then the connection is to be
         ended, and what has come of this epoch dropped.
         """
-        if head.kind is Kind.BEGIN:
+        if head.kind is FrameKind.BEGIN:
             self._begin(head, messages.decode_begin(payload))
             return None
         now = self._open
         if now is None or now.number != head.epoch or now.term != head.term:
             raise senseless(f"{head} comes unasked", "no such epoch has begun")
-        if head.kind is Kind.COMMIT:
+        if head.kind is FrameKind.COMMIT:
             return self._commit(now, messages.decode_commit(payload))
         if head.kind not in _PARTS:
             raise senseless(
@@ -188,7 +188,7 @@ class Assembler:
         self._part(now, head, payload)
         return None
 
-    def _begin(self, head: Head, begin: Begin) -> None:
+    def _begin(self, head: FrameHead, begin: Begin) -> None:
         if self._open is not None:
             raise senseless(f"{head} comes too early", f"epoch {self._open.number} has no end yet")
         if begin.base != self.last or head.epoch <= self.last:
@@ -196,18 +196,18 @@ class Assembler:
                 f"epoch {head.epoch} does not fit",
                 f"it stands on {begin.base}, here is {self.last}",
             )
-        self._open = _Open(head.epoch, head.term, begin)
+        self._open = _OpenEpoch(head.epoch, head.term, begin)
         self._open.totals.add(head.crc)
 
-    def _part(self, now: _Open, head: Head, payload: memoryview) -> None:
+    def _part(self, now: _OpenEpoch, head: FrameHead, payload: memoryview) -> None:
         totals = now.totals
         totals.add(head.crc)
-        if head.kind is Kind.PAGES:
+        if head.kind is FrameKind.PAGES:
             now.batches.append(decode(payload, self._ram_pages))
             totals.pages += now.batches[-1].pages
             now.held_bytes += now.batches[-1].held_bytes
-        elif head.kind in (Kind.BASE, Kind.DEVICE):
-            pieces = now.base if head.kind is Kind.BASE else now.device
+        elif head.kind in (FrameKind.BASE, FrameKind.DEVICE):
+            pieces = now.base if head.kind is FrameKind.BASE else now.device
             pieces.append(messages.decode_device(payload))
             totals.device_bytes += len(pieces[-1])
             now.held_bytes += len(pieces[-1])
@@ -224,14 +224,14 @@ class Assembler:
                 f"{self._most_bytes:.0f}",
             )
 
-    def _commit(self, now: _Open, commit: Commit) -> Epoch:
+    def _commit(self, now: _OpenEpoch, commit: Commit) -> ReceivedEpoch:
         if commit != now.totals.as_commit():
             raise damaged(
                 f"epoch {now.number} is not whole",
                 f"sent were {commit}, here are {now.totals.as_commit()}",
             )
         self._open, self.last = None, now.number
-        return Epoch(
+        return ReceivedEpoch(
             now.number,
             now.term,
             now.begin.base,

@@ -7,7 +7,7 @@ class WireError(VmckptError):
     """The other side sent what makes no sense here."""
 
 
-class DamagedError(WireError):
+class DamagedFrameError(WireError):
     """Bytes changed on their way, or are missing."""
 
 
@@ -15,9 +15,9 @@ class StaleTermError(RefusedError):
     """Whoever sent this has been replaced: a higher term was granted."""
 
 
-def damaged(what: str, why: str) -> DamagedError:
+def damaged(what: str, why: str) -> DamagedFrameError:
     """The error for bytes that changed on their way."""
-    return DamagedError(
+    return DamagedFrameError(
         what,
         why=why,
         remedy="replication begins anew by itself; if it comes again look for a bad link or memory",

@@ -32,7 +32,7 @@ _CRC = struct.Struct(">I")
 HEAD_BYTES = _HEAD.size + _CRC.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is; `messages` says what its payload is."""
 
     HELLO = 1
@@ -49,14 +49,14 @@ class Kind(IntEnum):
     BASE = 12
 
 
-_KINDS = frozenset(kind.value for kind in Kind)
+_KINDS = frozenset(kind.value for kind in FrameKind)
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """What stands before a payload."""
 
     length_bytes: int
-    kind: Kind
+    kind: FrameKind
     term: int
     epoch: int
     sequence: int
@@ -75,7 +75,7 @@ class Outbound:
         self.sequence = 0
         self.sent_bytes = 0
 
-    def frame(self, kind: Kind, epoch: int, parts: Iterable[Buffer]) -> list[Buffer]:
+    def frame(self, kind: FrameKind, epoch: int, parts: Iterable[Buffer]) -> list[Buffer]:
         """The next frame: its head, and `parts` as they are, not copied."""
         payload = list(parts)
         length_bytes, crc = 0, 0
@@ -100,7 +100,7 @@ class Inbound:
         self.highest_term = highest_term
         self.sequence = 0
 
-    def head(self, data: Buffer) -> Head:
+    def head(self, data: Buffer) -> FrameHead:
         """The next frame's head, of exactly HEAD_BYTES bytes.
 
         Raises DamagedError, WireError, StaleTermError.
@@ -116,7 +116,7 @@ class Inbound:
                 f"frame {self.sequence} is none", f"kind {kind} with {length_bytes} bytes"
             )
         sequence = int.from_bytes(upper) << _LOW_BITS | low
-        head = Head(length_bytes, Kind(kind), term, epoch, sequence, payload_crc, crc)
+        head = FrameHead(length_bytes, FrameKind(kind), term, epoch, sequence, payload_crc, crc)
         if head.sequence != self.sequence:
             raise damaged(f"frame {self.sequence} is missing", f"in its place came {head}")
         self.sequence += 1
@@ -124,13 +124,13 @@ class Inbound:
         return head
 
 
-def require_whole(head: Head, payload: Buffer) -> None:
+def require_whole(head: FrameHead, payload: Buffer) -> None:
     """Raises DamagedError unless `payload` is what was sent."""
     if memoryview(payload).nbytes != head.length_bytes or zlib.crc32(payload) != head.payload_crc:
         raise damaged(f"{head} is damaged", "the checksum of its payload does not hold")
 
 
-def require_term(head: Head, highest: int) -> None:
+def require_term(head: FrameHead, highest: int) -> None:
     """Raises StaleTermError when a term above the sender's was seen granted."""
     if head.term < highest:
         raise StaleTermError(

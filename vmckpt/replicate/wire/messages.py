@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class HelloDisk:
     """A disk that is copied: writes name it by its place in HELLO."""
 
     name: str
@@ -69,7 +69,7 @@ class Hello:
     host: str
     machine: str
     ram_bytes: int
-    disks: tuple[Disk, ...] = ()
+    disks: tuple[HelloDisk, ...] = ()
     emitters: tuple[Process, ...] = ()
     heartbeat_port: int | None = None
     protocol: int = PROTOCOL
@@ -195,7 +195,7 @@ def encode_writes(writes: Sequence[DiskWrite], packer: Packer) -> list[Buffer]:
     return packer.pack([b"".join(table), *(write.data for write in writes)])
 
 
-def decode_writes(payload: memoryview, disks: Sequence[Disk]) -> list[DiskWrite]:
+def decode_writes(payload: memoryview, disks: Sequence[HelloDisk]) -> list[DiskWrite]:
     """The writes, in order. Raises WireError, also when one is outside its disk."""
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
@@ -224,7 +224,7 @@ def encode_digests(told: Digests, packer: Packer) -> list[Buffer]:
     return [_DIGESTS.pack(told.disk, told.first_block), *packer.pack([told.digests])]
 
 
-def decode_digests(payload: memoryview, disks: Sequence[Disk]) -> Digests:
+def decode_digests(payload: memoryview, disks: Sequence[HelloDisk]) -> Digests:
     """Raises WireError."""
     disk, first_block = _unpacked(_DIGESTS, payload[: _DIGESTS.size])
     if disk >= len(disks):
@@ -235,7 +235,7 @@ def decode_digests(payload: memoryview, disks: Sequence[Disk]) -> Digests:
 def decode_hello(payload: Buffer) -> Hello:
     """Raises WireError, also when it is of another protocol."""
     value = _json_object(payload, "HELLO")
-    disks = tuple(_made(Disk, one) for one in _list(value, "disks"))
+    disks = tuple(_made(HelloDisk, one) for one in _list(value, "disks"))
     emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
     return _made(Hello, value | {"disks": disks, "emitters": emitters})
 

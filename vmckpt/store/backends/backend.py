@@ -15,7 +15,7 @@ class MissingError(Exception):
     """No object of that name. Whoever asked knows what that means."""
 
 
-class Writer(Protocol):
+class ObjectWriter(Protocol):
     """An object in the making: nobody sees it before it is published."""
 
     def write(self, data: Buffer) -> None:
@@ -28,7 +28,7 @@ class Writer(Protocol):
         """Nothing of it stays. May be called at any time; after `publish` it does nothing."""
 
 
-class Readable(Protocol):
+class ReadableBackend(Protocol):
     """A place to read objects from."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -38,7 +38,7 @@ class Readable(Protocol):
         """The last bytes of an object, and the size of all of it. Raises MissingError."""
 
 
-class Backend(Readable, Protocol):
+class Backend(ReadableBackend, Protocol):
     """A place for objects. All raise StorageError when the place does not do what it is asked."""
 
     place: str
@@ -53,7 +53,7 @@ class Backend(Readable, Protocol):
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         """The same, and for each object what another one of its name would not have."""
 
-    def write(self, name: str) -> Writer:
+    def write(self, name: str) -> ObjectWriter:
         """Begin a new object, of a name that no object has."""
 
     def remove(self, name: str) -> None:
@@ -64,7 +64,7 @@ class Backend(Readable, Protocol):
 
     def hold(
         self, name: str, *, shared: bool, wait_s: float = 0.0
-    ) -> AbstractContextManager["Held"]:
+    ) -> AbstractContextManager["HeldLock"]:
         """A lock for the block. Raises BusyError when it is not had in time.
 
         It goes with the process that has it, at once or after a while that `BusyError` names.
@@ -102,7 +102,7 @@ class Copying(Protocol):
         """The end of it, as one of these has it, and its size. Raises MissingError."""
 
 
-class Copy:
+class ObjectCopy:
     """An object as one of those that have it has it."""
 
     def __init__(self, backend: Copying, holder: str) -> None:
@@ -117,7 +117,7 @@ class Copy:
         return self._backend.read_held_end(name, self._holder, length)
 
 
-class Held(Protocol):
+class HeldLock(Protocol):
     """A lock that is held."""
 
     def require(self) -> None:

@@ -20,7 +20,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from vmckpt.store.backends.backend import Backend, Held, Readable, Writer
+from vmckpt.store.backends.backend import Backend, HeldLock, ObjectWriter, ReadableBackend
 from vmckpt.store.errors import DamagedError
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class CachedBackend:
         start = max(0, size - length)
         return self.read(name, start, size - start), size
 
-    def write(self, name: str) -> Writer:
+    def write(self, name: str) -> ObjectWriter:
         """A new object."""
         return self._inner.write(name)
 
@@ -93,7 +93,9 @@ class CachedBackend:
             self._known.get(folder, {}).pop(bare, None)
         self._inner.remove(name)
 
-    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> AbstractContextManager[Held]:
+    def hold(
+        self, name: str, *, shared: bool, wait_s: float = 0.0
+    ) -> AbstractContextManager[HeldLock]:
         """A lock."""
         return self._inner.hold(name, shared=shared, wait_s=wait_s)
 
@@ -126,7 +128,7 @@ class CachedBackend:
         with self._mutex:
             return self._known.get(folder, {}).get(bare)
 
-    def _part(self, name: str, version: str, part: str, read: "Read") -> bytes:
+    def _part(self, name: str, version: str, part: str, read: "ObjectReader") -> bytes:
         key = f"{name}\0{version}\0{part}".encode()
         path = Path(str(self._folder)) / sha256(key).hexdigest()[:40]
         with suppress(OSError):
@@ -153,19 +155,19 @@ class Keeping(Protocol):
         """What was read before is not used, for the block."""
 
 
-class Read(Protocol):
+class ObjectReader(Protocol):
     """Reads what is not kept here."""
 
     def __call__(self) -> bytes:
         """Raises MissingError, StorageError."""
 
 
-def uncached(backend: Readable) -> AbstractContextManager[None]:
+def uncached(backend: ReadableBackend) -> AbstractContextManager[None]:
     """All is read from where the store lies, for the block."""
     return backend.off() if isinstance(backend, Keeping) else _nothing()
 
 
-def read_twice(backend: Readable, read: Callable[[], T]) -> T:
+def read_twice(backend: ReadableBackend, read: Callable[[], T]) -> T:
     """What `read` gives; once more, uncached, before it is believed that something is damaged.
 
     A single read may be bad of bytes that are good, and what is damaged is given up or removed.

@@ -28,7 +28,7 @@ from vmckpt.errors import (
     UsageError,
     VmckptError,
 )
-from vmckpt.store.backends.backend import Backend, Buffer, MissingError, OwnFolders, Writer
+from vmckpt.store.backends.backend import Backend, Buffer, MissingError, ObjectWriter, OwnFolders
 from vmckpt.store.backends.local import ASIDE, append_only_error
 from vmckpt.store.errors import UnreadableError
 
@@ -253,7 +253,7 @@ class _Far:
 
     def __init__(self, backend: Backend, stack: ExitStack, *, append_only: bool) -> None:
         self._backend, self._stack, self._append_only = backend, stack, append_only
-        self._writers: dict[int, Writer] = {}
+        self._writers: dict[int, ObjectWriter] = {}
         self._names: dict[int, str] = {}
         self._locks: dict[int, ExitStack] = {}
         self._next = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from vmckpt.errors import StorageError, UsageError
-from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
+from vmckpt.store.backends.backend import Backend, HeldLock, MissingError, ObjectWriter
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundledPack, BundleFiles, is_bundle
 from vmckpt.store.errors import DamagedError, UnreadableError
@@ -147,7 +147,7 @@ class BundledBackend:
             return self._inner.read_end(pack, length)
         return self._member_end(*self._member(pack, holder), length)
 
-    def write(self, name: str) -> Writer:
+    def write(self, name: str) -> ObjectWriter:
         """A new object."""
         return self._inner.write(name)
 
@@ -155,7 +155,9 @@ class BundledBackend:
         """The object is gone; a pack stays where it is in a bundle."""
         self._inner.remove(name)
 
-    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> AbstractContextManager[Held]:
+    def hold(
+        self, name: str, *, shared: bool, wait_s: float = 0.0
+    ) -> AbstractContextManager[HeldLock]:
         """A lock."""
         return self._inner.hold(name, shared=shared, wait_s=wait_s)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from vmckpt.errors import BusyError, NotFoundError, RefusedError
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
-from vmckpt.store.check import Report, check
-from vmckpt.store.collect import Collected, Plan, collect, plan_gc
+from vmckpt.store.check import CheckReport, check
+from vmckpt.store.collect import Collected, GcPlan, collect, plan_gc
 from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.store import Store
@@ -26,8 +26,8 @@ _UNREAD = (
 class RepairPlan:
     """What the check found, and what gc would do; `refused` says why gc could do nothing yet."""
 
-    report: Report
-    gc: Plan | None
+    report: CheckReport
+    gc: GcPlan | None
     refused: RefusedError | None
 
     @property
@@ -116,7 +116,7 @@ def _can_be_restored(store: Store, checkpoint_id: str) -> bool:
     return True
 
 
-def _plan(store: Store) -> tuple[Plan | None, RefusedError | None]:
+def _plan(store: Store) -> tuple[GcPlan | None, RefusedError | None]:
     try:
         return plan_gc(store), None
     except RefusedError as exc:

@@ -27,7 +27,7 @@ from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import damaged
 from vmckpt.store.files.decoding import count, decoding, id_of, json_of, listed, mapping, row, text
-from vmckpt.store.files.header import HEADER_BYTES, Header, Kind
+from vmckpt.store.files.header import HEADER_BYTES, FileKind, Header
 from vmckpt.store.files.manifest import MOST_PACKS, MOST_PARTS, BlobFacts, Manifest, area_shape
 from vmckpt.store.files.maps import Refs, decode, encode, require_memory, resized
 from vmckpt.store.sealing.seal import Box, Sealer
@@ -61,14 +61,14 @@ class Maps:
     areas: dict[str, AreaMap] = field(default_factory=dict)
 
 
-class Files:
+class CheckpointFiles:
     """Reads and writes both kinds of file."""
 
     def __init__(self, backend: Backend, sealer: Sealer, store_id: bytes) -> None:
         self.backend, self.sealer = backend, sealer
         self.store_id = store_id
 
-    def header(self, kind: Kind) -> Header:
+    def header(self, kind: FileKind) -> Header:
         """The headers of such files of this store."""
         return Header(kind, self.sealer.encrypted, self.store_id)
 
@@ -110,9 +110,9 @@ class Files:
         require_agreement(manifest, maps)
         return manifest, maps
 
-    def new_checkpoint(self, checkpoint_id: str) -> "NewFile":
+    def new_checkpoint(self, checkpoint_id: str) -> "NewCheckpointFile":
         """A checkpoint's file, to be made."""
-        return NewFile(self, checkpoint_id)
+        return NewCheckpointFile(self, checkpoint_id)
 
     def read_base(self, base_id: bytes) -> Maps:
         """Maps that others differ from. Raises DamagedError."""
@@ -124,7 +124,7 @@ class Files:
             data = self.backend.read(name)
         except MissingError as exc:
             raise damaged(f"{name} is missing", "a checkpoint's maps rest on it") from exc
-        header = self.header(Kind.MAPS).read(data, name)
+        header = self.header(FileKind.MAPS).read(data, name)
         seal = self.sealer.file(header, name)
         maps = self._decode(seal.open(Box.MAPS, 0, data[HEADER_BYTES:]), name, based=True)
         maps.base = base_id
@@ -141,7 +141,7 @@ class Files:
     def write_base(self, base_id: bytes, maps: bytes) -> int:
         """A file of maps: it is there when this returns; its size. Raises StorageError."""
         name = self.base_name(base_id)
-        header = self.header(Kind.MAPS).new()
+        header = self.header(FileKind.MAPS).new()
         return self.write(name, [header, self.sealer.file(header, name).seal(Box.MAPS, 0, maps)])
 
     def write(self, name: str, parts: Iterable[bytes]) -> int:
@@ -190,11 +190,11 @@ class Files:
 class _File:
     """A checkpoint's file, to read. Raises MissingError, DamagedError, as its methods do."""
 
-    def __init__(self, files: Files, checkpoint_id: str) -> None:
+    def __init__(self, files: CheckpointFiles, checkpoint_id: str) -> None:
         self.name, self._id = f"{CHECKPOINTS}/{checkpoint_id}", checkpoint_id
         self._files = files
         self._begin = files.backend.read(self.name, 0, _FIRST_BYTES)
-        header = files.header(Kind.CHECKPOINT).read(self._begin, self.name)
+        header = files.header(FileKind.CHECKPOINT).read(self._begin, self.name)
         if len(self._begin) < HEADER_BYTES + _LENGTHS.size:
             raise damaged(f"{self.name} is damaged", "it ends too early")
         manifest, maps = _LENGTHS.unpack_from(self._begin, HEADER_BYTES)
@@ -229,12 +229,12 @@ class _File:
         return self._files.backend.read(self.name, start, end - start)
 
 
-class NewFile:
+class NewCheckpointFile:
     """A checkpoint's file in the making; nothing is written before `write`."""
 
-    def __init__(self, files: Files, checkpoint_id: str) -> None:
+    def __init__(self, files: CheckpointFiles, checkpoint_id: str) -> None:
         self._files, self.name = files, f"{CHECKPOINTS}/{checkpoint_id}"
-        self._header = files.header(Kind.CHECKPOINT).new()
+        self._header = files.header(FileKind.CHECKPOINT).new()
         self._seal = files.sealer.file(self._header, self.name)
         self.blobs: list[BlobFacts] = []
         self._boxes: list[bytes] = []

@@ -27,7 +27,7 @@ _HEADER = struct.Struct(">8sHcB4x16s16s")
 HEADER_BYTES = _HEADER.size
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What a file is."""
 
     BUNDLE = b"B"
@@ -41,7 +41,7 @@ class Kind(Enum):
 class Header(NamedTuple):
     """What stands at a file's beginning, but for the salt."""
 
-    kind: Kind
+    kind: FileKind
     encrypted: bool
     store: bytes
 

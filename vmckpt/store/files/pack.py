@@ -30,7 +30,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.backends.backend import Backend, Copy, Copying, MissingError, Readable, Writer
+from vmckpt.store.backends.backend import (
+    Backend,
+    Copying,
+    MissingError,
+    ObjectCopy,
+    ObjectWriter,
+    ReadableBackend,
+)
 from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import DamagedError, UnreadableError, damaged
@@ -69,7 +76,7 @@ def pack_name(pack_id: bytes, generation: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PackTable:
     """Where a pack's chunks are: frame `i` is `stored[i]` bytes and holds `counts[i]` chunks.
 
     `starts` is where it begins in the file, `firsts` the position of its first chunk. `slots` are
@@ -117,11 +124,11 @@ class Pack:
 
     def __init__(
         self,
-        backend: Readable,
+        backend: ReadableBackend,
         pack_id: bytes,
         generation: int,
         seal: Seal,
-        table_from: Readable | None = None,
+        table_from: ReadableBackend | None = None,
     ) -> None:
         self.id, self.generation = pack_id, generation
         self.name = pack_name(pack_id, generation)
@@ -197,7 +204,7 @@ class Pack:
                         return self._seal.open(box, number, data)
             raise
 
-    def _read_table(self, backend: Readable) -> Table:
+    def _read_table(self, backend: ReadableBackend) -> PackTable:
         end, size = backend.read_end(self.name, _END_BYTES)
         trailer = self._seal.open(Box.TRAILER, 0, end[-_TRAILER_BYTES:])
         chunk_bytes, frames, slot_count, hash_bytes, table_bytes, listed = _TRAILER.unpack(trailer)
@@ -237,7 +244,7 @@ class Pack:
         firsts = np.cumsum(counts) - counts
         if (int(ends[-1]) if frames else HEADER_BYTES) != size - tail:
             raise damaged(f"{self.name} is damaged", "it is longer or shorter than its table says")
-        return Table(
+        return PackTable(
             chunk_bytes, stored, counts, ends - stored, firsts, slots, slot_count, not listed
         )
 
@@ -255,7 +262,7 @@ class PackWriter:
         header = packs.header.new()
         self._seal = packs.sealer.file(header, self.name)
         self._pool = pool
-        self._writer: Writer = packs.backend.write(self.name)
+        self._writer: ObjectWriter = packs.backend.write(self.name)
         self._waiting: deque[Future[bytes]] = deque()
         self._stored: list[int] = []
         self._counts: list[int] = []
@@ -430,7 +437,7 @@ class Packs:
         """That very pack. Raises DamagedError, MissingError."""
         name = pack_name(pack_id, generation)
 
-        def read(backend: Readable) -> Pack:
+        def read(backend: ReadableBackend) -> Pack:
             header = self.header.read(backend.read(name, 0, HEADER_BYTES), name)
             seal = self.sealer.file(header, name)
             return Pack(self.backend, pack_id, generation, seal, table_from=backend)
@@ -442,7 +449,7 @@ class Packs:
             if isinstance(self.backend, Copying):
                 for holder in self.backend.holders(name):
                     with suppress(DamagedError, MissingError):
-                        return read(Copy(self.backend, holder))
+                        return read(ObjectCopy(self.backend, holder))
             raise
 
 

@@ -21,7 +21,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.decoding import decoding, json_of, mapping, number
-from vmckpt.store.files.header import HEADER_BYTES, Kind
+from vmckpt.store.files.header import HEADER_BYTES, FileKind
 from vmckpt.store.files.manifest import LATEST_UNIX_S
 from vmckpt.store.opened import Opened
 from vmckpt.store.sealing.seal import Box
@@ -82,7 +82,7 @@ def pins(opened: Opened, only: Iterable[str] | None = None) -> Pinned:
 
 def write_pin(opened: Opened, pin: Pin) -> None:
     """It is there, for good, when this returns; the caller holds the checkpoint. StorageError."""
-    header = opened.files.header(Kind.PIN).new()
+    header = opened.files.header(FileKind.PIN).new()
     text = json.dumps(asdict(pin), separators=(",", ":")).encode()
     sealed = opened.sealer.file(header, pin.name).seal(Box.PIN, 0, text)
     opened.files.write(pin.name, [header, sealed])
@@ -153,7 +153,7 @@ def _read(opened: Opened, checkpoint_id: str, pin_id: str) -> Pin:
 def _open(opened: Opened, checkpoint_id: str, pin_id: str) -> Pin:
     name = f"{PINS}/{checkpoint_id}-{pin_id}"
     data = opened.backend.read(name, 0, _MOST_BYTES)
-    header = opened.files.header(Kind.PIN).read(data, name)
+    header = opened.files.header(FileKind.PIN).read(data, name)
     plain = opened.sealer.file(header, name).open(Box.PIN, 0, data[HEADER_BYTES:])
     with decoding(name):
         words = mapping(json_of(plain))

@@ -21,7 +21,7 @@ _MADE_BY_US = b"vmckpt-key-1:"
 _COMMAND_TIMEOUT_S = 60.0
 
 
-class Keeper(StrEnum):
+class KeyHolder(StrEnum):
     """Who has the key."""
 
     FILE = "file"
@@ -36,13 +36,13 @@ class KeySource:
     For the agent an empty `where` is its first key.
     """
 
-    keeper: Keeper
+    keeper: KeyHolder
     where: str = ""
 
 
 def from_environment() -> KeySource | None:
     """What VMCKPT_STORE_KEY_FILE or VMCKPT_STORE_KEY_COMMAND say."""
-    for variable, keeper in ((KEY_FILE, Keeper.FILE), (KEY_COMMAND, Keeper.COMMAND)):
+    for variable, keeper in ((KEY_FILE, KeyHolder.FILE), (KEY_COMMAND, KeyHolder.COMMAND)):
         if os.environ.get(variable):
             return KeySource(keeper, os.environ[variable])
     return None
@@ -75,7 +75,7 @@ def material_of(source: KeySource) -> bytes:
 
     Raises UsageError, NotFoundError, RefusedError, StorageError.
     """
-    read = _from_file if source.keeper is Keeper.FILE else _from_command
+    read = _from_file if source.keeper is KeyHolder.FILE else _from_command
     material = read(source.where).rstrip(b"\r\n")
     if not material:
         raise UsageError(

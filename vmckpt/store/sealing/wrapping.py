@@ -27,7 +27,7 @@ from vmckpt.store.sealing import agent
 from vmckpt.store.sealing.keys import (
     KEY_COMMAND,
     KEY_FILE,
-    Keeper,
+    KeyHolder,
     KeySource,
     from_environment,
     is_made_by_us,
@@ -129,7 +129,7 @@ def wrap(secret: bytes, source: KeySource, name: str = "") -> Wrapped:
 
     salt, nonce = os.urandom(_SALT_BYTES), os.urandom(_NONCE_BYTES)
     scrypt, agent_key = None, ""
-    if source.keeper is Keeper.AGENT:
+    if source.keeper is KeyHolder.AGENT:
         kind, agent_key = _AGENT, source.where or agent.first_key()
         wrapping = _agent_key(agent_key, salt)
     else:
@@ -202,7 +202,7 @@ def is_signed(config: Config, secret: bytes) -> bool:
 
 def _tried(keys: list[Wrapped], source: KeySource | None) -> Opening:
     source = source or from_environment()
-    if source is None or source.keeper is Keeper.AGENT:
+    if source is None or source.keeper is KeyHolder.AGENT:
         if any(one.kind == _AGENT for one in keys):
             return _by_agent(keys)
         raise RefusedError(
@@ -237,7 +237,7 @@ def _by_agent(keys: list[Wrapped]) -> Opening:
     agent.signature(tried[0].agent_key, _WHAT + tried[0].salt)
     raise RefusedError(
         "the key does not open the store",
-        why=f"it is none of the store's keys ({Keeper.AGENT})",
+        why=f"it is none of the store's keys ({KeyHolder.AGENT})",
         remedy="add the right one with ssh-add; without it nothing in the store can be read",
     )
 

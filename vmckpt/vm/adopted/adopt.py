@@ -16,7 +16,7 @@ from vmckpt.hosts.inventory.inventory import all_hosts, check_name, local_host, 
 from vmckpt.hosts.processes.process import ProcessId, from_stat
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.look import look_inside, process_of
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
@@ -74,7 +74,7 @@ async def adopt(
 
 
 async def _become(
-    directory: VmDir, host: Host, monitors: Sequence[Path], facts: Facts, process: ProcessId
+    directory: VmDir, host: Host, monitors: Sequence[Path], facts: AdoptedFacts, process: ProcessId
 ) -> Adoption:
     """The VM, written down; on an error nothing of it is left."""
     name = directory.path.name
@@ -119,7 +119,7 @@ def _machine(spec: Spec) -> Spec:
 
 async def _look(
     host: Host, monitors: Sequence[Path], pid: int | None, *, trust: bool
-) -> tuple[Facts, ProcessId]:
+) -> tuple[AdoptedFacts, ProcessId]:
     """The QEMU that all the monitors belong to."""
     found = pid
     for path in monitors[1:]:
@@ -164,7 +164,7 @@ async def _open(host: Host, path: Path, *, trust: bool) -> Monitor:
         ) from exc
 
 
-async def _require_nobodys(host: Host, facts: Facts, process: ProcessId) -> None:
+async def _require_nobodys(host: Host, facts: AdoptedFacts, process: ProcessId) -> None:
     """Raises RefusedError when the QEMU is a VM already, of vmckpt or of libvirt."""
     for name in await host.list_dir(vms_dir(host.state_dir)):
         vm = await read_vm(host, name)

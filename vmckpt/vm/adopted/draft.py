@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.options import Option
 
 
-class Image(NamedTuple):
+class NamedImage(NamedTuple):
     """An image on the command line, as it is named there; `drive` is its -drive's id, if any.
 
     `node` is the block node that a device would use; "" where QEMU made one up.
@@ -31,10 +31,10 @@ class Draft:
     device was unplugged.
     """
 
-    facts: Facts
+    facts: AdoptedFacts
     users: Counter[str]
     arguments: list[str] = field(default_factory=list)
-    images: list[Image] = field(default_factory=list)
+    images: list[NamedImage] = field(default_factory=list)
     nics: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     forwards: list[int] = field(default_factory=list)

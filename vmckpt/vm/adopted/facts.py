@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.qemu.inside import Drive
+from vmckpt.qemu.inside import GuestDrive
 from vmckpt.vm.argv import Platform
 
 
-class Facts(NamedTuple):
+class AdoptedFacts(NamedTuple):
     """One QEMU as it is now.
 
     `devices` are those with an id, with their types; `late` the settings of those that its command
@@ -23,7 +23,7 @@ class Facts(NamedTuple):
     ram_id: str | None
     memory_bytes: int
     vcpus: int
-    drives: tuple[Drive, ...]
+    drives: tuple[GuestDrive, ...]
     devices: Mapping[str, str]
     late: Mapping[str, Mapping[str, Any]]
     places: Mapping[str, str]

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.qemu.inside import Drive
+from vmckpt.qemu.inside import GuestDrive
 from vmckpt.vm.adopted import holes
-from vmckpt.vm.adopted.draft import Draft, Image
+from vmckpt.vm.adopted.draft import Draft, NamedImage
 from vmckpt.vm.adopted.options import Option
 from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
 from vmckpt.vm.spec.spec import IMAGE_NAME
@@ -59,7 +59,7 @@ def drive(draft: Draft, option: Option) -> None:
     file = settings.get(key)
     if file and (path := _local(draft, option, file)):
         draft.images.append(
-            Image(
+            NamedImage(
                 file,
                 path,
                 settings.get("id") or "",
@@ -88,7 +88,7 @@ def _blockdev(draft: Draft, option: Option, settings: Settings, inside: str) -> 
     if driver in _FILES and file:
         if path := _local(draft, option, file):
             node = settings.get("node-name") or ""
-            draft.images.append(Image(file, path, None, node, True, leaf_of_blockdev=True))
+            draft.images.append(NamedImage(file, path, None, node, True, leaf_of_blockdev=True))
             return settings.put(f"{inside}filename", _image(len(draft.images) - 1))
     elif driver in NETWORK:
         draft.notes.append(f"'{option.text}' is reached over the network, from the target too")
@@ -153,13 +153,13 @@ def settle_images(draft: Draft) -> tuple[AdoptedDisk, ...]:
     return tuple(disks)
 
 
-def _shows(drive_now: Drive, image: Image) -> bool:
+def _shows(drive_now: GuestDrive, image: NamedImage) -> bool:
     if image.drive:
         return drive_now.device == image.drive and drive_now.file in (image.file, str(image.path))
     return drive_now.file in (image.file, str(image.path))
 
 
-def _disk(draft: Draft, now: Drive, number: int, image: Image) -> AdoptedDisk:
+def _disk(draft: Draft, now: GuestDrive, number: int, image: NamedImage) -> AdoptedDisk:
     if now.driver not in FORMATS:
         draft.refuse(f"the image '{now.file}'", f"vmckpt does not carry the format {now.driver}")
     # A -drive's node has a name that QEMU made up, and no other QEMU would.
@@ -175,7 +175,7 @@ def _own(draft: Draft, path: Path) -> Path:
     return path.relative_to(images.parent) if is_own else path
 
 
-def _plugged(draft: Draft, now: Drive, number: int) -> AdoptedDisk:
+def _plugged(draft: Draft, now: GuestDrive, number: int) -> AdoptedDisk:
     """A disk that was plugged later: nodes for it, which its device then uses."""
     node = f"vmckpt-disk{number}"
     path = Path(now.file)

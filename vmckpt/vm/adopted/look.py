@@ -8,7 +8,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.qemu import commands, inside
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.shapes import TEXT
-from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.options import split_options
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.argv import Platform
@@ -51,7 +51,7 @@ async def _require_same_files(host: Host, pid: int) -> None:
         )
 
 
-async def look_inside(monitor: Monitor, host: Host, pid: int) -> Facts:
+async def look_inside(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
     """The QEMU as it is now. Raises RefusedError, NotFoundError (the process has gone)."""
     text = await host.read_text(Path(f"/proc/{pid}/cmdline"))
     if not text:
@@ -74,7 +74,7 @@ async def look_inside(monitor: Monitor, host: Host, pid: int) -> Facts:
     kvm = await commands.query_kvm(monitor)
     late = devices.keys() - named
     slots = {name: await inside.query_slot(monitor, name) for name in sorted(devices)}
-    return Facts(
+    return AdoptedFacts(
         argv=argv,
         cwd=await host.resolve(Path(f"/proc/{pid}/cwd")),
         platform=Platform(machine, "kvm" if kvm else "tcg", _cpu(argv, str(model))),

@@ -19,7 +19,7 @@ class Option(NamedTuple):
         return f"-{self.name}" if self.value is None else f"-{self.name} {self.value}"
 
 
-class Fate(Enum):
+class OptionFate(Enum):
     """What becomes of an option on the target."""
 
     KEEP = "the guest sees it"
@@ -30,53 +30,53 @@ class Fate(Enum):
     REWRITE = "part of it belongs to the process"
 
 
-def _named(fate: Fate, *words: str) -> dict[str, Fate]:
+def _named(fate: OptionFate, *words: str) -> dict[str, OptionFate]:
     return {name: fate for line in words for name in line.split()}
 
 
 # By the manual of QEMU 10.0 (qemu-options.hx); those gone since 7.2 are in it too.
 WITH_VALUE = (
     _named(
-        Fate.KEEP,
+        OptionFate.KEEP,
         "m smp cpu global set uuid rtc numa vga watchdog watchdog-action action icount",
         "overcommit sandbox g prom-env usbdevice semihosting-config iscsi",
     )
-    | _named(Fate.FILE, "kernel initrd dtb bios shim")
-    | {"append": Fate.KEEP, "mem-path": Fate.REWRITE}
+    | _named(OptionFate.FILE, "kernel initrd dtb bios shim")
+    | {"append": OptionFate.KEEP, "mem-path": OptionFate.REWRITE}
     | _named(
-        Fate.DROP,
+        OptionFate.DROP,
         "pidfile D d trace dfilter monitor qmp qmp-pretty mon gdb incoming name runas run-with",
         "chroot L add-fd echr msg k accel tb-size compat loadvm",
         "seed",
     )
-    | _named(Fate.SCREEN, "vnc spice display rotate")
+    | _named(OptionFate.SCREEN, "vnc spice display rotate")
     | _named(
-        Fate.REWRITE,
+        OptionFate.REWRITE,
         "machine M drive hda hdb hdc hdd cdrom fda fdb sd mtdblock pflash blockdev device netdev",
         "nic net object chardev serial parallel debugcon audiodev audio fw_cfg smbios acpitable",
         "option-rom boot",
     )
     | _named(
-        Fate.REFUSE,
+        OptionFate.REFUSE,
         "readconfig writeconfig virtfs fsdev tpmdev plugin dump-vmstate qtest",
         "qtest-log xen-domid xen-attach",
     )
 )
 FLAGS = (
     _named(
-        Fate.KEEP,
+        OptionFate.KEEP,
         "usb nodefaults no-user-config nouserconfig no-acpi no-hpet no-fd-bootchk no-reboot",
         "no-shutdown win2k-hack mem-prealloc semihosting only-migratable",
     )
     | _named(
-        Fate.DROP, "daemonize S s enable-kvm no-quit async-teardown enable-sync-profile perfmap",
-        "jitdump singlestep",
+        OptionFate.DROP, "daemonize S s enable-kvm no-quit async-teardown enable-sync-profile",
+        "perfmap jitdump singlestep",
     )
     | _named(
-        Fate.SCREEN, "nographic curses sdl gtk full-screen alt-grab ctrl-grab no-frame",
+        OptionFate.SCREEN, "nographic curses sdl gtk full-screen alt-grab ctrl-grab no-frame",
         "show-cursor portrait",
     )
-    | _named(Fate.REFUSE, "snapshot preconfig xen-domid-restrict")
+    | _named(OptionFate.REFUSE, "snapshot preconfig xen-domid-restrict")
 )  # fmt: skip
 
 
@@ -104,6 +104,6 @@ def split_options(argv: Sequence[str]) -> Iterator[Option]:
             )
 
 
-def fate(option: Option) -> Fate:
+def fate(option: Option) -> OptionFate:
     """What becomes of it."""
     return (FLAGS if option.value is None else WITH_VALUE)[option.name]

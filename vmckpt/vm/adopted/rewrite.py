@@ -13,9 +13,9 @@ from vmckpt.errors import RefusedError
 from vmckpt.units import MIB
 from vmckpt.vm.adopted import devices, holes, host_ends, images
 from vmckpt.vm.adopted.draft import Draft
-from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.images import AdoptedDisk
-from vmckpt.vm.adopted.options import Fate, Option, fate, split_options
+from vmckpt.vm.adopted.options import Option, OptionFate, fate, split_options
 from vmckpt.vm.adopted.settings import Settings, parse_settings
 
 AGENT_PORT = "org.qemu.guest_agent.0"
@@ -40,7 +40,7 @@ class Rewritten(NamedTuple):
     console: Path | None
 
 
-def rewrite(name: str, facts: Facts) -> Rewritten:
+def rewrite(name: str, facts: AdoptedFacts) -> Rewritten:
     """Raises RefusedError naming everything that cannot be carried over."""
     options = list(split_options(facts.argv[1:]))
     draft = _begin(options, facts)
@@ -77,7 +77,7 @@ def rewrite(name: str, facts: Facts) -> Rewritten:
     )
 
 
-def _begin(options: Sequence[Option], facts: Facts) -> Draft:
+def _begin(options: Sequence[Option], facts: AdoptedFacts) -> Draft:
     """A draft that knows who uses which character device, and which devices have gone."""
     given = [_settings(option, "driver") for option in options if option.name == "device"]
     users = [one.get("chardev") for one in given]
@@ -158,21 +158,21 @@ _FIRST_KEY = {
 
 def _carry(draft: Draft, option: Option) -> None:
     match fate(option):
-        case Fate.KEEP:
+        case OptionFate.KEEP:
             draft.add(option.name, option.value)
-        case Fate.FILE:
+        case OptionFate.FILE:
             draft.add(option.name, draft.file(option.value or "", option))
-        case Fate.SCREEN:
+        case OptionFate.SCREEN:
             if option.name in ("vnc", "spice"):
                 draft.notes.append(f"'{option.text}' stays here: the target shows no screen")
-        case Fate.REFUSE:
+        case OptionFate.REFUSE:
             draft.refuse_option(option, "vmckpt cannot carry it over")
-        case Fate.REWRITE:
+        case OptionFate.REWRITE:
             if handler := _HANDLERS.get(option.name):
                 handler(draft, option)
             else:
                 _rewrite(draft, option)
-        case Fate.DROP:
+        case OptionFate.DROP:
             pass
 
 

@@ -4,16 +4,16 @@ import json
 from collections.abc import Iterator
 
 from vmckpt.units import MIB
-from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.rewrite import Rewritten
 
 
-def spec_text(name: str, facts: Facts, made: Rewritten) -> str:
+def spec_text(name: str, facts: AdoptedFacts, made: Rewritten) -> str:
     """What `parse_spec` reads back: the machine, its disks and NICs, and its command line."""
     return "\n".join(_lines(name, facts, made)) + "\n"
 
 
-def _lines(name: str, facts: Facts, made: Rewritten) -> Iterator[str]:
+def _lines(name: str, facts: AdoptedFacts, made: Rewritten) -> Iterator[str]:
     yield f"name = {_quoted(name)}"
     yield f'memory = "{facts.memory_bytes // MIB}M"'
     yield f"vcpus = {facts.vcpus}"

@@ -76,7 +76,7 @@ def _event_loop() -> threading.Thread:
     return thread
 
 
-class Connection:
+class LibvirtConnection:
     """Calls over one connection, one at a time.
 
     What only asks raises HostDownError when no answer comes; what changes something raises

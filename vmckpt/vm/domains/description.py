@@ -26,7 +26,7 @@ class DomainDisk(NamedTuple):
     shareable: bool
 
 
-class Interface(NamedTuple):
+class DomainInterface(NamedTuple):
     """One NIC: `kind` bridge, network, user, ...; `source` the bridge, network or device."""
 
     kind: str
@@ -51,7 +51,7 @@ class Description(NamedTuple):
     memory_back_ends: int
     vcpus: int
     disks: tuple[DomainDisk, ...]
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[DomainInterface, ...]
     files: tuple[Path, ...]
     passed_through: tuple[str, ...]
     variables: Path | None
@@ -143,11 +143,13 @@ def _disk(disk: ElementTree.Element) -> DomainDisk:
     )
 
 
-def _interface(nic: ElementTree.Element) -> Interface:
+def _interface(nic: ElementTree.Element) -> DomainInterface:
     kind, source = nic.get("type", ""), nic.find("source")
     if source is None:
-        return Interface(kind, "")
-    return Interface(kind, source.get("network") or source.get("bridge") or source.get("dev") or "")
+        return DomainInterface(kind, "")
+    return DomainInterface(
+        kind, source.get("network") or source.get("bridge") or source.get("dev") or ""
+    )
 
 
 def _files(root: ElementTree.Element) -> Iterator[str]:

@@ -23,7 +23,7 @@ class MigrateFlag(IntFlag):
     ZEROCOPY = 1 << 20
 
 
-class State(IntEnum):
+class DomainState(IntEnum):
     """virDomainState."""
 
     NOSTATE = 0

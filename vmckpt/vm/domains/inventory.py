@@ -9,14 +9,14 @@ from vmckpt.errors import BusyError, RefusedError, UsageError
 from vmckpt.hosts.every import Answers, Unread, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
-from vmckpt.vm.domains.flags import PausedReason, State
+from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
-from vmckpt.vm.domains.told import Seen
+from vmckpt.vm.domains.told import DomainInfo
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
-_OFF = frozenset({State.NOSTATE, State.SHUTOFF, State.CRASHED})
+_OFF = frozenset({DomainState.NOSTATE, DomainState.SHUTOFF, DomainState.CRASHED})
 _NOT_YET = frozenset({PausedReason.MIGRATION, PausedReason.STARTING_UP})
 
 
@@ -25,7 +25,7 @@ class Domain:
     """A domain as a host's libvirtd had it when it was asked."""
 
     host: Host
-    seen: Seen
+    seen: DomainInfo
     description: Description
 
     @property
@@ -49,7 +49,7 @@ class Domain:
 
         As long as its QEMU is being started, for whatever, nobody can tell.
         """
-        return self.seen.state is State.PAUSED and self.seen.reason in _NOT_YET
+        return self.seen.state is DomainState.PAUSED and self.seen.reason in _NOT_YET
 
     @property
     def runs(self) -> bool:
@@ -61,7 +61,7 @@ class Domain:
         """In a word: stopped, running, paused, ..."""
         if self.is_arriving:
             return "starting" if self.seen.reason == PausedReason.STARTING_UP else "migrating"
-        return "stopped" if self.seen.state is State.SHUTOFF else self.seen.state.name.lower()
+        return "stopped" if self.seen.state is DomainState.SHUTOFF else self.seen.state.name.lower()
 
 
 async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
@@ -89,7 +89,7 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
     return Answers(given, silent, answers.unheard, tuple(unread))
 
 
-def as_domain(host: Host, seen: Seen) -> Domain:
+def as_domain(host: Host, seen: DomainInfo) -> Domain:
     """The domain that was seen there."""
     return Domain(host, seen, parse_domain(seen.xml))
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 _NO_JOB = 0
 
 
-class Job(NamedTuple):
+class DomainJob(NamedTuple):
     """A domain's job at one moment (virDomainGetJobStats). Absent figures are zero.
 
     `downtime_ms` is, while it runs, QEMU's expectation, and afterwards QEMU's figure: None while
@@ -33,13 +33,13 @@ class Job(NamedTuple):
         return self.disk_remaining_bytes > 0 and self.transferred_bytes == 0
 
 
-def parse_job(stats: Mapping[str, Any]) -> Job:
+def parse_job(stats: Mapping[str, Any]) -> DomainJob:
     """The figures in libvirt's typed parameters. Pure."""
 
     def number(name: str) -> int:
         return int(stats.get(name, 0))
 
-    return Job(
+    return DomainJob(
         active=number("type") != _NO_JOB,
         round=number("memory_iteration"),
         total_bytes=number("memory_total"),

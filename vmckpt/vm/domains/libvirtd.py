@@ -7,25 +7,25 @@ from typing import Any
 
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.units import MIB
-from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, Connection, gone_meanwhile
+from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, LibvirtConnection, gone_meanwhile
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import DirtyRateStatus, EventId, State, Stats, Undefine, Xml
-from vmckpt.vm.domains.job import Job, parse_job
-from vmckpt.vm.domains.told import Condition, DiskSize, DomainSnapshot, Named, Seen
+from vmckpt.vm.domains.flags import DirtyRateStatus, DomainState, EventId, Stats, Undefine, Xml
+from vmckpt.vm.domains.job import DomainJob, parse_job
+from vmckpt.vm.domains.told import Condition, DiskSize, DomainInfo, DomainSnapshot, Named
 
 
-class Libvirtd(Connection):
-    """One session with a libvirtd. Raises what `Connection` does."""
+class Libvirtd(LibvirtConnection):
+    """One session with a libvirtd. Raises what `LibvirtConnection` does."""
 
     def _domain(self, uuid: str) -> Any:
         return self._connection.lookupByUUIDString(uuid)
 
     # -- what there is -----------------------------------------------------------------------
 
-    async def domains(self) -> list[Seen]:
+    async def domains(self) -> list[DomainInfo]:
         """Every domain, running or defined."""
 
-        def work() -> list[Seen]:
+        def work() -> list[DomainInfo]:
             found = []
             for domain in self._connection.listAllDomains(0):
                 with gone_meanwhile():
@@ -45,7 +45,7 @@ class Libvirtd(Connection):
             ],
         )
 
-    async def find(self, uuid: str) -> Seen | None:
+    async def find(self, uuid: str) -> DomainInfo | None:
         """The domain, None when there is none of that UUID."""
         try:
             return await self._ask("look for a domain", lambda: _seen(self._domain(uuid)))
@@ -60,7 +60,7 @@ class Libvirtd(Connection):
 
         def work() -> Condition:
             state, reason = self._domain(uuid).state()
-            return Condition(State(state), reason)
+            return Condition(DomainState(state), reason)
 
         try:
             return await self._ask("tell what a domain does", work)
@@ -203,7 +203,7 @@ class Libvirtd(Connection):
             lambda: self._domain(uuid).migrateToURI3(to_libvirtd, dict(parameters), flags),
         )
 
-    async def job(self, uuid: str) -> Job:
+    async def job(self, uuid: str) -> DomainJob:
         """The job that the domain is in; not active when there is none."""
         return await self._ask(
             "tell how far it is", lambda: parse_job(self._domain(uuid).jobStats())
@@ -258,10 +258,10 @@ class Libvirtd(Connection):
         return float(stats["dirtyrate.megabytes_per_second"]) * MIB
 
     @asynccontextmanager
-    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[Job]]:
+    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[DomainJob]]:
         """For the block: the last figures of a job of the domain; told once, at its end."""
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Job] = asyncio.Queue()
+        queue: asyncio.Queue[DomainJob] = asyncio.Queue()
 
         def told(_connection: Any, _domain: Any, stats: Mapping[str, Any], _: None) -> None:
             with suppress(RuntimeError):  # the program has ended meanwhile
@@ -288,12 +288,12 @@ def _parts(version: int) -> tuple[int, int, int]:
     return version // 10**6, version // 1000 % 1000, version % 1000
 
 
-def _seen(domain: Any) -> Seen:
+def _seen(domain: Any) -> DomainInfo:
     state, reason = domain.state()
-    return Seen(
+    return DomainInfo(
         domain.UUIDString(),
         domain.name(),
-        State(state),
+        DomainState(state),
         reason,
         bool(domain.isPersistent()),
         domain.XMLDesc(0),

@@ -14,13 +14,13 @@ from vmckpt.vm.domains.forward import forwarded
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
 
-class _Open(NamedTuple):
+class _OpenSession(NamedTuple):
     session: Libvirtd
     ending: AsyncExitStack
 
 
 # Open and not in use, by host; None: each is closed when its block ends.
-_idle: dict[Host, list[_Open]] | None = None
+_idle: dict[Host, list[_OpenSession]] | None = None
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def close_sessions() -> None:
     await all_of([one.ending.aclose() for ones in kept.values() for one in ones])
 
 
-def _take(host: Host) -> _Open | None:
+def _take(host: Host) -> _OpenSession | None:
     ones = [] if _idle is None else _idle.get(host, [])
     for one in ones:
         if one.session.is_sound:
@@ -70,7 +70,7 @@ def _take(host: Host) -> _Open | None:
     return None
 
 
-async def _open(host: Host) -> _Open:
+async def _open(host: Host) -> _OpenSession:
     if host.libvirt is None:
         raise RefusedError(
             f"{host.name} has no libvirtd",
@@ -90,4 +90,4 @@ async def _open(host: Host) -> _Open:
         session = Libvirtd(f"qemu+unix:///{mode}?socket={near}", host)
         await session.open()
         stack.push_async_callback(session.close)
-        return _Open(session, stack.pop_all())
+        return _OpenSession(session, stack.pop_all())

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import DomainState
 
 
-class Seen(NamedTuple):
+class DomainInfo(NamedTuple):
     """A domain as its libvirtd has it; `reason` is why it is in that state, in libvirt's numbers.
 
     `xml` is that of the running domain, or of its definition.
@@ -13,7 +13,7 @@ class Seen(NamedTuple):
 
     uuid: str
     name: str
-    state: State
+    state: DomainState
     reason: int
     persistent: bool
     xml: str
@@ -30,7 +30,7 @@ class Named(NamedTuple):
 class Condition(NamedTuple):
     """What a domain does at this moment; `reason` is why, in libvirt's numbers."""
 
-    state: State
+    state: DomainState
     reason: int
 
 

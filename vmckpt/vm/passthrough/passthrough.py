@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.ssh.address import Address
-from vmckpt.vm.spec.toml_table import Table
+from vmckpt.vm.spec.toml_table import TomlTable
 
 VFIO = "vfio-pci"
 MDEV = "mdev:"
@@ -76,7 +76,7 @@ class Passthrough(NamedTuple):
         return self.id if number == 0 else f"{self.id}-{number}"
 
 
-def read_passthrough(table: Table) -> Passthrough:
+def read_passthrough(table: TomlTable) -> Passthrough:
     """One `[[passthrough]]`. Raises UsageError with the line and the key."""
     name = table.text("id")
     if not _ID.fullmatch(name):
@@ -122,7 +122,7 @@ def read_passthrough(table: Table) -> Passthrough:
     return found
 
 
-def _ssh(table: Table) -> Address | None:
+def _ssh(table: TomlTable) -> Address | None:
     if not table.has("ssh"):
         return None
     if not table.has("hook"):
@@ -133,7 +133,7 @@ def _ssh(table: Table) -> Address | None:
         raise table.wrong("ssh", exc.why, "write e.g. ssh://root@192.0.2.30") from exc
 
 
-def _limits(table: Table) -> dict[str, int]:
+def _limits(table: TomlTable) -> dict[str, int]:
     limits = table.free("limits_s")
     for name, value in limits.items():
         if name not in PHASES:

@@ -10,7 +10,7 @@ from vmckpt.errors import UsageError
 from vmckpt.units import MIB
 from vmckpt.vm.passthrough.passthrough import Passthrough, read_passthrough
 from vmckpt.vm.paths import IMAGES
-from vmckpt.vm.spec.toml_table import Source, Table
+from vmckpt.vm.spec.toml_table import TableSource, TomlTable
 
 MIN_MEMORY_BYTES = 16 * MIB
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
@@ -136,9 +136,9 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise UsageError(f"{source} is no TOML", why=str(exc), remedy="mend that line") from exc
-    top = Table(data, Source(text, source, base), ())
+    top = TomlTable(data, TableSource(text, source, base), ())
     if top.has("base"):
-        top = Table(data, Source(text, source, top.absolute("base")), ())
+        top = TomlTable(data, TableSource(text, source, top.absolute("base")), ())
         top.absolute("base")
     adopted = top.table("adopted")
     spec = Spec(
@@ -173,7 +173,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
     return spec
 
 
-def _check_passthrough(spec: Spec, top: Table) -> None:
+def _check_passthrough(spec: Spec, top: TomlTable) -> None:
     names = [device.id for device in spec.passthrough]
     if len(set(names)) < len(names):
         raise top.wrong("passthrough", "two devices have the same id", "give each its own")
@@ -197,7 +197,7 @@ def anchored(spec: Spec, base: Path) -> str:
     return f"base = {json.dumps(str(base), ensure_ascii=False)}\n{spec.text}"
 
 
-def _boot(table: Table | None) -> Boot | None:
+def _boot(table: TomlTable | None) -> Boot | None:
     if table is None:
         return None
     initrd = table.path("initrd") if table.has("initrd") else None
@@ -206,7 +206,7 @@ def _boot(table: Table | None) -> Boot | None:
     return boot
 
 
-def _firmware(table: Table | None) -> Firmware | None:
+def _firmware(table: TomlTable | None) -> Firmware | None:
     if table is None:
         return None
     firmware = Firmware(table.path("code"), table.path("vars"))
@@ -214,7 +214,7 @@ def _firmware(table: Table | None) -> Firmware | None:
     return firmware
 
 
-def _placement(table: Table | None) -> Placement:
+def _placement(table: TomlTable | None) -> Placement:
     if table is None:
         return Placement()
     found = Placement(table.texts("apart"), table.texts("together"), table.texts("hosts"))
@@ -222,7 +222,7 @@ def _placement(table: Table | None) -> Placement:
     return found
 
 
-def _adopted(table: Table | None) -> Adopted | None:
+def _adopted(table: TomlTable | None) -> Adopted | None:
     if table is None:
         return None
     adopted = Adopted(
@@ -234,7 +234,7 @@ def _adopted(table: Table | None) -> Adopted | None:
     return adopted
 
 
-def _disk(table: Table, number: int, *, is_adopted: bool) -> Disk:
+def _disk(table: TomlTable, number: int, *, is_adopted: bool) -> Disk:
     disk = Disk(
         path=_image(table),
         format=table.choice("format", ("qcow2", "raw"), "qcow2"),
@@ -247,7 +247,7 @@ def _disk(table: Table, number: int, *, is_adopted: bool) -> Disk:
     return disk
 
 
-def _image(table: Table) -> Path:
+def _image(table: TomlTable) -> Path:
     if not table.has("image"):
         return table.path("path")
     name = table.text("image")
@@ -258,7 +258,7 @@ def _image(table: Table) -> Path:
     return Path(IMAGES) / name
 
 
-def _nic(table: Table) -> Nic:
+def _nic(table: TomlTable) -> Nic:
     mac = table.text("mac").lower() if table.has("mac") else None
     if mac is not None and not MAC.fullmatch(mac):
         raise table.wrong(
@@ -270,6 +270,6 @@ def _nic(table: Table) -> Nic:
     return nic
 
 
-def _device(table: Table) -> dict[str, Any]:
+def _device(table: TomlTable) -> dict[str, Any]:
     table.text("driver")
     return table.plain()

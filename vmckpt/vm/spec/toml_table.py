@@ -10,7 +10,7 @@ from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.units import parse_size_bytes
 
 
-class Source(NamedTuple):
+class TableSource(NamedTuple):
     """Where the keys stand, for errors; relative paths count from `base`."""
 
     text: str
@@ -62,10 +62,12 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-class Table:
+class TomlTable:
     """One TOML table, read key by key; what nobody read is an error."""
 
-    def __init__(self, data: dict[str, Any], source: Source, where: tuple[str | int, ...]) -> None:
+    def __init__(
+        self, data: dict[str, Any], source: TableSource, where: tuple[str | int, ...]
+    ) -> None:
         self.data, self._source, self._where = data, source, where
         self._read: set[str] = set()
 
@@ -164,15 +166,15 @@ class Table:
             raise self.wrong(key, "it has to be an absolute path", "begin it with /")
         return path
 
-    def table(self, key: str) -> "Table | None":
+    def table(self, key: str) -> "TomlTable | None":
         """A sub-table, None when it is missing."""
         if not self.has(key):
             return None
-        return Table(self._get(key, dict), self._source, (key,))
+        return TomlTable(self._get(key, dict), self._source, (key,))
 
     def free(self, key: str) -> dict[str, Any]:
         """A sub-table whose keys are QEMU's or a hook's; empty when it is missing."""
-        return Table(self._get(key, dict, {}), self._source, (*self._where, key)).plain()
+        return TomlTable(self._get(key, dict, {}), self._source, (*self._where, key)).plain()
 
     def plain(self) -> dict[str, Any]:
         """All of the table, whose keys are QEMU's: it can be written as JSON."""
@@ -182,12 +184,12 @@ class Table:
                 raise self.wrong(key, why, "put it in quotes")
         return dict(self.data)
 
-    def tables(self, key: str) -> list["Table"]:
+    def tables(self, key: str) -> list["TomlTable"]:
         """An array of tables, empty when it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, dict) for item in items):
             raise self.wrong(key, "it has to be an array of tables", f"write [[{key}]]")
-        return [Table(item, self._source, (key, number)) for number, item in enumerate(items)]
+        return [TomlTable(item, self._source, (key, number)) for number, item in enumerate(items)]
 
     def no_more_keys(self) -> None:
         """Raises UsageError when there is a key that nothing read."""

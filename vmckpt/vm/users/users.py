@@ -1,4 +1,4 @@
-"""A user of its own for each VM's QEMU, on hosts that have uids for them (`Entry.vm_uids`).
+"""A user of its own for each VM's QEMU, on hosts that have uids for them (`HostEntry.vm_uids`).
 
 The uid follows from the VM's identity, so that it is the same on all hosts with the same range:
 those that share an image share its owner. It is a group's number too, of that VM alone; the first
@@ -54,7 +54,7 @@ class VmUser(NamedTuple):
 
     def to_json(self) -> str:
         """For user.json."""
-        return _SCHEMA.encode(_Record(self.uid, self.uids, self.taps))
+        return _SCHEMA.encode(_UserRecord(self.uid, self.uids, self.taps))
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
@@ -67,7 +67,7 @@ class VmUser(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _UserRecord:
     """user.json."""
 
     uid: int
@@ -75,7 +75,7 @@ class _Record:
     taps: tuple[str, ...]
 
 
-_SCHEMA = Schema(_Record, "end the VM's QEMU by hand, and start the VM again")
+_SCHEMA = Schema(_UserRecord, "end the VM's QEMU by hand, and start the VM again")
 
 
 def uid_of(identity: str, uids: Uids) -> int:

@@ -13,7 +13,7 @@ from vmckpt.cli.options.checkpoint_given import given_name, given_tags, one_of, 
 from vmckpt.cli.options.checkpoint_kinds import require_of_group, require_replaceable, whose
 from vmckpt.cli.options.checkpoint_options import (
     Apply,
-    Kind,
+    CheckpointKind,
     KindOption,
     MaxHold,
     MaxPause,
@@ -63,7 +63,7 @@ def create(
     max_pause: MaxPause = None,
     max_hold: MaxHold = None,
     trigger: Trigger = "operator",
-    kind: KindOption = Kind.epoch,
+    kind: KindOption = CheckpointKind.epoch,
     replace: Replace = False,
     store: StorePlace = None,
     key_file: KeyFile = None,
@@ -77,12 +77,12 @@ def create(
     one = one_of(vm, group, "a VM")
     require_of_group(group, kind, {"--max-hold": max_hold})
     require_replaceable(name, group, kind, replace=replace)
-    if kind is Kind.savevm:
+    if kind is CheckpointKind.savevm:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
     from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.checkpoint.operate import create as create_
-    from vmckpt.checkpoint.take import Wish
+    from vmckpt.checkpoint.take import TakeOptions
     from vmckpt.cli.found import find_own
     from vmckpt.units import format_size, parse_duration_s
 
@@ -91,7 +91,7 @@ def create(
     key = key_source(key_file, key_command)
     # A name that vmckpt makes up is no one's wish: it gets a number where it is taken.
     if_taken = "replace" if replace else "refuse" if name or group else "number"
-    wish = Wish(
+    wish = TakeOptions(
         given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
     )
     if one is None:
@@ -119,14 +119,14 @@ def create(
 @app.command("list")
 def list_(
     vm: OnlyVm = None,
-    kind: KindOption = Kind.epoch,
+    kind: KindOption = CheckpointKind.epoch,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
     """List checkpoints, each below the one it was taken after."""
-    if kind is Kind.savevm:
+    if kind is CheckpointKind.savevm:
         snapshot.list_(whose(vm), json)
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
@@ -274,7 +274,7 @@ def unpin(
 def rm(
     points: Points = None,
     group: OfGroup = None,
-    kind: KindOption = Kind.epoch,
+    kind: KindOption = CheckpointKind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
     key_file: KeyFile = None,
@@ -289,7 +289,7 @@ def rm(
     one_of(points[0] if points else None, group, "a checkpoint")
     points = points or []
     require_of_group(group, kind, {})
-    if kind is Kind.savevm:
+    if kind is CheckpointKind.savevm:
         for point in points:
             snapshot.delete(whose(vm), point, yes, json)
         return

@@ -36,7 +36,7 @@ def export_disk(
     json: Json = False,
 ) -> None:
     """Write one disk of a checkpoint to an image file, sparse; every byte read is checked."""
-    from vmckpt.checkpoint.disks.export import Image, format_of
+    from vmckpt.checkpoint.disks.export import ExportFile, format_of
     from vmckpt.checkpoint.disks.export import export_disk as export_disk_
     from vmckpt.units import format_size
 
@@ -44,7 +44,7 @@ def export_disk(
     key = key_source(key_file, key_command)
     found = find(point, store, key)
     with progress("exporting", quiet=json) as moved:
-        done = run(export_disk_(found, disk, Image(target, kind), moved, key))
+        done = run(export_disk_(found, disk, ExportFile(target, kind), moved, key))
     facts = {
         "checkpoint": found.id,
         "disk": done.disk.name,

@@ -10,8 +10,8 @@ from vmckpt.cli.output import run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.restore.restore import Wish
-    from vmckpt.checkpoint.take import Wish as PointWish
+    from vmckpt.checkpoint.restore.restore import RestoreOptions
+    from vmckpt.checkpoint.take import TakeOptions as PointWish
     from vmckpt.group.groups import Group
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm
@@ -23,7 +23,7 @@ def create(
 ) -> None:  # fmt: skip
     """Take checkpoints of all members at one cut."""
     from vmckpt.cli.found import find_own
-    from vmckpt.group.create import USUAL_HELD_S, Asked, require_group
+    from vmckpt.group.create import USUAL_HELD_S, GroupOptions, require_group
     from vmckpt.group.create import create as create_
     from vmckpt.sequence.steps import all_of
     from vmckpt.units import parse_duration_s
@@ -36,7 +36,7 @@ def create(
         return await all_of(find_own(name) for name in names)
 
     most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
-    asked = Asked(wish.name, wish, most_held_s, store)
+    asked = GroupOptions(wish.name, wish, most_held_s, store)
     result = run(create_(run(found()), asked, teller(as_json), key))
     points = result["members"]
     text = (
@@ -97,8 +97,8 @@ def remove(
 
 
 def restore(
-    text: str, wish: "Wish", host: str | None, store: str | None, key: "KeySource | None", *,
-    yes: bool, as_json: bool,
+    text: str, wish: "RestoreOptions", host: str | None, store: str | None,
+    key: "KeySource | None", *, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """All VMs of a group go back to it."""
     from vmckpt.group.groups import require_whole

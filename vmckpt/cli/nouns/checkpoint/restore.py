@@ -10,11 +10,11 @@ from vmckpt.cli.options.checkpoint_given import one_of, plugged, teller
 from vmckpt.cli.options.checkpoint_kinds import require_disks_only, require_of_group, whose
 from vmckpt.cli.options.checkpoint_options import (
     As,
+    CheckpointKind,
     DisksOnly,
     Eager,
     InPlace,
     KeepMacs,
-    Kind,
     KindOption,
     MaybePoint,
     Network,
@@ -45,7 +45,7 @@ def restore(
     network: Network = None,
     keep_macs: KeepMacs = False,
     trust: Trust = False,
-    kind: KindOption = Kind.epoch,
+    kind: KindOption = CheckpointKind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
     key_file: KeyFile = None,
@@ -61,14 +61,14 @@ def restore(
     require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
     if disks_only:
         require_disks_only(group, kind, eager=eager)
-    if kind is Kind.savevm:
+    if kind is CheckpointKind.savevm:
         snapshot.load(whose(vm), str(one), yes, json)
         return
     from dataclasses import asdict
 
     from vmckpt.checkpoint.catalogue.tree import in_words
     from vmckpt.checkpoint.operate import restore_disks_to, restore_to
-    from vmckpt.checkpoint.restore.restore import Wish
+    from vmckpt.checkpoint.restore.restore import RestoreOptions
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import check_name
 
@@ -79,7 +79,7 @@ def restore(
             remedy="leave one of them out",
         )
     key = key_source(key_file, key_command)
-    wish = Wish(
+    wish = RestoreOptions(
         name=check_name(as_, "VM") if as_ else None,
         in_place=in_place,
         eager=eager,

@@ -8,7 +8,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.hosts.host import Entry, Host
+    from vmckpt.hosts.host import Host, HostEntry
     from vmckpt.preflight.host.checks import HostReport
 
 
@@ -82,7 +82,7 @@ def _table(report: "HostReport") -> str:
     return table(("verdict", "check", "reason"), rows)
 
 
-def host_facts(host: "Host | Entry") -> dict[str, Any]:
+def host_facts(host: "Host | HostEntry") -> dict[str, Any]:
     """What is said of a host wherever one is shown."""
     return {
         "name": host.name,

@@ -15,7 +15,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.forecast.model.link import Link
+    from vmckpt.forecast.model.link import LinkModel
     from vmckpt.hosts.local import LocalHost
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
@@ -284,7 +284,7 @@ def calibrate(
     show(result, _links(ways, done.skipped), as_json=json)
 
 
-def _links(ways: "list[tuple[str, str, dict[str, Link]]]", skipped: "tuple[str, ...]") -> str:
+def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]") -> str:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_rate
 

@@ -11,7 +11,7 @@ from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.vm.images import Image
+    from vmckpt.vm.images import HostImage
 
 
 def images(
@@ -58,7 +58,7 @@ def _list(name: str | None, *, as_json: bool) -> None:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
-    async def look(host: "Host") -> "tuple[Host, list[Image]]":
+    async def look(host: "Host") -> "tuple[Host, list[HostImage]]":
         from vmckpt.vm.images import files_of_domains, images_of
 
         return host, await images_of(host, await files_of_domains(host))
@@ -82,7 +82,7 @@ def _list(name: str | None, *, as_json: bool) -> None:
     show({"images": facts, "silent": silent}, text, as_json=as_json)
 
 
-def _facts(host: "Host", image: "Image") -> dict[str, Any]:
+def _facts(host: "Host", image: "HostImage") -> dict[str, Any]:
     return {
         "host": host.name,
         "path": str(image.path),
@@ -92,7 +92,7 @@ def _facts(host: "Host", image: "Image") -> dict[str, Any]:
     }
 
 
-def _loss(images: "Iterable[Image]", host: str) -> str:
+def _loss(images: "Iterable[HostImage]", host: str) -> str:
     from vmckpt.units import format_size
 
     lines = [f"  {image.path} ({format_size(image.allocated_bytes)})" for image in images]

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.nouns.replicate import status as statuses
-from vmckpt.cli.options.replicate_options import Wishes
+from vmckpt.cli.options.replicate_options import ReplicateArguments
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.options.replication import Options
+    from vmckpt.options.replication import ReplicationOptions
     from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
@@ -28,7 +28,7 @@ def start(
     name: Name,
     standby: Annotated[str, typer.Argument(help="The host that is to go on with it.")],
     *,
-    wishes: Wishes,
+    wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
     """Protect a running VM; returns when the standby could go on with it."""
@@ -55,24 +55,24 @@ def keep(
         typer.Option(help="Protect it in this part of each day only, e.g. 22:00-06:00."),
     ] = None,
     *,
-    wishes: Wishes,
+    wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
     """Keep a VM protected for ever: again whenever its protection has ended. For a service."""
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
     from vmckpt.replicate.operator.keep import keep as keep_
-    from vmckpt.replicate.operator.keeping import Window
+    from vmckpt.replicate.operator.keeping import DailyWindow
 
     known = [find_host(host) for host in dict.fromkeys(hosts)]
 
-    def options_of(vm: "Vm", standby: "Host") -> "Options":
+    def options_of(vm: "Vm", standby: "Host") -> "ReplicationOptions":
         return wishes.options(vm.host, standby)
 
     def tell(event: str, text: str) -> None:
         show({"vm": name, "event": event, "text": text}, text, as_json=json)
 
-    part = Window.parse(window) if window else None
+    part = DailyWindow.parse(window) if window else None
     run(keep_(name, known, options_of, new_run=new_run, tell=tell, window=part))
 
 
@@ -107,7 +107,7 @@ def failback(
         typer.Argument(help="Where it is to go; without it the host that it was taken over from."),
     ] = None,
     *,
-    wishes: Wishes,
+    wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
     """Have a host protect the VM, and when both are the same, go on with it."""

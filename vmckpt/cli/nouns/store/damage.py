@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vmckpt.errors import VmckptError
 
 if TYPE_CHECKING:
-    from vmckpt.store.check import Report
+    from vmckpt.store.check import CheckReport
     from vmckpt.store.damage.repair import Repaired, RepairPlan
     from vmckpt.store.store import Store
 
 _SHOWN = 5
 
 
-class Said(NamedTuple):
+class DamageOutput(NamedTuple):
     """JSON, lines, and the error that the command ends with, if any."""
 
     result: dict[str, Any]
@@ -21,7 +21,7 @@ class Said(NamedTuple):
     error: VmckptError | None
 
 
-def checked(store: "Store", report: "Report") -> Said:
+def checked(store: "Store", report: "CheckReport") -> DamageOutput:
     """What a check found."""
     from vmckpt.store.errors import DamagedError
 
@@ -44,10 +44,10 @@ def checked(store: "Store", report: "Report") -> Said:
             why=f"{len(names)} files: {_some(names)}",
             remedy=remedy,
         )
-    return Said(_result(store, report), lines, error)
+    return DamageOutput(_result(store, report), lines, error)
 
 
-def all_checked(found: Sequence[Said], silent: Sequence[VmckptError]) -> Said:
+def all_checked(found: Sequence[DamageOutput], silent: Sequence[VmckptError]) -> DamageOutput:
     """What checks of several stores found; `silent`: why others could not be checked."""
     lines = list[str]()
     for said in found:
@@ -59,15 +59,15 @@ def all_checked(found: Sequence[Said], silent: Sequence[VmckptError]) -> Said:
         "silent": [{"what": one.what, "why": one.why, "remedy": one.remedy} for one in silent],
     }
     errors = [said.error for said in found if said.error is not None]
-    return Said(result, lines, next(iter([*errors, *silent]), None))
+    return DamageOutput(result, lines, next(iter([*errors, *silent]), None))
 
 
-def planned(store: "Store", plan: "RepairPlan", *, remove_lost: bool) -> Said:
+def planned(store: "Store", plan: "RepairPlan", *, remove_lost: bool) -> DamageOutput:
     """What repairing would do."""
     report = plan.report
     lines = [*_findings(report), _read(report, len({one.name for one in report.findings}))]
     if report.whole:
-        return Said(_repair_result(store, plan), [*lines, "nothing to repair"], None)
+        return DamageOutput(_repair_result(store, plan), [*lines, "nothing to repair"], None)
     if plan.heals:
         lines.append(f"would heal {len(plan.heals)} packs: their content is elsewhere in the store")
     if plan.lost:
@@ -76,10 +76,10 @@ def planned(store: "Store", plan: "RepairPlan", *, remove_lost: bool) -> Said:
     if plan.refused is not None:
         lines.append(f"nothing can be healed before that: {plan.refused.why}")
     lines.append("nothing was changed: add --apply")
-    return Said(_repair_result(store, plan), lines, None)
+    return DamageOutput(_repair_result(store, plan), lines, None)
 
 
-def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> Said:
+def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> DamageOutput:
     """What repairing did."""
     from vmckpt.store.errors import DamagedError
     from vmckpt.units import format_size
@@ -114,16 +114,16 @@ def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> Said:
             "--remove-lost (and copy them again from a store that has them); one that is pinned: "
             "vmckpt checkpoint unpin",
         )
-    return Said(result, lines, error)
+    return DamageOutput(result, lines, error)
 
 
-def _findings(report: "Report") -> list[str]:
+def _findings(report: "CheckReport") -> list[str]:
     lines = [f"{finding.name}: {finding.why}" for finding in report.findings]
     lost = report.lost.items()
     return lines + [f"cannot be restored: {one}: {'; '.join(why)}" for one, why in lost]
 
 
-def _read(report: "Report", damaged: int) -> str:
+def _read(report: "CheckReport", damaged: int) -> str:
     from vmckpt.units import format_size
 
     part = "" if report.packs_read == report.packs else f"{report.packs_read} of "
@@ -133,7 +133,7 @@ def _read(report: "Report", damaged: int) -> str:
     )
 
 
-def _result(store: "Store", report: "Report") -> dict[str, Any]:
+def _result(store: "Store", report: "CheckReport") -> dict[str, Any]:
     return {
         "place": store.place,
         "whole": report.whole,

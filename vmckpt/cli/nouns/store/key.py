@@ -250,11 +250,11 @@ class _NewKey:
 
     def __enter__(self) -> "KeySource":
         from vmckpt.cli.options.stores import key_of
-        from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+        from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
         if self._file is not None and self._made:
             make_key_file(Path(self._file))
-        return key_of(self._file, self._command) or KeySource(Keeper.AGENT)
+        return key_of(self._file, self._command) or KeySource(KeyHolder.AGENT)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         from vmckpt.errors import BusyError, NotFoundError, RefusedError, UsageError

@@ -25,8 +25,8 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import Place as Location
-    from vmckpt.cli.nouns.store.damage import Said
+    from vmckpt.checkpoint.catalogue.place import StorePlace as Location
+    from vmckpt.cli.nouns.store.damage import DamageOutput
     from vmckpt.errors import VmckptError
     from vmckpt.store.damage.subset import Subset
     from vmckpt.store.files.manifest import Manifest
@@ -62,12 +62,12 @@ def init(
     from vmckpt.checkpoint.catalogue.place import require_as_known
     from vmckpt.store.files.config import require_no_store
     from vmckpt.store.open import create_store
-    from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+    from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
     location = location_of(place)
     source = key_of(key_file, key_command)
     if key_agent:
-        source = one_key(source, KeySource(Keeper.AGENT))
+        source = one_key(source, KeySource(KeyHolder.AGENT))
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
@@ -238,7 +238,7 @@ def _subset(text: str | None) -> "Subset":
     return parse_subset(text) if text is not None else EVERYTHING
 
 
-def _say(said: "Said", *, as_json: bool) -> None:
+def _say(said: "DamageOutput", *, as_json: bool) -> None:
     if said.error is None:
         show(said.result, "\n".join(map(one_line, said.lines)), as_json=as_json)
         return
