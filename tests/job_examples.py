@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint import jobs, take
-from vmckpt.checkpoint.restore import fork, restore
+from vmckpt.checkpoint import jobs
+from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.restore import fork
+from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.hosts.host import HostEntry
 from vmckpt.hosts.remote.tls import TlsEndpoint
@@ -22,7 +24,7 @@ class Example(NamedTuple):
 
 
 STORE = jobs.StoreAsked("/store")
-WISH = restore.RestoreOptions(None, in_place=True, eager=False, plugged=True, keep_macs=True)
+WISH = RestoreOptions(None, in_place=True, eager=False, plugged=True, keep_macs=True)
 REPORT = MigrationReport(
     "r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
     None, None, None, 7, 3, (), "",
@@ -37,12 +39,12 @@ EXAMPLES = {
         migration.MigrationResult(report=REPORT),
     ),
     "checkpoint": Example(
-        jobs.Take(STORE, take.TakeOptions("one", {"by": "ci"}, "operator", 0.01)),
-        take.TakenCheckpoint("ab" * 16, facts("one"), 3, None, apart=False, damaged=None),
+        jobs.Take(STORE, TakeOptions("one", {"by": "ci"}, "operator", 0.01)),
+        TakenCheckpoint("ab" * 16, facts("one"), 3, None, apart=False, damaged=None),
     ),
     "restore": Example(
         jobs.Restore(STORE, WISH, "ab" * 16, "digest", is_foreign=False),
-        restore.Restored("web", "far", "ab" * 16, 1.0, 2.0, 3.5, 1e9, ("slow",), settled=True),
+        Restored("web", "far", "ab" * 16, 1.0, 2.0, 3.5, 1e9, ("slow",), settled=True),
     ),
     "restore-disks": Example(
         jobs.Restore(STORE, WISH, "ab" * 16), DisksRestored("web", "far", "ab" * 16, ("/a",), ())

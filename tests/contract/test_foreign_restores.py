@@ -13,14 +13,15 @@ from vmckpt.checkpoint.catalogue.place import StorePlace
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
-from vmckpt.checkpoint.restore import fork, restore
+from vmckpt.checkpoint.restore import fork
+from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.store.open import create_store
 from vmckpt.store.transaction import new_origin
 
 TEXT = GUEST + ASKING["boot"]
-WISH = restore.RestoreOptions(None, in_place=False, eager=True, plugged=False, keep_macs=True)
+WISH = RestoreOptions(None, in_place=False, eager=True, plugged=False, keep_macs=True)
 
 
 def stored(place: Path, site: Path | None) -> CatalogueEntry:
@@ -40,7 +41,7 @@ def stored(place: Path, site: Path | None) -> CatalogueEntry:
     )
 
 
-def why(entry: CatalogueEntry, wish: restore.RestoreOptions) -> VmckptError:
+def why(entry: CatalogueEntry, wish: RestoreOptions) -> VmckptError:
     with pytest.raises(VmckptError) as failed:
         asyncio.run(restore_to(local_host(), entry, wish, lambda _: None))
     return failed.value

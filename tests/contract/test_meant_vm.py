@@ -9,9 +9,9 @@ from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint import meant, operate
+from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
-from vmckpt.checkpoint.restore import restore
-from vmckpt.checkpoint.take import TakeOptions
+from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
@@ -22,7 +22,7 @@ from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
 
 pytestmark = pytest.mark.contract
-IN_PLACE = restore.RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)
+IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)
 WISH = TakeOptions("p", {}, "operator", 0.01)
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.scripted_qmp import Server, play
+from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
-from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.checkpoint.whole import _TakingWhole, let_go
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.take import StopTimes, TakenCheckpoint, TakeOptions, Taking
+from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.open import create_store

@@ -13,8 +13,8 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import World, eventually, image, qemu, world
+from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.operate import create
-from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.errors import RefusedError
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.inventory import read_vm

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint import take
+from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group_member import FAILED, Member, joined
 from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
+from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import VmckptError
@@ -58,26 +60,26 @@ class Take:
     """Take a checkpoint. `held_s`: as a member of a group, the longest hold of output (0: none)."""
 
     store: StoreAsked
-    wish: take.TakeOptions
+    wish: TakeOptions
     held_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore a checkpoint. `known`, `is_foreign`: `restore.CheckpointSource`; `held_s`: `Take`."""
+    """Restore a checkpoint. `known`, `is_foreign`: `CheckpointSource`; `held_s`: `Take`."""
 
     store: StoreAsked
-    wish: restore.RestoreOptions
+    wish: RestoreOptions
     checkpoint: str
     known: str = ""
     is_foreign: bool = True
     held_s: float | None = None
 
     @property
-    def source(self) -> restore.CheckpointSource:
+    def source(self) -> CheckpointSource:
         """The checkpoint; reads and removes the secret's file. Raises OperationFailedError."""
         secret = taken_from(self.store.key)
-        return restore.CheckpointSource(
+        return CheckpointSource(
             self.store.path, self.checkpoint, secret, self.known, self.is_foreign
         )
 
@@ -102,7 +104,7 @@ class Forks:
     forks: tuple[fork.Forked, ...]
 
 
-async def _take(job: Job[Take, take.TakenCheckpoint]) -> take.TakenCheckpoint:
+async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
     _begin()
     asked, access = job.request, job.request.store.access()
     vm = await require_at_home(job.host, job.vm)
@@ -119,11 +121,11 @@ async def _take(job: Job[Take, take.TakenCheckpoint]) -> take.TakenCheckpoint:
     return taken
 
 
-async def _restore(job: Job[Restore, restore.Restored]) -> None:
+async def _restore(job: Job[Restore, Restored]) -> None:
     _begin()
     async with _joined(job, job.request.held_s) as member:
 
-        def running(restored: restore.Restored) -> None:
+        def running(restored: Restored) -> None:
             job.tell(restored, is_final=restored.settled)
             if member is not None and restored.settled:
                 member.say("settled", result=asdict(restored))
@@ -192,16 +194,16 @@ async def _released(
 
 @asynccontextmanager
 async def _takes(
-    job: Job[Take, take.TakenCheckpoint],
-) -> AsyncIterator[JobWorker[take.TakenCheckpoint]]:
+    job: Job[Take, TakenCheckpoint],
+) -> AsyncIterator[JobWorker[TakenCheckpoint]]:
     async with _released(job, job.request.store, [job.vm]):
         yield JobWorker(partial(_take, job), partial(_let_output_go, job))
 
 
 @asynccontextmanager
 async def _restores(
-    job: Job[Restore, restore.Restored],
-) -> AsyncIterator[JobWorker[restore.Restored]]:
+    job: Job[Restore, Restored],
+) -> AsyncIterator[JobWorker[Restored]]:
     async with _released(job, job.request.store, [job.vm]):
         yield JobWorker(partial(_restore, job), partial(_let_output_go, job))
 
@@ -242,8 +244,8 @@ async def end_what_is_cut_off(host: LocalHost, names: Iterable[str]) -> None:
             await recover.recover(vm)
 
 
-CHECKPOINT = JobKind("checkpoint", "checkpoint", Take, take.TakenCheckpoint, _takes)
-RESTORE = JobKind("restore", "restore", Restore, restore.Restored, _restores)
+CHECKPOINT = JobKind("checkpoint", "checkpoint", Take, TakenCheckpoint, _takes)
+RESTORE = JobKind("restore", "restore", Restore, Restored, _restores)
 RESTORE_DISKS = JobKind(
     "restore-disks", "restore of disks", Restore, restore_disks.DisksRestored, _restores_disks
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vmckpt.checkpoint import take
+from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.place import StorePlace, access_to, own, parse_place, remember_made
 from vmckpt.checkpoint.catalogue.tree import OriginShown
@@ -29,7 +30,8 @@ from vmckpt.checkpoint.jobs import (
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
-from vmckpt.checkpoint.restore import fork, restore
+from vmckpt.checkpoint.restore import fork
+from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.foreign import wanted
 from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
@@ -72,8 +74,8 @@ class StoreJob(NamedTuple, Generic[Q, R]):
 
 
 async def create(
-    vm: Vm, given: str | None, wish: take.TakeOptions, tell: Tell, key: KeySource | None = None
-) -> take.TakenCheckpoint:
+    vm: Vm, given: str | None, wish: TakeOptions, tell: Tell, key: KeySource | None = None
+) -> TakenCheckpoint:
     """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
     return await have_done(await taking(vm, given, wish, key), tell)
 
@@ -81,13 +83,13 @@ async def create(
 async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
     """Take a checkpoint of a running VM for forks to begin from; its id. Raises as `create`."""
     name, number = dated(vm.name, "fork"), IfTaken.NUMBER.value
-    wish = take.TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
+    wish = TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
     return (await create(vm, store, wish, lambda _: None, key)).id
 
 
 async def taking(
-    vm: Vm, given: str | None, wish: take.TakeOptions, key: KeySource | None = None
-) -> StoreJob[Take, take.TakenCheckpoint]:
+    vm: Vm, given: str | None, wish: TakeOptions, key: KeySource | None = None
+) -> StoreJob[Take, TakenCheckpoint]:
     """To take a checkpoint of the VM. Raises RefusedError, NotFoundError, HostDownError."""
     place = parse_place(given, vm.host) if given else own(vm.host)
     if place.host is not None and not _same_machine(place.host, vm.host):
@@ -112,16 +114,16 @@ async def taking(
 async def restore_to(
     host: Host,
     entry: CatalogueEntry,
-    wish: restore.RestoreOptions,
+    wish: RestoreOptions,
     tell: Tell,
     key: KeySource | None = None,
-) -> restore.Restored:
+) -> Restored:
     """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
     return await have_done(await _restoring(RESTORE, host, entry, wish, key), tell)
 
 
 async def restore_disks_to(
-    host: Host, entry: CatalogueEntry, wish: restore.RestoreOptions, key: KeySource | None = None
+    host: Host, entry: CatalogueEntry, wish: RestoreOptions, key: KeySource | None = None
 ) -> DisksRestored:
     """Restore only the disks of a checkpoint on the host; the VM stays off."""
     work = await _restoring(RESTORE_DISKS, host, entry, wish, key)
@@ -129,8 +131,8 @@ async def restore_disks_to(
 
 
 async def restoring(
-    host: Host, entry: CatalogueEntry, wish: restore.RestoreOptions, key: KeySource | None = None
-) -> StoreJob[Restore, restore.Restored]:
+    host: Host, entry: CatalogueEntry, wish: RestoreOptions, key: KeySource | None = None
+) -> StoreJob[Restore, Restored]:
     """To restore a checkpoint there. Raises RefusedError."""
     return await _restoring(RESTORE, host, entry, wish, key)
 
@@ -139,7 +141,7 @@ async def _restoring(
     kind: JobKind[Restore, R],
     host: Host,
     entry: CatalogueEntry,
-    wish: restore.RestoreOptions,
+    wish: RestoreOptions,
     key: KeySource | None,
 ) -> StoreJob[Restore, R]:
     name = wish.name or entry.manifest.vm

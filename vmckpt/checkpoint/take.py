@@ -7,9 +7,9 @@ two checkpoints: pages that did not change are known by their content.
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.checkpoint.aside import StoreThread, aside_calls
+from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group_member import Member
@@ -62,52 +63,6 @@ MOST_LATER_BYTES = 256 << 20
 COPY_SHARE = 0.5
 # To find a page that lies alone, and copy it.
 PAGE_S = 4e-6
-
-
-@dataclass(frozen=True, slots=True)
-class TakeOptions:
-    """What is asked of a checkpoint.
-
-    `id`, if given, is what it is to be called for good: then it is taken once, however often and by
-    whomever it is asked for. `if_taken`: what is done when another of the VM's in the store has the
-    name (`IfTaken`).
-    """
-
-    name: str
-    tags: Mapping[str, str]
-    trigger: str
-    max_pause_s: float
-    kind: str = EPOCH
-    id: str = ""
-    if_taken: str = IfTaken.REFUSE.value
-    site_key: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenCheckpoint:
-    """A checkpoint that is there now."""
-
-    id: str
-    facts: CheckpointFacts
-    stored_bytes: int
-    parent: str | None
-    # Its last checkpoint is in another store: nothing of this one was there already.
-    apart: bool
-    # Why nothing of this one rests on its parent, whose store has lost some of it.
-    damaged: str | None
-    # Checkpoints of its name that went for it, and why one that was to go did not.
-    replaced: tuple[str, ...] = ()
-    not_replaced: str | None = None
-    # What could not be taken away again of what QEMU was given for it.
-    not_ended: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """For the one who asked."""
-        told: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
-        told |= {"apart": self.apart, "damaged": self.damaged}
-        told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
-        told["not_ended"] = self.not_ended
-        return {"id": self.id, **told, **asdict(self.facts)}
 
 
 async def require_capturable(vm: Vm) -> None:

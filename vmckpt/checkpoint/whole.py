@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from vmckpt.checkpoint.aside import aside_calls
+from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
-from vmckpt.checkpoint.take import StopTimes, TakenCheckpoint, TakeOptions, Taking
+from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError

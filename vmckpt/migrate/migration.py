@@ -25,10 +25,10 @@ from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_words
-from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, MigrationJournal
+from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, first_journal
 from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.shared_link import SharedLink
-from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_files
+from vmckpt.migrate.steps.disk_files import create_files, hand_over_files
 from vmckpt.migrate.steps.disks import DiskMirrors
 from vmckpt.migrate.steps.encryption import TlsCredentials, arm, disarm_if_possible
 from vmckpt.migrate.steps.prepare import prepare_target, write_down
@@ -77,24 +77,9 @@ class Migration:
             was_running=True,
             ram_dir=vm.spec.ram_dir,
         )
-        self._journal = MigrationJournal(
-            run=run,
-            vm=vm.name,
-            source=vm.host.name,
-            target=target.name,
-            source_qemu=vm.qemu.files.qemu_id,
-            target_qemu=self._pair.target.files.qemu_id,
-            ram_dir=str(vm.spec.ram_dir),
-            was_running=True,
-            step="begin",
-            disks=tuple(
-                MovedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
-            ),
-            offline=checked.options.offline,
-            stops=self._stops and not self._options.may_postcopy,
-            platform=vm.qemu.platform,
-            source_id=identities[0],
-            target_id=identities[1],
+        qemu_id = self._pair.target.files.qemu_id
+        self._journal = first_journal(
+            vm, target, checked, run=run, target_qemu=qemu_id, ids=identities
         )
         self._encryption = checked.encryption
         self._credentials: TlsCredentials | None = None

@@ -61,7 +61,7 @@ READ_ONLY_RAM = (8, 2, 0)
 class ForkOptions:
     """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ...
 
-    `known`, `is_foreign`: see `restore.CheckpointSource`; `trust`: see `foreign.py`.
+    `known`, `is_foreign`: see `CheckpointSource`; `trust`: see `foreign.py`.
     """
 
     checkpoint: str

@@ -10,10 +10,10 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from vmckpt.checkpoint.facts import (
 )
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
@@ -65,67 +66,11 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.state.durable import make_dir_durably
-from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
 from vmckpt.vm.paths import IN_MEMORY, lock_path
 from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreOptions:
-    """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
-
-    name: str | None
-    in_place: bool
-    eager: bool
-    plugged: bool
-    keep_macs: bool
-    trust: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A VM that runs from a checkpoint.
-
-    Times count from when all checks had been made, for the last of which a QEMU was started
-    (`preflight_ms`); `ran_unix_s` is when the guest ran.
-    """
-
-    vm: str
-    host: str
-    checkpoint: str
-    preflight_ms: float
-    disks_ms: float
-    running_ms: float
-    ran_unix_s: float
-    warnings: tuple[str, ...]
-    # Whether the guest has been told all that it can be (`identity.py`).
-    settled: bool = False
-
-
-class CheckpointSource(NamedTuple):
-    """A checkpoint of a store; `secret` opens an encrypted one.
-
-    `known` is the digest of what the operator looked at, if this site took it or it is trusted.
-    """
-
-    place: str
-    checkpoint: str
-    secret: bytes | None = None
-    known: str = ""
-    is_foreign: bool = True
-
-    def identity_for(self, manifest: Manifest, name: str | None) -> str:
-        """Which VM it is from now on: the checkpoint's own, or, as a copy (`name`), a new one.
-
-        So is one that nobody here vouches for: a VM's uid follows from its identity
-        (vm/users/users.py).
-        """
-        theirs = manifest.vm_id if name is None and self.known else None
-        return theirs or new_identity()
 
 
 async def restore(

@@ -17,6 +17,7 @@ from vmckpt.checkpoint.catalogue.place import reading
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -25,7 +26,7 @@ from vmckpt.checkpoint.restore.planned import (
     checks,
     copy_variables,
 )
-from vmckpt.checkpoint.restore.restore import CheckpointSource, RestoreOptions, entitled, plan_of
+from vmckpt.checkpoint.restore.restore import entitled, plan_of
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.look import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
-from vmckpt.checkpoint.restore.restore import RestoreOptions
-from vmckpt.checkpoint.take import TakeOptions as PointWish
+from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
@@ -307,7 +307,7 @@ class _Guarding:
     async def _prepare(self, vm: Vm) -> None:
         name = dated(vm.name, "guard")
         tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
-        wish = PointWish(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
+        wish = TakeOptions(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
         taken = await create(vm, self._request.store, wish, self._tools.tell)
         self._save(checkpoint=taken.id)
         entry = await point_of(self._record)

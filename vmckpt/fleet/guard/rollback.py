@@ -10,7 +10,7 @@ from typing import Any
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
-from vmckpt.checkpoint.restore.restore import RestoreOptions
+from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.errors import (
     BusyError,
     NotFoundError,

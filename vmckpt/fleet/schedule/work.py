@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
 from vmckpt.checkpoint.catalogue.look import prune
 from vmckpt.checkpoint.catalogue.place import StorePlace, is_there, opened, own, parse_place
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import create
-from vmckpt.checkpoint.take import TakeOptions
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
 from vmckpt.fleet.schedule.due import ClockReading

@@ -4,17 +4,22 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import StorageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.steps.disk_files import MovedDisk
+from vmckpt.options.migration import Method
 from vmckpt.state.documents import Schema, save_to
 from vmckpt.state.durable import part_of
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+
+if TYPE_CHECKING:
+    from vmckpt.preflight.migration.checks import Preflight
 
 # In this order. When one of AFTER_COMMIT has begun, the target has run.
 BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
@@ -121,6 +126,32 @@ class MigrationJournal:
 _SCHEMA = Schema(
     MigrationJournal, "end the VM's QEMU on the host where it is not to run, and remove the file"
 )
+
+
+def first_journal(
+    vm: Vm, target: Host, checked: "Preflight", *, run: str, target_qemu: str, ids: tuple[str, str]
+) -> MigrationJournal:
+    """The journal of a migration that begins; `ids`: which hosts source and target are."""
+    options = checked.options
+    return MigrationJournal(
+        run=run,
+        vm=vm.name,
+        source=vm.host.name,
+        target=target.name,
+        source_qemu=vm.qemu.files.qemu_id,
+        target_qemu=target_qemu,
+        ram_dir=str(vm.spec.ram_dir),
+        was_running=True,
+        step="begin",
+        disks=tuple(
+            MovedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
+        ),
+        offline=options.offline,
+        stops=options.method is Method.STOP and not options.may_postcopy,
+        platform=vm.qemu.platform,
+        source_id=ids[0],
+        target_id=ids[1],
+    )
 
 
 async def find_journal(vm: str, hosts: Iterable[Host]) -> MigrationJournal | None:

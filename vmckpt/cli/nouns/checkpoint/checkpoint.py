@@ -80,9 +80,9 @@ def create(
     if kind is CheckpointKind.savevm:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
+    from vmckpt.checkpoint.asked import TakeOptions
     from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.checkpoint.operate import create as create_
-    from vmckpt.checkpoint.take import TakeOptions
     from vmckpt.cli.found import find_own
     from vmckpt.units import format_size, parse_duration_s
 

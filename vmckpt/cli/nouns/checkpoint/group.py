@@ -10,15 +10,15 @@ from vmckpt.cli.output import run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.restore.restore import RestoreOptions
-    from vmckpt.checkpoint.take import TakeOptions as PointWish
+    from vmckpt.checkpoint.asked import TakeOptions
+    from vmckpt.checkpoint.restore.asked import RestoreOptions
     from vmckpt.group.groups import Group
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm
 
 
 def create(
-    members: str, wish: "PointWish", max_hold: str | None, store: str | None,
+    members: str, wish: "TakeOptions", max_hold: str | None, store: str | None,
     key: "KeySource | None", *, as_json: bool,
 ) -> None:  # fmt: skip
     """Take checkpoints of all members at one cut."""

@@ -68,7 +68,7 @@ def restore(
 
     from vmckpt.checkpoint.catalogue.tree import in_words
     from vmckpt.checkpoint.operate import restore_disks_to, restore_to
-    from vmckpt.checkpoint.restore.restore import RestoreOptions
+    from vmckpt.checkpoint.restore.asked import RestoreOptions
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import check_name
 

@@ -1,0 +1,61 @@
+"""What is asked of a restore, and what there is afterwards."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.vm.identity import new_identity
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
+
+    name: str | None
+    in_place: bool
+    eager: bool
+    plugged: bool
+    keep_macs: bool
+    trust: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A VM that runs from a checkpoint.
+
+    Times count from when all checks had been made, for the last of which a QEMU was started
+    (`preflight_ms`); `ran_unix_s` is when the guest ran.
+    """
+
+    vm: str
+    host: str
+    checkpoint: str
+    preflight_ms: float
+    disks_ms: float
+    running_ms: float
+    ran_unix_s: float
+    warnings: tuple[str, ...]
+    # Whether the guest has been told all that it can be (`identity.py`).
+    settled: bool = False
+
+
+class CheckpointSource(NamedTuple):
+    """A checkpoint of a store; `secret` opens an encrypted one.
+
+    `known` is the digest of what the operator looked at, if this site took it or it is trusted.
+    """
+
+    place: str
+    checkpoint: str
+    secret: bytes | None = None
+    known: str = ""
+    is_foreign: bool = True
+
+    def identity_for(self, manifest: Manifest, name: str | None) -> str:
+        """Which VM it is from now on: the checkpoint's own, or, as a copy (`name`), a new one.
+
+        So is one that nobody here vouches for: a VM's uid follows from its identity
+        (vm/users/users.py).
+        """
+        theirs = manifest.vm_id if name is None and self.known else None
+        return theirs or new_identity()
