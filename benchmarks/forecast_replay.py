@@ -12,7 +12,7 @@ from vmckpt.events.record import RunRecord, load_all
 from vmckpt.forecast.learned import learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.choose import Intent, choose, judge
-from vmckpt.forecast.model.forecast import Forecast, MigrationLimits, MigrationWay, forecast
+from vmckpt.forecast.model.forecast import Forecast, MigrationLimits, TransferMode, forecast
 from vmckpt.forecast.model.link import LinkModel
 from vmckpt.forecast.planner import guest_of
 from vmckpt.options.migration import MigrationOptions
@@ -21,7 +21,7 @@ from vmckpt.units import parse_rate_bytes_per_s
 KEPT = Path("build/forecast")
 PACKED = RESULTS / "forecast_runs.tar.xz"
 # The ways that are both run and forecast.
-RUN = tuple(way for way in MigrationWay if way is not MigrationWay.STOP)
+RUN = tuple(way for way in TransferMode if way is not TransferMode.STOP)
 
 
 def kept() -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def _anew(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any
     found = {one.way: one for one in forecasts(row, records)}
     choice = choose([judge(one, Intent()) for one in found.values()], Intent())
     took_s = time.process_time() - began_s
-    one = found[MigrationWay(row["way"])]
+    one = found[TransferMode(row["way"])]
     rest = {key: value for key, value in row.items() if key != "plan"}
     return rest | {
         "forecast_ends": one.ends,
@@ -103,7 +103,7 @@ def bandwidth_bytes_per_s(row: Mapping[str, Any]) -> float:
     return 0.0 if word == "unlimited" else float(parse_rate_bytes_per_s(word))
 
 
-def _link(links: Mapping[str, LinkModel], way: MigrationWay) -> LinkModel:
+def _link(links: Mapping[str, LinkModel], way: TransferMode) -> LinkModel:
     return links[sending(way, encrypted=False)]
 
 

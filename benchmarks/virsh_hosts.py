@@ -13,7 +13,7 @@ from benchmarks import setting
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.lab import lab as labs
-from vmckpt.lab.real.build import MachineLook
+from vmckpt.lab.real.build import MachineKit
 from vmckpt.lab.state import Lab, ssh_config
 
 NAME, NUMBER = "bench", 12
@@ -141,7 +141,7 @@ async def hosts() -> AsyncIterator[Hosts]:
     os.environ["VMCKPT_STATE_DIR"] = str(state_dir)
     try:
         lab = await labs.up(
-            state_dir, hosts=2, qemus=[setting.qemu()] * 2, look=MachineLook(Path(packages))
+            state_dir, hosts=2, qemus=[setting.qemu()] * 2, look=MachineKit(Path(packages))
         )
         listener = find_host(lab.hosts[0].name)
         ssh = _ssh_command(lab)

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.test_jobs import Playing, plan, until
 from tests.job_examples import EXAMPLES
 from vmckpt.checkpoint import operate
-from vmckpt.checkpoint.catalogue.place import StorePlace
+from vmckpt.checkpoint.catalogue.place import StoreLocation
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
 from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.errors import BusyError
@@ -34,7 +34,7 @@ def work_of(kind: JobKind[Any, Any], host: Playing) -> StoreJob[Any, Any]:
     def request(_store: object, _held_s: object) -> Any:
         return EXAMPLES[kind.name].request
 
-    return StoreJob(kind, host, "web", request, StorePlace(host, "/store"), Access())
+    return StoreJob(kind, host, "web", request, StoreLocation(host, "/store"), Access())
 
 
 def left(host: Playing, kind: JobKind[Any, Any]) -> list[Path]:

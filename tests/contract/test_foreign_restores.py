@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.test_foreign_checkpoints import ASKING, CRONTAB, GUEST, MIB, taken
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import StorePlace
+from vmckpt.checkpoint.catalogue.place import StoreLocation
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
@@ -37,7 +37,9 @@ def stored(place: Path, site: Path | None) -> CatalogueEntry:
         manifest = new.commit(marked(words, key, new.id, "web"))
     store.close()
     return CatalogueEntry(
-        (StorePlace(local_host(), str(place)),), manifest, CheckpointFacts.from_json(manifest.facts)
+        (StoreLocation(local_host(), str(place)),),
+        manifest,
+        CheckpointFacts.from_json(manifest.facts),
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint.catalogue.known_stores import known, require_unchanged
 from vmckpt.checkpoint.catalogue.place import (
-    StorePlace,
+    StoreLocation,
     access_to,
     is_there,
     open_or_create,
@@ -48,8 +48,8 @@ class Victim:
     id: str
 
     @property
-    def place(self) -> StorePlace:
-        return StorePlace(local_host(), str(self.path))
+    def place(self) -> StoreLocation:
+        return StoreLocation(local_host(), str(self.path))
 
     def replace(self, config: Config) -> None:
         """What an attacker does who can write to the location."""
@@ -66,7 +66,7 @@ class Victim:
         asyncio.run(_used(self.place, self.key))
 
 
-async def _used(place: StorePlace, key: KeySource | None) -> str:
+async def _used(place: StoreLocation, key: KeySource | None) -> str:
     async with opened(place, key) as store:
         return store.config.id
 
@@ -211,7 +211,7 @@ def test_a_location_that_is_empty_now_gets_no_new_store(victim: Victim) -> None:
 
 
 def test_a_named_location_is_never_made_a_store_by_the_way(victim: Victim, tmp_path: Path) -> None:
-    mount_point = StorePlace(local_host(), str(tmp_path / "mnt"))
+    mount_point = StoreLocation(local_host(), str(tmp_path / "mnt"))
     with pytest.raises(NotFoundError, match="there is no store"):
         asyncio.run(access_to(mount_point, None, to_write=True, named=True))
     assert asyncio.run(access_to(mount_point, None, to_write=True, named=False)).may_be_made

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, image, loaded, qemu, world
-from vmckpt.forecast.model.forecast import MigrationWay
+from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.migrate.steps.arrival import WAKING_S
 from vmckpt.qemu import commands
@@ -148,7 +148,7 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
         wished = made.ok("plan", "old", "lab-b", "--for", "1s", "--max-pause", "100s")
         assert wished["way"] == "stop"
-        assert set(wished["closed"]) == set(MigrationWay) - {MigrationWay.STOP}
+        assert set(wished["closed"]) == set(TransferMode) - {TransferMode.STOP}
         assert all("tcg-dirty-log" in reason for reason in wished["closed"].values())
         assert made.ok("migrate", "old", "lab-b")["method"] == "stop"
 

@@ -13,7 +13,7 @@ from tests.qemu.world import Said, World, run_here, show_evidence
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lab import lab as labs
 from vmckpt.lab.processes import find
-from vmckpt.lab.real.build import MachineLook
+from vmckpt.lab.real.build import MachineKit
 from vmckpt.lab.real.management import set_operator_link
 from vmckpt.lab.state import ssh_config
 
@@ -133,7 +133,7 @@ def machines(qemus: Sequence[Path], *, bare: bool = False) -> Iterator[Machines]
     """
     state_dir = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
     try:
-        look = MachineLook(packages(), bare)
+        look = MachineKit(packages(), bare)
         lab = asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus, look=look))
         yield Machines(state_dir, lab)
     finally:

@@ -7,7 +7,7 @@ import pytest
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.steps.listen import uri
 from vmckpt.options.migration import Tls
-from vmckpt.preflight.domains.link import TLS_PORT, Ways, decide_link
+from vmckpt.preflight.domains.link import TLS_PORT, Transports, decide_link
 
 pytestmark = pytest.mark.unit
 
@@ -16,5 +16,5 @@ pytestmark = pytest.mark.unit
 def test_an_address_is_told_from_its_port(address: str, written: str) -> None:
     target = LocalHost("b", Path("/s"), address)
     assert uri(target, 4444) == f"tcp:{written}:4444"
-    ways = Ways(frozenset({TLS_PORT}), "", one_machine=False)
+    ways = Transports(frozenset({TLS_PORT}), "", one_machine=False)
     assert decide_link(Tls.AUTO, ways, "a", target).uri == f"qemu+tls://{written}/system"

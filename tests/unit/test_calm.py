@@ -13,7 +13,7 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.last_measured import all_kept
 from vmckpt.forecast.model.choose import Choice, Intent, judge
 from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
-from vmckpt.forecast.model.forecast import MigrationWay
+from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.forecast.planner import MigrationPlan
 from vmckpt.memory.observe import DirtyWindow
 from vmckpt.options.migration import MigrationOptions
@@ -54,7 +54,7 @@ def test_what_was_measured_last_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert (name, measured.working_set_bytes) == ("web", 500 * 4096)
 
 
-def spare_s(intent: Intent, way: MigrationWay | None) -> float:
+def spare_s(intent: Intent, way: TransferMode | None) -> float:
     offers = tuple(judge(one, intent) for one in FORECASTS)
     choice = Choice(way, "")
     return MigrationPlan(
@@ -65,8 +65,8 @@ def spare_s(intent: Intent, way: MigrationWay | None) -> float:
 def test_what_may_be_waited_leaves_the_time_to_plan_anew_and_to_move() -> None:
     hybrid = FORECASTS[2].total_s.p90
     wanted = Intent(finish_within_s=100.0, gone_s=9.0)
-    assert spare_s(wanted, MigrationWay.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
+    assert spare_s(wanted, TransferMode.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
     # Where nothing keeps the wishes as it is, a calm moment may.
     assert spare_s(wanted, None) == 91 - 1.25 * 9
-    assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), MigrationWay.HYBRID) == 0.0
-    assert spare_s(Intent(gone_s=9.0), MigrationWay.HYBRID) == inf
+    assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), TransferMode.HYBRID) == 0.0
+    assert spare_s(Intent(gone_s=9.0), TransferMode.HYBRID) == inf

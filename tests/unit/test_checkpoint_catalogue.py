@@ -8,13 +8,13 @@ import pytest
 
 from tests.unit.test_checkpoint_tree import entry
 from vmckpt.checkpoint.catalogue.catalogue import Catalogue, _agreeing, _different, _merged
-from vmckpt.checkpoint.catalogue.place import StorePlace, own
+from vmckpt.checkpoint.catalogue.place import StoreLocation, own
 from vmckpt.errors import HostDownError, NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.files.manifest import is_same
 
 A, B = (LocalHost(name, Path(f"/{name}"), "127.0.0.1") for name in ("lab-a", "lab-b"))
-BUCKET = StorePlace(None, "s3://bucket/web")
+BUCKET = StoreLocation(None, "s3://bucket/web")
 
 
 def test_what_two_stores_have_is_one_checkpoint() -> None:
@@ -27,7 +27,7 @@ def test_what_two_stores_have_is_one_checkpoint() -> None:
 
 
 def test_a_directory_of_this_machine_is_looked_into_once() -> None:
-    shared = [StorePlace(A, "/srv/points"), StorePlace(B, "/srv/points")]
+    shared = [StoreLocation(A, "/srv/points"), StoreLocation(B, "/srv/points")]
     assert _different([own(A), *shared, BUCKET, BUCKET]) == [own(A), shared[0], BUCKET]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.catalogue.place import StorePlace, own
+from vmckpt.checkpoint.catalogue.place import StoreLocation, own
 from vmckpt.checkpoint.history import History
 from vmckpt.hosts.local import LocalHost
 
@@ -35,15 +35,15 @@ def test_each_store_is_known_once_by_whose_directory_it_is() -> None:
 def test_a_directory_is_looked_for_where_it_was_and_where_the_vm_is() -> None:
     history = History("a", ("local:/srv/points", "s3://bucket/web"))
     assert list(history.places(OTHER)) == [
-        StorePlace(LocalHost("local", *_here()), "/srv/points"),
-        StorePlace(OTHER, "/srv/points"),
-        StorePlace(None, "s3://bucket/web"),
+        StoreLocation(LocalHost("local", *_here()), "/srv/points"),
+        StoreLocation(OTHER, "/srv/points"),
+        StoreLocation(None, "s3://bucket/web"),
     ]
 
 
 def test_a_host_that_the_inventory_has_no_more_leaves_the_directory() -> None:
     history = History("a", ("gone:/srv/points",))
-    assert list(history.places(OTHER)) == [StorePlace(OTHER, "/srv/points")]
+    assert list(history.places(OTHER)) == [StoreLocation(OTHER, "/srv/points")]
 
 
 def test_what_cannot_be_read_says_nothing() -> None:
@@ -53,8 +53,8 @@ def test_what_cannot_be_read_says_nothing() -> None:
 
 def test_places_in_words() -> None:
     assert own(OTHER).label == "other:"
-    assert StorePlace(OTHER, "/srv/points").label == "/srv/points"
-    assert StorePlace(None, "s3://bucket/web").label == "s3://bucket/web"
+    assert StoreLocation(OTHER, "/srv/points").label == "/srv/points"
+    assert StoreLocation(None, "s3://bucket/web").label == "s3://bucket/web"
 
 
 def _here() -> tuple[Path, str]:
@@ -82,4 +82,4 @@ def test_whatever_a_host_wrote_there_is_no_history_or_one(text: str) -> None:
 def test_a_store_that_is_none_is_passed_over() -> None:
     """One host's word keeps no other host's checkpoints from being listed."""
     history = History("a", ("ftp://nowhere/x", "s3://bucket/web"))
-    assert list(history.places(OTHER)) == [StorePlace(None, "s3://bucket/web")]
+    assert list(history.places(OTHER)) == [StoreLocation(None, "s3://bucket/web")]

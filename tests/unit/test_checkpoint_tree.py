@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import StorePlace
+from vmckpt.checkpoint.catalogue.place import StoreLocation
 from vmckpt.checkpoint.catalogue.tree import lines, rows
 from vmckpt.checkpoint.facts import (
     CheckpointFacts,
@@ -55,7 +55,7 @@ def entry(name: str, number: int, parent: str | None) -> CatalogueEntry:
         f"{name}{'0' * 31}", "web", parent and f"{parent}{'0' * 31}", number, 1 << 20, areas, (),
         (), given.to_json(),
     )  # fmt: skip
-    return CatalogueEntry((StorePlace(None, "s3://store"),), manifest, given)
+    return CatalogueEntry((StoreLocation(None, "s3://store"),), manifest, given)
 
 
 def test_a_line_stays_flat_and_a_branch_moves_in() -> None:

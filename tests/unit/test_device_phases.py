@@ -14,7 +14,7 @@ from vmckpt.forecast.model.device_phases import (
 )
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.model.first_pass import Stretch
-from vmckpt.forecast.model.forecast import Band, Forecast, MigrationWay
+from vmckpt.forecast.model.forecast import Band, Forecast, TransferMode
 from vmckpt.forecast.model.guest import Guest
 
 GIB = 1 << 30
@@ -71,7 +71,7 @@ def test_moves_teach_it_and_the_rest_is_learned_without_it() -> None:
 
 def way() -> Forecast:
     band = Band(1.0, 2.0, 3.0)
-    return Forecast(MigrationWay.PRECOPY, True, band, Band(0.1, 0.1, 0.1), band, Band(0, 0, 0), 3)
+    return Forecast(TransferMode.PRECOPY, True, band, Band(0.1, 0.1, 0.1), band, Band(0, 0, 0), 3)
 
 
 def record(source: str = "a", target: str = "b", **result: Any) -> RunRecord:

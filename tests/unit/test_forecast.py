@@ -21,7 +21,7 @@ from vmckpt.forecast.model.forecast import (
     Band,
     Forecast,
     MigrationLimits,
-    MigrationWay,
+    TransferMode,
     forecast,
     from_json,
 )
@@ -67,9 +67,9 @@ LIMITS = st.builds(
 )
 
 
-@given(GUESTS, LIMITS, st.sampled_from(MigrationWay))
+@given(GUESTS, LIMITS, st.sampled_from(TransferMode))
 def test_a_forecast_keeps_its_promises(
-    guest: Guest, limits: MigrationLimits, way: MigrationWay
+    guest: Guest, limits: MigrationLimits, way: TransferMode
 ) -> None:
     found = forecast(way, guest, LINK, limits)
     for band in (found.total_s, found.downtime_s, found.sent_bytes, found.slowdown):
@@ -77,7 +77,7 @@ def test_a_forecast_keeps_its_promises(
         assert band.p10 >= 0
     if found.ends:
         filled = guest.total_pages - guest.zero_pages
-        part = guest.ratio if way is MigrationWay.ZSTD else 1.0
+        part = guest.ratio if way is TransferMode.ZSTD else 1.0
         assert found.sent_bytes.p10 >= 0.99 * 4096 * filled * part
         assert found.total_s.p50 >= LINK.fixed_s
         assert found.downtime_s.p50 <= found.total_s.p50
@@ -89,7 +89,7 @@ def test_a_forecast_keeps_its_promises(
 
 @given(GUESTS, st.floats(0.001, 10))
 def test_a_precopy_that_ends_keeps_to_its_downtime(guest: Guest, limit_s: float) -> None:
-    found = forecast(MigrationWay.PRECOPY, guest, LINK, MigrationLimits(limit_s))
+    found = forecast(TransferMode.PRECOPY, guest, LINK, MigrationLimits(limit_s))
     assert not found.ends or found.downtime_s.p50 <= limit_s + LINK.switch_s + 1e-9
 
 
@@ -98,7 +98,7 @@ def test_stopping_sends_least_and_post_copy_and_stopping_always_end(
     guest: Guest, limits: MigrationLimits
 ) -> None:
     stop, postcopy = (
-        forecast(way, guest, LINK, limits) for way in (MigrationWay.STOP, MigrationWay.POSTCOPY)
+        forecast(way, guest, LINK, limits) for way in (TransferMode.STOP, TransferMode.POSTCOPY)
     )
     assert stop.ends
     assert postcopy.ends
@@ -106,7 +106,7 @@ def test_stopping_sends_least_and_post_copy_and_stopping_always_end(
 
 
 def test_an_idle_guest_is_sent_once() -> None:
-    found = forecast(MigrationWay.PRECOPY, guest(0.001, 100), LINK, MigrationLimits(0.3))
+    found = forecast(TransferMode.PRECOPY, guest(0.001, 100), LINK, MigrationLimits(0.3))
     sending_s = GIB_PAGES / 2 * (1e-5 + 2e-6)
     assert found.total_s.p50 == pytest.approx(0.2 + sending_s + HELD_S + 0.03, rel=0.01)
     assert found.downtime_s.p50 == pytest.approx(0.03, rel=0.01)
@@ -117,7 +117,7 @@ def test_a_bandwidth_limit_holds_until_the_guest_stops() -> None:
     half = GIB_PAGES / 2
     layout = (Stretch(half, 0), Stretch(0, half))
     calm = replace(guest(0.001, 100), layout=layout)
-    found = forecast(MigrationWay.PRECOPY, calm, LINK, MigrationLimits(0.3, 50e6))
+    found = forecast(TransferMode.PRECOPY, calm, LINK, MigrationLimits(0.3, 50e6))
     # A window's bytes go at its beginning: zeroes are looked through in the rest of the last.
     filled_s, zeroes_s = half * 4104 / (39 * BATCH_BYTES / WINDOW_S), half * 2e-6
     expected_s = 0.23 + filled_s + zeroes_s + HELD_S
@@ -128,7 +128,7 @@ def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_do
     hot = guest(200_000, GIB_PAGES / 2)  # 800 MB/s of distinct pages on a link of 400 MB/s
     precopy, throttled, hybrid = (
         forecast(way, hot, LINK, MigrationLimits(0.05))
-        for way in (MigrationWay.PRECOPY, MigrationWay.AUTO_CONVERGE, MigrationWay.HYBRID)
+        for way in (TransferMode.PRECOPY, TransferMode.AUTO_CONVERGE, TransferMode.HYBRID)
     )
     assert not precopy.ends
     assert throttled.ends
@@ -140,7 +140,7 @@ def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_do
 def test_auto_converge_does_not_end_where_it_may_slow_the_guest_too_little() -> None:
     hot = guest(200_000, GIB_PAGES / 2)
     free, little = (
-        forecast(MigrationWay.AUTO_CONVERGE, hot, LINK, MigrationLimits(0.05, most_throttle=most))
+        forecast(TransferMode.AUTO_CONVERGE, hot, LINK, MigrationLimits(0.05, most_throttle=most))
         for most in (0.99, 0.1)
     )
     assert free.ends
@@ -152,7 +152,7 @@ def test_auto_converge_does_not_end_where_it_may_slow_the_guest_too_little() -> 
 def test_a_guest_loses_no_more_than_auto_converge_may_take(
     guest: Guest, limits: MigrationLimits
 ) -> None:
-    found = forecast(MigrationWay.AUTO_CONVERGE, guest, LINK, limits)
+    found = forecast(TransferMode.AUTO_CONVERGE, guest, LINK, limits)
     assert found.slowdown.p50 <= limits.most_throttle + 1e-9
 
 
@@ -161,9 +161,9 @@ COSTS = st.builds(PageCosts, st.just(1e-5), SOME, SOME, SOME, SOME, st.just(0.0)
 
 
 @settings(max_examples=40)
-@given(GUESTS, LIMITS, st.sampled_from(MigrationWay), COSTS, st.sampled_from([0.0, 0.5, 1.0]))
+@given(GUESTS, LIMITS, st.sampled_from(TransferMode), COSTS, st.sampled_from([0.0, 0.5, 1.0]))
 def test_pages_that_seem_to_cost_nothing_take_some_time(
-    guest: Guest, limits: MigrationLimits, way: MigrationWay, costs: PageCosts, zero: float
+    guest: Guest, limits: MigrationLimits, way: TransferMode, costs: PageCosts, zero: float
 ) -> None:
     """As where all that a guest dirtied was zeroes, and these were found to cost nothing."""
     still = replace(guest, dirtied_zero_share=zero, zero_share=zero)
@@ -175,7 +175,7 @@ def test_throttling_slows_a_guest_only_beyond_what_it_leaves_unused() -> None:
     lazy = guest(200_000, GIB_PAGES / 2, busy=0.3)
     assert [lazy.speed(throttle) for throttle in (0.0, 0.7, 0.85)] == pytest.approx([1, 1, 0.5])
     hard, soft = (
-        forecast(MigrationWay.AUTO_CONVERGE, one, LINK, MigrationLimits(0.05))
+        forecast(TransferMode.AUTO_CONVERGE, one, LINK, MigrationLimits(0.05))
         for one in (guest(200_000, GIB_PAGES / 2), lazy)
     )
     assert soft.total_s.p50 > 1.5 * hard.total_s.p50
@@ -201,8 +201,8 @@ def test_throttling_that_a_guest_does_not_feel_changes_nothing_of_its_course() -
 def test_a_hot_working_set_that_fits_the_downtime_is_no_reason_not_to_end() -> None:
     """Rate times t says it never ends: 2 GB/s on a link of 400 MB/s. But it is 8 MB of pages."""
     hot = guest(500_000, 2_000)
-    assert forecast(MigrationWay.PRECOPY, hot, LINK, MigrationLimits(0.3)).ends
-    assert not forecast(MigrationWay.PRECOPY, hot, LINK, MigrationLimits(0.005)).ends
+    assert forecast(TransferMode.PRECOPY, hot, LINK, MigrationLimits(0.3)).ends
+    assert not forecast(TransferMode.PRECOPY, hot, LINK, MigrationLimits(0.005)).ends
 
 
 def test_unknowns_widen_a_band_each_by_itself() -> None:
@@ -211,7 +211,7 @@ def test_unknowns_widen_a_band_each_by_itself() -> None:
     around = replace(sure, fixed_spread_s=0.03)
     both = replace(around, switch_spread_s=0.04)
     for link, spreads_s in ((sure, ()), (around, (0.03,)), (both, (0.03, 0.04))):
-        band = forecast(MigrationWay.PRECOPY, idle, replace(link, switch_s=0.1), limits).total_s
+        band = forecast(TransferMode.PRECOPY, idle, replace(link, switch_s=0.1), limits).total_s
         # When QEMU looks whether it may end nobody knows beforehand.
         sending_s = band.p50 - link.fixed_s - 0.1
         expected_s = 1.28 * math.hypot(HELD_SPREAD_S, MODEL_SPREAD * sending_s, *spreads_s)
@@ -219,7 +219,7 @@ def test_unknowns_widen_a_band_each_by_itself() -> None:
         assert band.p50 - band.p10 == pytest.approx(expected_s, rel=0.01)
 
 
-def made(way: MigrationWay, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
+def made(way: TransferMode, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
     def around(value: float) -> Band:
         return Band(value * 0.9, value, value * 1.1)
 
@@ -230,26 +230,26 @@ def made(way: MigrationWay, total_s: float, pause_s: float, slowdown: float = 0.
 
 
 FORECASTS = (
-    made(MigrationWay.PRECOPY, math.inf, math.inf),
-    made(MigrationWay.AUTO_CONVERGE, 60, 0.2, 0.5),
-    made(MigrationWay.HYBRID, 12, 0.1, 0.1),
-    made(MigrationWay.POSTCOPY, 11, 0.1, 0.1),
-    made(MigrationWay.STOP, 10, 10),
+    made(TransferMode.PRECOPY, math.inf, math.inf),
+    made(TransferMode.AUTO_CONVERGE, 60, 0.2, 0.5),
+    made(TransferMode.HYBRID, 12, 0.1, 0.1),
+    made(TransferMode.POSTCOPY, 11, 0.1, 0.1),
+    made(TransferMode.STOP, 10, 10),
 )
 
 
 @pytest.mark.parametrize(
     ("wanted", "way"),
     [
-        (Intent(), MigrationWay.AUTO_CONVERGE),
-        (Intent(max_pause_s=20), MigrationWay.STOP),
-        (Intent(max_pause_s=0.3), MigrationWay.AUTO_CONVERGE),
-        (Intent(max_pause_s=0.3, max_slowdown=0.2), MigrationWay.HYBRID),
-        (Intent(finish_within_s=30), MigrationWay.HYBRID),
-        (Intent(max_slowdown=0.05), MigrationWay.STOP),
+        (Intent(), TransferMode.AUTO_CONVERGE),
+        (Intent(max_pause_s=20), TransferMode.STOP),
+        (Intent(max_pause_s=0.3), TransferMode.AUTO_CONVERGE),
+        (Intent(max_pause_s=0.3, max_slowdown=0.2), TransferMode.HYBRID),
+        (Intent(finish_within_s=30), TransferMode.HYBRID),
+        (Intent(max_slowdown=0.05), TransferMode.STOP),
     ],
 )
-def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: MigrationWay) -> None:
+def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: TransferMode) -> None:
     choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
     assert choice.way is way
     assert choice.reason.startswith(str(way))
@@ -275,8 +275,8 @@ def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recomm
         return choose([judge(one, wanted) for one in forecasts], wanted).change
 
     hurry = Intent(finish_within_s=0.1)
-    stop, precopy = made(MigrationWay.STOP, 0.49, 0.45), made(MigrationWay.PRECOPY, 0.59, 0.03)
-    postcopy = made(MigrationWay.POSTCOPY, 0.55, 0.01)
+    stop, precopy = made(TransferMode.STOP, 0.49, 0.45), made(TransferMode.PRECOPY, 0.59, 0.03)
+    postcopy = made(TransferMode.POSTCOPY, 0.55, 0.01)
     told = (
         "--finish-within 650ms would do: precopy, with a downtime of 33.0 ms; stop, with 495.0 ms, "
         "would need --finish-within 540ms"
@@ -286,7 +286,7 @@ def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recomm
     assert change(stop, precopy, postcopy, wanted=hurry) == told
     assert change(precopy, postcopy, wanted=hurry).endswith("would do: postcopy")
     # Twice the time is no little more, nor is half the downtime far shorter.
-    slow, rough = made(MigrationWay.PRECOPY, 1.0, 0.03), made(MigrationWay.PRECOPY, 0.6, 0.25)
+    slow, rough = made(TransferMode.PRECOPY, 1.0, 0.03), made(TransferMode.PRECOPY, 0.6, 0.25)
     assert change(stop, slow, wanted=hurry) == "--finish-within 540ms would do: stop"
     assert change(stop, rough, wanted=hurry) == "--finish-within 540ms would do: stop"
 
@@ -361,11 +361,11 @@ def bursty(turned: int, *, moves_now: bool = True) -> Guest:
 def test_a_guest_with_a_rhythm_is_forecast_from_the_moment_at_which_it_moves() -> None:
     limits = MigrationLimits(0.05, 1e9)
     # At the beginning of its rest, and just before it works.
-    calm, before_work = (forecast(MigrationWay.PRECOPY, bursty(n), LINK, limits) for n in (0, 9))
+    calm, before_work = (forecast(TransferMode.PRECOPY, bursty(n), LINK, limits) for n in (0, 9))
     assert calm.total_s.p50 < 0.9 * before_work.total_s.p50
     # One that moves some time later is met at any moment, which the band knew in any case.
     later = [
-        forecast(MigrationWay.PRECOPY, bursty(n, moves_now=False), LINK, limits) for n in (0, 9)
+        forecast(TransferMode.PRECOPY, bursty(n, moves_now=False), LINK, limits) for n in (0, 9)
     ]
     assert calm.total_s.p50 <= min(one.total_s.p50 for one in later)
     assert before_work.total_s.p50 > max(one.total_s.p50 for one in later)

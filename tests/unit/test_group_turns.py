@@ -11,47 +11,47 @@ from tests import virtual_time
 from vmckpt.checkpoint.group_line import Line
 from vmckpt.errors import OperationFailedError
 from vmckpt.group.head import GroupHead
-from vmckpt.group.turns import MemberPlace, turns
+from vmckpt.group.turns import MemberSite, turns
 
 NEAR_S, MOST_S = 0.002, 0.25
 
 
 def test_on_few_processors_they_take_turns() -> None:
-    here = {vm: MemberPlace("one", 2, NEAR_S) for vm in ("web", "db", "cache")}
+    here = {vm: MemberSite("one", 2, NEAR_S) for vm in ("web", "db", "cache")}
     assert turns(here, MOST_S) == [["web", "db", "cache"]]
 
 
 def test_half_of_the_processors_are_for_them() -> None:
-    here = {vm: MemberPlace("one", 4, NEAR_S) for vm in ("web", "db", "cache")}
+    here = {vm: MemberSite("one", 4, NEAR_S) for vm in ("web", "db", "cache")}
     assert turns(here, MOST_S) == [["web", "cache"], ["db"]]
 
 
 def test_nobody_waits_for_another_machine() -> None:
-    places = {"web": MemberPlace("one", 2, NEAR_S), "db": MemberPlace("two", 2, NEAR_S)}
+    places = {"web": MemberSite("one", 2, NEAR_S), "db": MemberSite("two", 2, NEAR_S)}
     assert turns(places, MOST_S) == [["web"], ["db"]]
 
 
 def test_far_away_all_are_stopped_at_once() -> None:
     """A turn would cost a word there and back: more than output may be held for."""
-    far = {vm: MemberPlace("one", 2, 0.1) for vm in ("web", "db", "cache")}
+    far = {vm: MemberSite("one", 2, 0.1) for vm in ("web", "db", "cache")}
     assert turns(far, MOST_S) == [["web"], ["db"], ["cache"]]
 
 
 def test_one_that_was_busy_when_it_was_asked_makes_nobody_far() -> None:
-    places = {"web": MemberPlace("one", 2, 0.1), "db": MemberPlace("one", 2, NEAR_S)}
+    places = {"web": MemberSite("one", 2, 0.1), "db": MemberSite("one", 2, NEAR_S)}
     assert turns(places, MOST_S) == [["web", "db"]]
 
 
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=3),
-        st.builds(MemberPlace, st.sampled_from("abc"), st.integers(1, 16), st.floats(0.0, 1.0)),
+        st.builds(MemberSite, st.sampled_from("abc"), st.integers(1, 16), st.floats(0.0, 1.0)),
         min_size=1,
     ),
     st.floats(0.02, 5.0),
 )
 def test_each_has_one_turn_and_no_row_costs_more_than_a_share_of_the_hold(
-    places: dict[str, MemberPlace], most_held_s: float
+    places: dict[str, MemberSite], most_held_s: float
 ) -> None:
     rows = turns(places, most_held_s)
     assert sorted(vm for row in rows for vm in row) == sorted(places)

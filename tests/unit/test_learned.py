@@ -6,7 +6,7 @@ import pytest
 
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.learned import learned, moved
-from vmckpt.forecast.model.forecast import Band, Forecast, MigrationWay
+from vmckpt.forecast.model.forecast import Band, Forecast, TransferMode
 from vmckpt.forecast.model.rounds import HELD_S
 from vmckpt.forecast.score import in_company as in_company_of
 from vmckpt.forecast.score import score, scored, unforeseen
@@ -161,7 +161,7 @@ def test_how_long_a_guest_waits_for_a_page_in_post_copy_is_learned() -> None:
 
 
 def planned(
-    total_s: float, pause_s: float, way: MigrationWay = MigrationWay.PRECOPY
+    total_s: float, pause_s: float, way: TransferMode = TransferMode.PRECOPY
 ) -> dict[str, Any]:
     def around(value: float) -> Band:
         return Band(0.9 * value, value, 1.1 * value)
@@ -174,7 +174,7 @@ def planned(
 
 def test_forecasts_are_held_against_outcomes() -> None:
     good = run(forecast=planned(0.8, 0.025))
-    late = run(forecast=planned(0.41, 0.025, MigrationWay.MULTIFD))
+    late = run(forecast=planned(0.41, 0.025, TransferMode.MULTIFD))
     moves = scored([good, late, run()])
     assert [round(move.total_error, 3) for move in moves] == [0.088, 1.122]
     multifd, precopy, everything = score(moves)

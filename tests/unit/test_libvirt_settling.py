@@ -13,7 +13,7 @@ from vmckpt.migrate.domains.whereabouts import (
     place,
 )
 from vmckpt.options.migration import Tls
-from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Ways, decide_link
+from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Transports, decide_link
 from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.vm.domains.faults import UNFORESEEN, remedy_for
 from vmckpt.vm.domains.flags import DomainState, PausedReason, RunningReason
@@ -131,8 +131,8 @@ def test_other_errors_point_to_libvirts_log() -> None:
     assert remedy_for("something new") == UNFORESEEN
 
 
-ENOUGH = Ways(frozenset({TLS_PORT}), "/pki", one_machine=False)
-IN_CLEAR = Ways(frozenset({TCP_PORT}), "/pki", one_machine=False)
+ENOUGH = Transports(frozenset({TLS_PORT}), "/pki", one_machine=False)
+IN_CLEAR = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ IN_CLEAR = Ways(frozenset({TCP_PORT}), "/pki", one_machine=False)
         (Tls.REQUIRE, IN_CLEAR._replace(one_machine=True), "", REFUSE),
         (Tls.AUTO, IN_CLEAR._replace(one_machine=True), "qemu+tcp://10.0.0.2/system", WARN),
         (Tls.OFF, IN_CLEAR, "qemu+tcp://10.0.0.2/system", WARN),
-        (Tls.OFF, Ways(frozenset(), "", one_machine=True), "", REFUSE),
+        (Tls.OFF, Transports(frozenset(), "", one_machine=True), "", REFUSE),
     ],
 )
 def test_libvirtds_talk_in_clear_only_when_asked_to(
-    tmp_path_factory: pytest.TempPathFactory, tls: Tls, ways: Ways, uri: str, verdict: str
+    tmp_path_factory: pytest.TempPathFactory, tls: Tls, ways: Transports, uri: str, verdict: str
 ) -> None:
     target = LocalHost("b", tmp_path_factory.getbasetemp(), "10.0.0.2")
     link = decide_link(tls, ways, "a", target)

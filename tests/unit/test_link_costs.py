@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_forecast import LINK, guest
-from vmckpt.forecast.model.forecast import MigrationLimits, MigrationWay, forecast
+from vmckpt.forecast.model.forecast import MigrationLimits, TransferMode, forecast
 from vmckpt.forecast.model.link import Moved, learn
 from vmckpt.forecast.model.rounds import BATCH_BYTES, PACKET_BYTES, wire
 
@@ -53,7 +53,7 @@ def test_pages_cost_less_while_the_guest_is_stopped() -> None:
     hot, limits = guest(500_000, 2_000), MigrationLimits(0.3)
     slow, fast = (
         forecast(
-            MigrationWay.PRECOPY, hot, replace(LINK, stopped_share=share), limits
+            TransferMode.PRECOPY, hot, replace(LINK, stopped_share=share), limits
         ).downtime_s.p50
         for share in (1.0, 0.2)
     )

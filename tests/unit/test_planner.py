@@ -11,7 +11,7 @@ from vmckpt.cli.options.arguments import intent as read
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.choose import Intent, Offer, choose
 from vmckpt.forecast.model.dirtying import DirtyCurve
-from vmckpt.forecast.model.forecast import MigrationWay
+from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.forecast.model.link import LinkModel, PageCosts
 from vmckpt.forecast.planner import (
     Road,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.unit
 GIB = 1 << 30
 # 400 MB/s, 2 us a zero page, 0.2 s around, 30 ms for the switch.
 LINK = LinkModel(PageCosts(1e-5, 2e-6, 0.0, look_s=2e-6), 0.2, 0.03, 0.05, 0.01, moves=10)
-WAYS = st.sampled_from(MigrationWay)
+WAYS = st.sampled_from(TransferMode)
 
 
 def measured(
@@ -49,7 +49,7 @@ def measured(
 
 
 def road(
-    way: MigrationWay, wish: Intent, asked: MigrationOptions | None = None, link: LinkModel = LINK
+    way: TransferMode, wish: Intent, asked: MigrationOptions | None = None, link: LinkModel = LINK
 ) -> Road:
     asked = asked or MigrationOptions()
     limits = limits_ms(way, asked, wish, link)
@@ -57,7 +57,7 @@ def road(
 
 
 def offered(
-    way: MigrationWay, seen: DirtyRate, wish: Intent, link: LinkModel = LINK
+    way: TransferMode, seen: DirtyRate, wish: Intent, link: LinkModel = LINK
 ) -> tuple[Offer, MigrationOptions]:
     return offer_of(road(way, wish, link=link), link, seen, intent=wish)
 
@@ -100,7 +100,7 @@ LATE = replace(LINK, switch_spread_s=0.12)
 @settings(max_examples=300, deadline=None)
 @given(WAYS, SEEN, WISHES, st.sampled_from([LINK, LATE]))
 def test_what_is_named_helps_when_it_is_asked_for(
-    way: MigrationWay, seen: DirtyRate, wish: Intent, link: LinkModel
+    way: TransferMode, seen: DirtyRate, wish: Intent, link: LinkModel
 ) -> None:
     offer, _ = offered(way, seen, wish, link)
     choice = choose([offer], wish)
@@ -114,8 +114,8 @@ def test_what_is_named_helps_when_it_is_asked_for(
 
 def test_a_shorter_limit_is_tried_where_the_longest_breaks_the_wish() -> None:
     seen, wish = measured(50_000, 100_000), Intent(max_pause_s=0.45)
-    assert limits_ms(MigrationWay.PRECOPY, MigrationOptions(), wish, LATE)[:3] == (300, 330, 200)
-    offer, meant = offered(MigrationWay.PRECOPY, seen, wish, LATE)
+    assert limits_ms(TransferMode.PRECOPY, MigrationOptions(), wish, LATE)[:3] == (300, 330, 200)
+    offer, meant = offered(TransferMode.PRECOPY, seen, wish, LATE)
     assert offer.keeps
     # By and by it may be allowed as much as was promised.
     assert (meant.max_downtime_ms, meant.most_downtime_ms) == (200, 330)
@@ -123,24 +123,24 @@ def test_a_shorter_limit_is_tried_where_the_longest_breaks_the_wish() -> None:
 
 def test_no_pause_is_named_that_cannot_be_asked_for() -> None:
     slow, wish = replace(LINK, costs=PageCosts(1e-2, 2e-6, 0.0)), Intent(max_pause_s=1.0)
-    offer, _ = offered(MigrationWay.STOP, measured(1, 100, ram_bytes=4 * GIB), wish, slow)
+    offer, _ = offered(TransferMode.STOP, measured(1, 100, ram_bytes=4 * GIB), wish, slow)
     assert [miss.needed for miss in offer.misses] == ["no --max-pause"]
 
 
 def test_a_slowdown_is_at_most_all() -> None:
     wish = Intent(max_slowdown=0.1)
-    offer, _ = offered(MigrationWay.AUTO_CONVERGE, measured(1e6, GIB // 4096), wish)
+    offer, _ = offered(TransferMode.AUTO_CONVERGE, measured(1e6, GIB // 4096), wish)
     assert offer.forecast.slowdown.p90 <= 1.0
-    offer, _ = offered(MigrationWay.POSTCOPY, measured(1e6, GIB // 4096), Intent(max_slowdown=1.0))
+    offer, _ = offered(TransferMode.POSTCOPY, measured(1e6, GIB // 4096), Intent(max_slowdown=1.0))
     assert offer.keeps
 
 
 def test_auto_converge_that_is_held_to_too_little_names_what_it_needs() -> None:
     # More than the link takes: slowed by a tenth it does not end.
     seen, wish = measured(200_000, 131_072), Intent(max_slowdown=0.1)
-    choice = choose([offered(MigrationWay.AUTO_CONVERGE, seen, wish)[0]], wish)
+    choice = choose([offered(TransferMode.AUTO_CONVERGE, seen, wish)[0]], wish)
     assert choice.change == "--max-slowdown 60% would do: auto-converge"
-    offer, meant = offered(MigrationWay.AUTO_CONVERGE, seen, Intent(max_slowdown=0.6))
+    offer, meant = offered(TransferMode.AUTO_CONVERGE, seen, Intent(max_slowdown=0.6))
     assert offer.keeps
     assert meant.most_throttle_percent == 60
 
@@ -150,58 +150,58 @@ def test_post_copy_is_offered_as_a_change_of_mind() -> None:
     seen = measured(200_000, 131_072)
     wish = Intent(max_pause_s=1.5, finish_within_s=12.0, max_slowdown=0.5, never_risk_postcopy=True)
     choice = choose(
-        [offered(way, seen, wish)[0] for way in (MigrationWay.PRECOPY, MigrationWay.HYBRID)], wish
+        [offered(way, seen, wish)[0] for way in (TransferMode.PRECOPY, TransferMode.HYBRID)], wish
     )
     assert choice.change == "no --never-risk-postcopy would do: hybrid"
 
 
 def test_several_channels_are_closed_where_they_break_the_bandwidth() -> None:
     asked, seen = MigrationOptions(bandwidth_bytes_per_s=20_000_000), measured(1, 100)
-    for way in MigrationWay:
+    for way in TransferMode:
         found = within_bandwidth(road(way, Intent(), asked), seen, asked)
-        assert bool(found.closed) is (way in (MigrationWay.MULTIFD, MigrationWay.ZSTD)), way
+        assert bool(found.closed) is (way in (TransferMode.MULTIFD, TransferMode.ZSTD)), way
         assert (found.link is None) is bool(found.closed)
-    closed = within_bandwidth(road(MigrationWay.MULTIFD, Intent(), asked), seen, asked).closed
+    closed = within_bandwidth(road(TransferMode.MULTIFD, Intent(), asked), seen, asked).closed
     assert closed == "over several channels QEMU would send 27.6 MiB/s, not 19.1 MiB/s"
     # What they send beyond is the less, the more they may, and the smaller it is.
     fast = MigrationOptions(bandwidth_bytes_per_s=500_000_000)
-    assert not within_bandwidth(road(MigrationWay.MULTIFD, Intent(), fast), seen, fast).closed
+    assert not within_bandwidth(road(TransferMode.MULTIFD, Intent(), fast), seen, fast).closed
     small = measured(1, 100, ratio=0.05)
-    assert not within_bandwidth(road(MigrationWay.ZSTD, Intent(), asked), small, asked).closed
+    assert not within_bandwidth(road(TransferMode.ZSTD, Intent(), asked), small, asked).closed
     free = MigrationOptions()
-    assert not within_bandwidth(road(MigrationWay.MULTIFD, Intent(), free), seen, free).closed
+    assert not within_bandwidth(road(TransferMode.MULTIFD, Intent(), free), seen, free).closed
 
 
 def test_what_was_asked_for_stays_open_and_is_told_beforehand() -> None:
     asked, seen = MigrationOptions(bandwidth_bytes_per_s=20_000_000, channels=8), measured(1, 100)
-    found = within_bandwidth(road(MigrationWay.MULTIFD, Intent(), asked), seen, asked)
+    found = within_bandwidth(road(TransferMode.MULTIFD, Intent(), asked), seen, asked)
     assert not found.closed
     # Eight channels have more in hand than two.
     assert list(bandwidth_notes(found, seen)) == [
         "QEMU will send 50.1 MiB/s, it holds 19.1 MiB/s no better here"
     ]
     plain = MigrationOptions(bandwidth_bytes_per_s=100_000_000)
-    assert list(bandwidth_notes(road(MigrationWay.PRECOPY, Intent(), plain), seen)) == []
+    assert list(bandwidth_notes(road(TransferMode.PRECOPY, Intent(), plain), seen)) == []
     # One channel holds all but the smallest.
     tiny = MigrationOptions(bandwidth_bytes_per_s=1_000_000)
-    assert list(bandwidth_notes(road(MigrationWay.PRECOPY, Intent(), tiny), seen)) == [
+    assert list(bandwidth_notes(road(TransferMode.PRECOPY, Intent(), tiny), seen)) == [
         "QEMU will send 1.25 MiB/s, it holds 977 KiB/s no better here"
     ]
-    (note,) = bandwidth_notes(road(MigrationWay.HYBRID, Intent(), plain), seen)
+    (note,) = bandwidth_notes(road(TransferMode.HYBRID, Intent(), plain), seen)
     assert note.startswith("the bandwidth holds until post-copy begins")
-    assert list(bandwidth_notes(road(MigrationWay.HYBRID, Intent()), seen)) == []
+    assert list(bandwidth_notes(road(TransferMode.HYBRID, Intent()), seen)) == []
 
 
 def test_only_a_pre_copy_is_helped_and_slowed_by_one_rule_alone() -> None:
     seen, wish = measured(1, 100), Intent(max_pause_s=1.0, max_slowdown=0.3)
     acts = {}
-    for way in MigrationWay:
+    for way in TransferMode:
         _, meant = offered(way, seen, wish)
         acts[way] = [rule.act for rule in meant.policy.rules] if meant.policy else []
         assert meant.steers == (meant.policy if meant.method is Method.PRECOPY else None)
     both = [Act.THROTTLE, Act.RAISE_DOWNTIME]
     assert acts == {
-        MigrationWay.PRECOPY: both, MigrationWay.MULTIFD: both, MigrationWay.ZSTD: both,
-        MigrationWay.AUTO_CONVERGE: both[1:],
-        MigrationWay.HYBRID: [], MigrationWay.POSTCOPY: [], MigrationWay.STOP: [],
+        TransferMode.PRECOPY: both, TransferMode.MULTIFD: both, TransferMode.ZSTD: both,
+        TransferMode.AUTO_CONVERGE: both[1:],
+        TransferMode.HYBRID: [], TransferMode.POSTCOPY: [], TransferMode.STOP: [],
     }  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faulty_host import FaultyHost
-from vmckpt.cli.options.replicate_options import DisksWish, ReplicateArguments
+from vmckpt.cli.options.replicate_options import DisksChoice, ReplicateArguments
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.options.replication import ReplicationOptions
@@ -78,7 +78,7 @@ def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:
     last = ReplicationOptions("/l", ("agent",), 0.05, 0.02, holds_output=False, credentials="")
     shared = replace(last, disks="shared")
     assert NOTHING.options(HERE, FAR, shared).disks == "shared"
-    assert NOTHING._replace(disks=DisksWish.copy).options(HERE, FAR, shared).disks == "copy"
+    assert NOTHING._replace(disks=DisksChoice.copy).options(HERE, FAR, shared).disks == "copy"
     again = NOTHING.options(HERE, FAR, last)
     assert again == replace(last, holds_output=True)
     etcd = "etcd:https://192.0.2.1"

@@ -3,7 +3,7 @@
 import pytest
 
 from vmckpt.forecast.model.choose import Intent
-from vmckpt.forecast.model.forecast import POSTCOPIES, MigrationWay
+from vmckpt.forecast.model.forecast import POSTCOPIES, TransferMode
 from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act, Policy, PolicyRule
@@ -21,45 +21,45 @@ THROTTLES = Policy((PolicyRule(3, Act.THROTTLE, 10, most_percent=40),))
 @pytest.mark.parametrize(
     ("asked", "left"),
     [
-        (MigrationOptions(), set(MigrationWay)),
-        (MigrationOptions(method=Method.PRECOPY), {MigrationWay.PRECOPY}),
-        (MigrationOptions(auto_converge=True), {MigrationWay.AUTO_CONVERGE}),
-        (MigrationOptions(method=Method.PRECOPY, auto_converge=True), {MigrationWay.AUTO_CONVERGE}),
-        (MigrationOptions(channels=4), {MigrationWay.MULTIFD}),
-        (MigrationOptions(channels=4, compression="zstd"), {MigrationWay.ZSTD}),
-        (MigrationOptions(method=Method.HYBRID), {MigrationWay.HYBRID}),
-        (MigrationOptions(method=Method.POSTCOPY), {MigrationWay.POSTCOPY}),
-        (MigrationOptions(method=Method.STOP), {MigrationWay.STOP}),
+        (MigrationOptions(), set(TransferMode)),
+        (MigrationOptions(method=Method.PRECOPY), {TransferMode.PRECOPY}),
+        (MigrationOptions(auto_converge=True), {TransferMode.AUTO_CONVERGE}),
+        (MigrationOptions(method=Method.PRECOPY, auto_converge=True), {TransferMode.AUTO_CONVERGE}),
+        (MigrationOptions(channels=4), {TransferMode.MULTIFD}),
+        (MigrationOptions(channels=4, compression="zstd"), {TransferMode.ZSTD}),
+        (MigrationOptions(method=Method.HYBRID), {TransferMode.HYBRID}),
+        (MigrationOptions(method=Method.POSTCOPY), {TransferMode.POSTCOPY}),
+        (MigrationOptions(method=Method.STOP), {TransferMode.STOP}),
         (
             MigrationOptions(policy=THROTTLES),
-            {MigrationWay.PRECOPY, MigrationWay.MULTIFD, MigrationWay.ZSTD},
+            {TransferMode.PRECOPY, TransferMode.MULTIFD, TransferMode.ZSTD},
         ),
         (
             MigrationOptions(policy=THROTTLES, observe_only=True),
             {
-                MigrationWay.PRECOPY,
-                MigrationWay.AUTO_CONVERGE,
-                MigrationWay.MULTIFD,
-                MigrationWay.ZSTD,
+                TransferMode.PRECOPY,
+                TransferMode.AUTO_CONVERGE,
+                TransferMode.MULTIFD,
+                TransferMode.ZSTD,
             },
         ),
     ],
 )
 def test_what_is_asked_for_narrows_the_ways_and_goes_on_each(
-    asked: MigrationOptions, left: set[MigrationWay]
+    asked: MigrationOptions, left: set[TransferMode]
 ) -> None:
     assert set(ways(asked)) == left
     for way in ways(asked):
         meant = options_of(way, asked, Intent())
-        assert meant.auto_converge is (way is MigrationWay.AUTO_CONVERGE)
-        assert meant.compression == ("zstd" if way is MigrationWay.ZSTD else None)
+        assert meant.auto_converge is (way is TransferMode.AUTO_CONVERGE)
+        assert meant.compression == ("zstd" if way is TransferMode.ZSTD else None)
         assert meant.channels == (
-            2 if way is MigrationWay.MULTIFD and not asked.channels else asked.channels
+            2 if way is TransferMode.MULTIFD and not asked.channels else asked.channels
         )
         assert meant.policy == asked.policy
 
 
-def dirty_log_of(way: MigrationWay, asked: MigrationOptions) -> list[Finding]:
+def dirty_log_of(way: TransferMode, asked: MigrationOptions) -> list[Finding]:
     """What preflight says of a QEMU 7.2 under TCG on that way."""
     found = dirty_log.loss_of("tcg", OLD, 0)
     assert found is not None
@@ -69,32 +69,32 @@ def dirty_log_of(way: MigrationWay, asked: MigrationOptions) -> list[Finding]:
 def test_where_auto_comes_to_stop_a_wish_opens_no_other_way() -> None:
     open_ways = [
         way
-        for way in MigrationWay
+        for way in TransferMode
         if not against(MigrationOptions(), dirty_log_of(way, MigrationOptions()))
     ]
-    assert open_ways == [MigrationWay.STOP]
+    assert open_ways == [TransferMode.STOP]
     assert "loses dirty pages" in against(
-        MigrationOptions(), dirty_log_of(MigrationWay.MULTIFD, MigrationOptions())
+        MigrationOptions(), dirty_log_of(TransferMode.MULTIFD, MigrationOptions())
     )
     # By its name a pre-copy may be had all the same, as without a wish.
     named = MigrationOptions(method=Method.PRECOPY)
-    assert against(named, dirty_log_of(MigrationWay.PRECOPY, named)) == ""
+    assert against(named, dirty_log_of(TransferMode.PRECOPY, named)) == ""
     named = MigrationOptions(method=Method.HYBRID)
-    assert "destroys the guest" in against(named, dirty_log_of(MigrationWay.HYBRID, named))
+    assert "destroys the guest" in against(named, dirty_log_of(TransferMode.HYBRID, named))
 
 
 def test_post_copy_that_shall_not_be_risked_is_judged_not_closed() -> None:
     wish = Intent(never_risk_postcopy=True)
-    for way in MigrationWay:
+    for way in TransferMode:
         meant = options_of(way, MigrationOptions(), wish)
         assert against(MigrationOptions(), list(postcopy_risk(meant))) == ""
         assert meant.never_risk_postcopy is (way not in POSTCOPIES)
     # A pre-copy that could come to it is none that the wish could be given up for.
     policy = MigrationOptions(policy=Policy((PolicyRule(3, Act.POSTCOPY),)))
-    risk = list(postcopy_risk(options_of(MigrationWay.PRECOPY, policy, wish)))
+    risk = list(postcopy_risk(options_of(TransferMode.PRECOPY, policy, wish)))
     assert "[postcopy-risk]" in against(policy, risk)
     promised = options_of(
-        MigrationWay.PRECOPY, policy, Intent(max_pause_s=0.2, never_risk_postcopy=True)
+        TransferMode.PRECOPY, policy, Intent(max_pause_s=0.2, never_risk_postcopy=True)
     )
     assert list(postcopy_risk(promised)) == []
 
@@ -105,9 +105,9 @@ def test_what_open_ways_warn_of_is_told_once() -> None:
     fine = Finding("ports", OK, "free")
     found = warnings(
         {
-            MigrationWay.PRECOPY: [clear, fine],
-            MigrationWay.HYBRID: [clear, risk],
-            MigrationWay.STOP: [clear],
+            TransferMode.PRECOPY: [clear, fine],
+            TransferMode.HYBRID: [clear, risk],
+            TransferMode.STOP: [clear],
         }
     )
     assert found == (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from vmckpt.checkpoint.catalogue.place import StorePlace, own, parse_place
+from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
@@ -54,17 +54,17 @@ class History:
         others = tuple(one for one in self.stores if one != name)
         return History(checkpoint_id, (*others, name), largest)
 
-    def places(self, home: Host) -> Sequence[StorePlace]:
+    def places(self, home: Host) -> Sequence[StoreLocation]:
         """Where to look, for a VM that is on `home` now: a directory may be one that it shares."""
-        found: list[StorePlace] = []
+        found: list[StoreLocation] = []
         for text in self.stores:
             try:
                 place = parse_place(text)
                 found.append(place)
             except NotFoundError:  # the inventory has no such host any more
-                place = StorePlace(home, text.partition(":")[2])
+                place = StoreLocation(home, text.partition(":")[2])
             except UsageError:  # a host wrote what is no store
                 continue
             if place.host is not None:
-                found.append(StorePlace(home, place.path))
+                found.append(StoreLocation(home, place.path))
         return found

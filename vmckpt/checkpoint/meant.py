@@ -6,7 +6,7 @@ into say, is the only one that answers: it would get what opens the VM's store, 
 
 from functools import partial
 
-from vmckpt.checkpoint.catalogue.place import Key, StorePlace, opened
+from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
@@ -37,7 +37,7 @@ async def require_meant_to_restore(manifest: Manifest, host: Host) -> None:
         raise _another(manifest.vm, host, others.silent)
 
 
-async def require_meant_to_take(vm: Vm, place: StorePlace, key: Key) -> None:
+async def require_meant_to_take(vm: Vm, place: StoreLocation, key: Key) -> None:
     """Before `vm`'s host gets what opens the encrypted store at `place`.
 
     Raises RefusedError: it is not the VM of that name whose checkpoints are there, which a host

@@ -11,7 +11,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from vmckpt.checkpoint import take
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import StorePlace, access_to, own, parse_place, remember_made
+from vmckpt.checkpoint.catalogue.place import (
+    StoreLocation,
+    access_to,
+    own,
+    parse_place,
+    remember_made,
+)
 from vmckpt.checkpoint.catalogue.tree import OriginShown
 from vmckpt.checkpoint.facts import FILE, USUAL_PAUSE_S, usable_facts
 from vmckpt.checkpoint.jobs import (
@@ -68,7 +74,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     host: Host
     vm: str
     request: Callable[[StoreAsked, float | None], Q]
-    place: StorePlace
+    place: StoreLocation
     access: Access
     held_s: float | None = None
 
@@ -243,7 +249,7 @@ def _same_machine(one: Host, other: Host) -> bool:
     return one.name == other.name or (one.is_this_machine and other.is_this_machine)
 
 
-async def _seen_from(host: Host, entry: CatalogueEntry) -> StorePlace:
+async def _seen_from(host: Host, entry: CatalogueEntry) -> StoreLocation:
     """The store, of those that have the checkpoint, that the host gets to; its own comes first.
 
     Raises RefusedError.
@@ -253,9 +259,9 @@ async def _seen_from(host: Host, entry: CatalogueEntry) -> StorePlace:
     for path in paths:
         # A directory that hosts share is known by what is in it.
         if await host.exists(Path(path) / CHECKPOINTS / entry.id):
-            return StorePlace(host, path)
+            return StoreLocation(host, path)
         if host.is_this_machine and Path(path).is_file():
-            return StorePlace(host, path)  # an exported file, which the operator named
+            return StoreLocation(host, path)  # an exported file, which the operator named
     if remote:
         return remote[0]
     raise RefusedError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from vmckpt.events.record import FIGURES_MISSING, LINK_BROKE, SHARED_LINK, RunRecord
 from vmckpt.forecast.model.device_phases import DeviceMove
-from vmckpt.forecast.model.forecast import MigrationWay
+from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.forecast.model.guest import SENT_PAGE_BYTES
 from vmckpt.forecast.model.link import LinkModel, Moved, learn
 from vmckpt.forecast.model.rounds import HELD_S
@@ -34,10 +34,10 @@ ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 # What else changes how a move goes is not forecast, and teaches nothing.
 _UNFORECAST = about(MigrationOptions, About.UNFORECAST)
-SENDING = {MigrationWay.MULTIFD: MULTIFD, MigrationWay.ZSTD: ZSTD}
+SENDING = {TransferMode.MULTIFD: MULTIFD, TransferMode.ZSTD: ZSTD}
 
 
-def sending(way: MigrationWay, *, encrypted: bool) -> str:
+def sending(way: TransferMode, *, encrypted: bool) -> str:
     """How pages are sent on this way: what was learned of one does not hold for another."""
     return SENDING.get(way, PLAIN) + (ENCRYPTED if encrypted else "")
 

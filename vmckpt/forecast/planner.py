@@ -35,7 +35,7 @@ from vmckpt.forecast.model.forecast import (
     PARALLEL,
     POSTCOPIES,
     MigrationLimits,
-    MigrationWay,
+    TransferMode,
     beyond_bytes_per_s,
     forecast,
 )
@@ -82,8 +82,8 @@ class MigrationPlan:
     target: str
     measured: DirtyRate
     offers: tuple[Offer, ...]
-    closed: tuple[tuple[MigrationWay, str], ...]
-    unknown: tuple[tuple[MigrationWay, str], ...]
+    closed: tuple[tuple[TransferMode, str], ...]
+    unknown: tuple[tuple[TransferMode, str], ...]
     choice: Choice
     intent: Intent
     options: MigrationOptions
@@ -146,7 +146,7 @@ class Road(NamedTuple):
     `downtimes_ms` are the limits to try, in their order.
     """
 
-    way: MigrationWay
+    way: TransferMode
     options: MigrationOptions
     link: LinkModel | None = None
     disk_bytes: int = 0
@@ -251,7 +251,7 @@ def _against(roads: Sequence[Road]) -> str:
 
 
 async def _road(
-    way: MigrationWay,
+    way: TransferMode,
     vm: Vm,
     target: Host,
     options: MigrationOptions,
@@ -322,7 +322,7 @@ def offer_of(
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
     offer, meant = _by_limits(road, link, guest, intent=intent, devices=devices)
-    if offer.keeps or road.way is not MigrationWay.AUTO_CONVERGE or intent.max_slowdown is None:
+    if offer.keeps or road.way is not TransferMode.AUTO_CONVERGE or intent.max_slowdown is None:
         return offer, meant
     offers = [offer]
     for slowdown in SLOWDOWNS:
@@ -358,7 +358,7 @@ def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions
     steered = None
     if road.options.method is Method.PRECOPY:
         # Auto-converge slows the guest by a rule of its own.
-        steered = within(most_ms, None if road.way is MigrationWay.AUTO_CONVERGE else slower)
+        steered = within(most_ms, None if road.way is TransferMode.AUTO_CONVERGE else slower)
     return replace(
         road.options,
         max_downtime_ms=downtime_ms,
@@ -392,13 +392,13 @@ def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> P
 
 
 def limits_ms(
-    way: MigrationWay, options: MigrationOptions, intent: Intent, link: LinkModel
+    way: TransferMode, options: MigrationOptions, intent: Intent, link: LinkModel
 ) -> tuple[int, ...]:
     """The limits that QEMU may be given: the usual one, as much as the intent allows, shorter ones.
 
     Those that are stopped before all else, or hardly at all, go by none.
     """
-    if intent.max_pause_s is None or way in (MigrationWay.STOP, MigrationWay.POSTCOPY):
+    if intent.max_pause_s is None or way in (TransferMode.STOP, TransferMode.POSTCOPY):
         return (options.max_downtime_ms,)
     for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
     most_ms = max(1, round(1e3 * for_pages_s))

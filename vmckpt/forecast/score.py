@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.learned import pause_ms, shared_the_link
-from vmckpt.forecast.model.forecast import Forecast, MigrationWay, from_json
+from vmckpt.forecast.model.forecast import Forecast, TransferMode, from_json
 
 
 class Scored(NamedTuple):
     """One migration: the forecast, and what it came to. `pause_s` is None where not measured."""
 
     run: str
-    way: MigrationWay
+    way: TransferMode
     forecast: Forecast
     total_s: float
     pause_s: float | None

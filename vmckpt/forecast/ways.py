@@ -4,45 +4,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vmckpt.forecast.model.choose import Intent
-from vmckpt.forecast.model.forecast import POSTCOPIES, MigrationWay
+from vmckpt.forecast.model.forecast import POSTCOPIES, TransferMode
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.preflight.migration import dirty_log
 
 _METHODS = {
-    MigrationWay.HYBRID: Method.HYBRID,
-    MigrationWay.POSTCOPY: Method.POSTCOPY,
-    MigrationWay.STOP: Method.STOP,
+    TransferMode.HYBRID: Method.HYBRID,
+    TransferMode.POSTCOPY: Method.POSTCOPY,
+    TransferMode.STOP: Method.STOP,
 }
 _PRECOPIES = (
-    MigrationWay.PRECOPY,
-    MigrationWay.AUTO_CONVERGE,
-    MigrationWay.MULTIFD,
-    MigrationWay.ZSTD,
+    TransferMode.PRECOPY,
+    TransferMode.AUTO_CONVERGE,
+    TransferMode.MULTIFD,
+    TransferMode.ZSTD,
 )
 
 
-def ways(options: MigrationOptions) -> tuple[MigrationWay, ...]:
+def ways(options: MigrationOptions) -> tuple[TransferMode, ...]:
     """The ways that are what was asked for. A policy steers pre-copies alone."""
     for way, method in _METHODS.items():
         if options.method is method:
             return (way,)
     if options.compression:
-        return (MigrationWay.ZSTD,)
+        return (TransferMode.ZSTD,)
     if options.channels:
-        return (MigrationWay.MULTIFD,)
+        return (TransferMode.MULTIFD,)
     if options.auto_converge:
-        return (MigrationWay.AUTO_CONVERGE,)
+        return (TransferMode.AUTO_CONVERGE,)
     if options.method is Method.PRECOPY:
-        return (MigrationWay.PRECOPY,)
+        return (TransferMode.PRECOPY,)
     if options.policy is None:
-        return tuple(MigrationWay)
+        return tuple(TransferMode)
     # Two would slow the guest, each by its own rule.
     slows = options.policy.may_throttle and not options.observe_only
-    return tuple(way for way in _PRECOPIES if way is not MigrationWay.AUTO_CONVERGE or not slows)
+    return tuple(way for way in _PRECOPIES if way is not TransferMode.AUTO_CONVERGE or not slows)
 
 
-def options_of(way: MigrationWay, options: MigrationOptions, intent: Intent) -> MigrationOptions:
+def options_of(way: TransferMode, options: MigrationOptions, intent: Intent) -> MigrationOptions:
     """What `migrate` is asked for on this way.
 
     The ways that are post-copy may be: a wish that it shall not be risked is judged like others.
@@ -51,9 +51,9 @@ def options_of(way: MigrationWay, options: MigrationOptions, intent: Intent) -> 
     return replace(
         options,
         method=_METHODS.get(way, Method.PRECOPY),
-        auto_converge=way is MigrationWay.AUTO_CONVERGE,
-        compression=options.compression or ("zstd" if way is MigrationWay.ZSTD else None),
-        channels=options.channels or (DEFAULT_CHANNELS if way is MigrationWay.MULTIFD else None),
+        auto_converge=way is TransferMode.AUTO_CONVERGE,
+        compression=options.compression or ("zstd" if way is TransferMode.ZSTD else None),
+        channels=options.channels or (DEFAULT_CHANNELS if way is TransferMode.MULTIFD else None),
         never_risk_postcopy=intent.never_risk_postcopy and way not in POSTCOPIES,
         most_downtime_ms=most_ms,
     )
@@ -75,9 +75,9 @@ def against(options: MigrationOptions, checks: Sequence[Finding]) -> str:
     return "; ".join(f"[{check.code}] {check.reason}" for check in found)
 
 
-def warnings(checks: Mapping[MigrationWay, Sequence[Finding]]) -> tuple[str, ...]:
+def warnings(checks: Mapping[TransferMode, Sequence[Finding]]) -> tuple[str, ...]:
     """What the checks of open ways warn of, each once; of which ways, where it is not all."""
-    found: dict[str, list[MigrationWay]] = {}
+    found: dict[str, list[TransferMode]] = {}
     for way, these in checks.items():
         for check in these:
             if check.verdict == WARN:

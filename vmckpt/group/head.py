@@ -12,7 +12,7 @@ from typing import Any
 from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
 from vmckpt.foreign import NUMBER, MalformedError, Shape, require
-from vmckpt.group.turns import MemberPlace, turns
+from vmckpt.group.turns import MemberSite, turns
 from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import all_of
@@ -116,7 +116,7 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
     tell("all are ready")
     answers_s = await head.all_answer("set", TOGETHER_S)
     places = {
-        vm: MemberPlace(said["machine"], said["processors"], answers_s[vm])
+        vm: MemberSite(said["machine"], said["processors"], answers_s[vm])
         for vm, said in prepared.items()
     }
     with in_real_time():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.place import Key, StorePlace, opened
+from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -156,5 +156,7 @@ async def _removed(part: Part, key: Key) -> None:
                 await in_thread(partial(store.remove, [part.checkpoint]))
 
 
-def _place(part: Part) -> StorePlace:
-    return StorePlace(None if part.store_host is None else find_host(part.store_host), part.store)
+def _place(part: Part) -> StoreLocation:
+    return StoreLocation(
+        None if part.store_host is None else find_host(part.store_host), part.store
+    )

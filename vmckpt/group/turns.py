@@ -14,7 +14,7 @@ _SHARE = 2
 _HELD_SHARE = 4
 
 
-class MemberPlace(NamedTuple):
+class MemberSite(NamedTuple):
     """Where a member works: on which machine, of how many processors, and how fast it answers."""
 
     machine: str
@@ -22,7 +22,7 @@ class MemberPlace(NamedTuple):
     answer_s: float
 
 
-def turns(places: Mapping[str, MemberPlace], most_held_s: float) -> list[list[str]]:
+def turns(places: Mapping[str, MemberSite], most_held_s: float) -> list[list[str]]:
     """Rows of members, each to be stopped when the one before it in its row stands still.
 
     All rows go on side by side. Where words take long there are more rows, with fewer turns.
@@ -34,7 +34,7 @@ def turns(places: Mapping[str, MemberPlace], most_held_s: float) -> list[list[st
 
 
 def _rows(
-    vms: list[str], places: Mapping[str, MemberPlace], most_held_s: float
+    vms: list[str], places: Mapping[str, MemberSite], most_held_s: float
 ) -> Iterable[list[str]]:
     processors = min(places[vm].processors for vm in vms)
     # Whoever answered late was at something else; the quickest one tells what a word takes.

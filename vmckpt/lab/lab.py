@@ -26,7 +26,7 @@ from vmckpt.lab.lock import locked
 from vmckpt.lab.namespaces import Namespaces, last_line
 from vmckpt.lab.processes import end_all, find, known, python, reap, tag
 from vmckpt.lab.real import build as real
-from vmckpt.lab.real.build import BARE_QEMU, MachineLook, check_look
+from vmckpt.lab.real.build import BARE_QEMU, MachineKit, check_look
 from vmckpt.lab.real.management import remove_cable
 from vmckpt.lab.state import (
     HOST_PREFIX,
@@ -54,7 +54,7 @@ class LabRemoval:
 
 
 async def up(
-    state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: MachineLook | None = None
+    state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: MachineKit | None = None
 ) -> Lab:
     """Make a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, all of it works.
 
@@ -104,7 +104,7 @@ async def down(state_dir: Path) -> LabRemoval:
         return _remove(directory, pids)
 
 
-def _check_request(hosts: int, qemus: Sequence[Path], look: MachineLook | None) -> None:
+def _check_request(hosts: int, qemus: Sequence[Path], look: MachineKit | None) -> None:
     if not 1 <= hosts <= MAX_HOSTS:
         raise UsageError(
             f"no lab of {hosts} hosts",
@@ -139,7 +139,7 @@ def _refuse_a_second(state_dir: Path) -> None:
 
 
 async def _build(
-    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], look: MachineLook | None
+    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], look: MachineKit | None
 ) -> Lab:
     directory = namespaces.directory
     switch = await namespaces.make_switch()

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import Key, StorePlace, is_there, opened, own, parse_place
+from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, is_there, opened, own, parse_place
 from vmckpt.checkpoint.catalogue.whose import vm_labels
 from vmckpt.checkpoint.facts import CheckpointFacts, UnknownFactsError
 from vmckpt.checkpoint.history import History
@@ -38,13 +38,13 @@ class CatalogueEntry:
     `pins` are those of all these stores; each is there once.
     """
 
-    places: tuple[StorePlace, ...]
+    places: tuple[StoreLocation, ...]
     manifest: Manifest
     facts: CheckpointFacts | None
     pins: tuple[Pin, ...] = ()
 
     @property
-    def place(self) -> StorePlace:
+    def place(self) -> StoreLocation:
         """The store that is nearest."""
         return self.places[0]
 
@@ -63,7 +63,7 @@ class CatalogueEntry:
 class Unreadable:
     """A checkpoint whose manifest cannot be read: it can only be removed."""
 
-    place: StorePlace
+    place: StoreLocation
     id: str
     error: VmckptError
 
@@ -128,7 +128,7 @@ async def catalogue(
     places, silent = await known_places(hosts, vm)
     mute = list[VmckptError]()
 
-    async def look(place: StorePlace) -> _There:
+    async def look(place: StoreLocation) -> _There:
         try:
             return await _read(place, key, vm, named=False)
         except _ITS_OWN as exc:
@@ -147,14 +147,14 @@ async def catalogue(
 
 
 def _agreeing(
-    found: Sequence[tuple[StorePlace, Manifest]],
-) -> tuple[list[tuple[StorePlace, Manifest]], list[VmckptError]]:
+    found: Sequence[tuple[StoreLocation, Manifest]],
+) -> tuple[list[tuple[StoreLocation, Manifest]], list[VmckptError]]:
     """What the nearest store says of each checkpoint, and the others that say the same.
 
     Who can add to one store must not say of another's checkpoint that it is old.
     """
     nearest = dict[str, Manifest]()
-    kept, errors = list[tuple[StorePlace, Manifest]](), list[VmckptError]()
+    kept, errors = list[tuple[StoreLocation, Manifest]](), list[VmckptError]()
     for place, manifest in sorted(found, key=lambda one: _distance(one[0])):
         if is_same(nearest.setdefault(manifest.id, manifest), manifest):
             kept.append((place, manifest))
@@ -163,7 +163,7 @@ def _agreeing(
     return kept, errors
 
 
-def contradiction(place: StorePlace, checkpoint_id: str) -> StorageError:
+def contradiction(place: StoreLocation, checkpoint_id: str) -> StorageError:
     """A store has another checkpoint of that id."""
     return StorageError(
         f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
@@ -173,14 +173,14 @@ def contradiction(place: StorePlace, checkpoint_id: str) -> StorageError:
     )
 
 
-def _distance(place: StorePlace) -> tuple[bool, bool]:
+def _distance(place: StoreLocation) -> tuple[bool, bool]:
     """Those of this machine come first."""
     return not place.is_here, place.host is None
 
 
 async def known_places(
     hosts: Sequence[Host], vm: str | None = None
-) -> tuple[list[StorePlace], list[VmckptError]]:
+) -> tuple[list[StoreLocation], list[VmckptError]]:
     """Every store that is known of, once: all hosts' own, and those that their VMs (or one) were
     taken into; and why some may be missing.
     """
@@ -188,7 +188,7 @@ async def known_places(
     places = _different(place for found in answers.given for place in found)
     silent = list(answers.silent)
 
-    async def has_one(place: StorePlace) -> bool:
+    async def has_one(place: StoreLocation) -> bool:
         try:
             return await is_there(place)
         except _ITS_OWN as exc:
@@ -199,16 +199,16 @@ async def known_places(
     return [place for place, is_one in zip(places, there, strict=True) if is_one], silent
 
 
-async def _places(host: Host, vm: str | None) -> list[StorePlace]:
+async def _places(host: Host, vm: str | None) -> list[StoreLocation]:
     names = [vm] if vm else await host.list_dir(vms_dir(host.state_dir))
     paths = [vm_dir(host.state_dir, name).point for name in names]
     texts = await asyncio.gather(*(host.read_text(path) for path in paths))
     return [own(host), *(place for text in texts for place in History.parse(text).places(host))]
 
 
-def _different(places: Iterable[StorePlace]) -> list[StorePlace]:
+def _different(places: Iterable[StoreLocation]) -> list[StoreLocation]:
     """Each once: a directory of this machine is the same, whichever of its hosts names it."""
-    found: dict[tuple[str, str], StorePlace] = {}
+    found: dict[tuple[str, str], StoreLocation] = {}
     for place in places:
         where = "" if place.is_here or place.host is None else place.host.name
         if place.is_own or (where, place.path) not in found:
@@ -219,12 +219,12 @@ def _different(places: Iterable[StorePlace]) -> list[StorePlace]:
 class _There(NamedTuple):
     """What one store has, and what of it cannot be read."""
 
-    manifests: list[tuple[StorePlace, Manifest]]
+    manifests: list[tuple[StoreLocation, Manifest]]
     damaged: list[Unreadable]
     pins: Pinned
 
 
-async def _read(place: StorePlace, key: Key, vm: str | None, *, named: bool = True) -> _There:
+async def _read(place: StoreLocation, key: Key, vm: str | None, *, named: bool = True) -> _There:
     async with opened(place, key, any_encryption=not named) as store:
         found = await in_thread(store.catalogue)
         pins = await in_thread(store.pins)
@@ -234,11 +234,11 @@ async def _read(place: StorePlace, key: Key, vm: str | None, *, named: bool = Tr
 
 
 def _merged(
-    found: Sequence[tuple[StorePlace, Manifest]],
+    found: Sequence[tuple[StoreLocation, Manifest]],
     pins: Mapping[str, Sequence[Pin]] = MappingProxyType({}),
 ) -> list[CatalogueEntry]:
     """One entry each, however many stores have it; those of this machine come first."""
-    places: dict[str, list[StorePlace]] = {}
+    places: dict[str, list[StoreLocation]] = {}
     manifests: dict[str, Manifest] = {}
     for place, manifest in found:
         places.setdefault(manifest.id, []).append(place)

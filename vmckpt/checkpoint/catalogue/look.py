@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, Unreadable
-from vmckpt.checkpoint.catalogue.place import Key, StorePlace, opened
+from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
 from vmckpt.checkpoint.catalogue.retention import (
     Candidate,
     RetentionRule,
@@ -106,7 +106,7 @@ async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> Non
     await _remove([(one.place, one.id) for one in found], key)
 
 
-async def _remove(where: Iterable[tuple[StorePlace, str]], key: Key) -> None:
+async def _remove(where: Iterable[tuple[StoreLocation, str]], key: Key) -> None:
     for place, those in _by_store(where):
         async with opened(place, key) as store:
             await in_thread(partial(store.remove, those))
@@ -135,8 +135,10 @@ def _remove_each(store: Store, ids: Sequence[str]) -> set[str]:
     return read
 
 
-def _by_store(where: Iterable[tuple[StorePlace, str]]) -> Iterable[tuple[StorePlace, list[str]]]:
-    found: dict[str, tuple[StorePlace, list[str]]] = {}
+def _by_store(
+    where: Iterable[tuple[StoreLocation, str]],
+) -> Iterable[tuple[StoreLocation, list[str]]]:
+    found: dict[str, tuple[StoreLocation, list[str]]] = {}
     for place, checkpoint_id in where:
         found.setdefault(place.label, (place, []))[1].append(checkpoint_id)
     return found.values()

@@ -51,7 +51,7 @@ _OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StoreLocation:
     """A store's place: a directory as `host` has it, or object storage, which is no host's."""
 
     host: Host | None
@@ -90,12 +90,12 @@ def own_place(state_dir: Path) -> str:
     return str(state_dir / "checkpoints")
 
 
-def own(host: Host) -> StorePlace:
+def own(host: Host) -> StoreLocation:
     """A host's own store."""
-    return StorePlace(host, own_place(host.state_dir))
+    return StoreLocation(host, own_place(host.state_dir))
 
 
-def parse_place(text: str, at: Host | None = None) -> StorePlace:
+def parse_place(text: str, at: Host | None = None) -> StoreLocation:
     """What the operator wrote; a directory alone is that of `at`, else of this machine.
 
     Raises UsageError, NotFoundError: there is no such host.
@@ -114,15 +114,15 @@ def parse_place(text: str, at: Host | None = None) -> StorePlace:
                 "s3://BUCKET/PREFIX",
                 remedy="write one of them",
             )
-        return StorePlace(None, text)
+        return StoreLocation(None, text)
     if found := _OF_HOST.fullmatch(text):
         host = find_host(found[1])
-        return StorePlace(host, found[2]) if found[2] else own(host)
+        return StoreLocation(host, found[2]) if found[2] else own(host)
     here = at or local_host()
-    return StorePlace(here, str(Path(text).absolute()) if here.is_this_machine else text)
+    return StoreLocation(here, str(Path(text).absolute()) if here.is_this_machine else text)
 
 
-async def is_there(place: StorePlace) -> bool:
+async def is_there(place: StoreLocation) -> bool:
     """Whether there is a store, or was one. Of object storage that is not asked. HostDownError."""
     if place.host is None:
         return True
@@ -137,7 +137,7 @@ async def is_there(place: StorePlace) -> bool:
 
 @asynccontextmanager
 async def opened(
-    place: StorePlace, key: KeySource | None = None, *, any_encryption: bool = False
+    place: StoreLocation, key: KeySource | None = None, *, any_encryption: bool = False
 ) -> AsyncIterator[Store]:
     """A location's store for the block; its calls block: in a thread. Raises as `open_store`.
 
@@ -164,7 +164,7 @@ async def opened(
         store.close()
 
 
-def require_as_known(place: StorePlace, config: Config) -> None:
+def require_as_known(place: StoreLocation, config: Config) -> None:
     """Raises RefusedError: it is not the store that was there before; StorageError."""
     # An exported file comes and goes: it is compared only with one that was accepted.
     is_file = place.is_here and place.host is not None and Path(place.path).is_file()
@@ -173,7 +173,7 @@ def require_as_known(place: StorePlace, config: Config) -> None:
     require_unchanged(place.location, place.label, config)
 
 
-def is_accepted(place: StorePlace) -> bool:
+def is_accepted(place: StoreLocation) -> bool:
     """Whether the operator has said that the store there is meant to be unencrypted."""
     before = known(place.location)
     return before is not None and before.accepted and not before.encrypted
@@ -209,7 +209,7 @@ async def lent(host: Host, path: str) -> socket:
 
 
 async def access_to(
-    place: StorePlace, key: KeySource | None, *, to_write: bool = False, named: bool = True
+    place: StoreLocation, key: KeySource | None, *, to_write: bool = False, named: bool = True
 ) -> Access:
     """What opens the store, and which it is, for a process on a host.
 
@@ -238,7 +238,7 @@ async def access_to(
     return Access(secret if config.is_encrypted else None, config.id)
 
 
-async def remember_made(place: StorePlace) -> None:
+async def remember_made(place: StoreLocation) -> None:
     """That a store was made there by the way, if it was. Raises as `access_to`."""
     try:
         config = await _config(place)
@@ -247,7 +247,7 @@ async def remember_made(place: StorePlace) -> None:
     require_as_known(place, config)
 
 
-async def _config(place: StorePlace) -> Config:
+async def _config(place: StoreLocation) -> Config:
     """Raises NotFoundError, DamagedError, RefusedError."""
     host = place.host
     if host is None or host.is_this_machine:

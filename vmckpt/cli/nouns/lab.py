@@ -37,7 +37,7 @@ def up(
     """Make a lab: hosts lab-a, lab-b, ... with a network between their guests and this machine."""
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import up as lab_up
-    from vmckpt.lab.real.build import MachineLook, check_look, usual_packages
+    from vmckpt.lab.real.build import MachineKit, check_look, usual_packages
     from vmckpt.lab.state import ssh_config
 
     if not real and (bare or packages):
@@ -52,7 +52,7 @@ def up(
             why="a bare host has no QEMU",
             remedy="leave one of them out",
         )
-    look = MachineLook(packages or usual_packages(), bare) if real else None
+    look = MachineKit(packages or usual_packages(), bare) if real else None
     qemus = qemu or ([] if bare else [_installed_qemu()])
     if look:
         check_look(look)

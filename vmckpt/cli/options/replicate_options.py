@@ -53,7 +53,7 @@ Fence = Annotated[
 ]
 
 
-class DisksWish(StrEnum):
+class DisksChoice(StrEnum):
     """What --disks takes."""
 
     copy = "copy"
@@ -61,7 +61,7 @@ class DisksWish(StrEnum):
 
 
 Disks = Annotated[
-    DisksWish | None,
+    DisksChoice | None,
     typer.Option(
         help="Of disks that can be written: the standby gets copies (default), or both hosts see "
         "the same raw files."

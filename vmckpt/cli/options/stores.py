@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import StorePlace as Location
+    from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
     from vmckpt.store.sealing.keys import KeySource
 
 Place = Annotated[

@@ -12,7 +12,7 @@ from vmckpt.forecast.drain.fleet import MoveCost
 from vmckpt.forecast.learned import learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.dirtying import DirtyCurve
-from vmckpt.forecast.model.forecast import MigrationWay, forecast
+from vmckpt.forecast.model.forecast import TransferMode, forecast
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 from vmckpt.forecast.model.link import LinkModel
 from vmckpt.forecast.planner import guest_of, limits
@@ -21,7 +21,7 @@ from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.encryption import Scheme, choose
 
 # As `auto` goes.
-WAY = MigrationWay.AUTO_CONVERGE
+WAY = TransferMode.AUTO_CONVERGE
 _TENTH = 1.28
 
 

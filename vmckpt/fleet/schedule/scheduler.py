@@ -122,7 +122,7 @@ def _is_news(before: VmSample | None, now: VmSample) -> bool:
     return now.alive and now.at.since(before.at) > NOTE_S
 
 
-class _UnderWay(NamedTuple):
+class _ActiveRun(NamedTuple):
     vm: str
     task: asyncio.Task[None]
     since: ClockReading
@@ -133,7 +133,7 @@ class _Serving:
 
     def __init__(self, tools: SchedulerTools) -> None:
         self._tools = tools
-        self._tasks: dict[str, _UnderWay] = {}
+        self._tasks: dict[str, _ActiveRun] = {}
         self._told: set[str] = set()
         self._observed: dict[str, ClockReading] = {}
 
@@ -178,7 +178,7 @@ class _Serving:
         return now.wall_s + LOOK_S
 
     def _tell_if_late(
-        self, record: ScheduleRecord, under_way: _UnderWay, now: ClockReading
+        self, record: ScheduleRecord, under_way: _ActiveRun, now: ClockReading
     ) -> None:
         if now.since(under_way.since) >= TURN_S:
             text = f"a run has been under way for {format_duration(TURN_S)} and more"
@@ -197,7 +197,7 @@ class _Serving:
         self, record: ScheduleRecord, work: Coroutine[Any, Any, None], now: ClockReading
     ) -> None:
         task = asyncio.ensure_future(self._quietly(record, work))
-        self._tasks[record.name] = _UnderWay(record.vm, task, now)
+        self._tasks[record.name] = _ActiveRun(record.vm, task, now)
 
     async def _run(self, name: str) -> None:
         await run(name, self._tools)

@@ -9,7 +9,7 @@ from functools import partial
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
 from vmckpt.checkpoint.catalogue.look import prune
-from vmckpt.checkpoint.catalogue.place import StorePlace, is_there, opened, own, parse_place
+from vmckpt.checkpoint.catalogue.place import StoreLocation, is_there, opened, own, parse_place
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import create
 from vmckpt.drivers.find import find_own
@@ -117,7 +117,7 @@ class Checkpoints:
             return Gone([])
         key, silent = key_of(record), list[str]()
         entries: dict[str, CatalogueEntry] = {}
-        places: dict[str, StorePlace] = {}
+        places: dict[str, StoreLocation] = {}
         for label in dict.fromkeys([*record.places, *record.request.copies]):
             try:
                 there = await catalogue(all_hosts(), label, key, record.vm)
@@ -197,7 +197,7 @@ class Checkpoints:
             return _point(await in_thread(partial(store.manifest, making.id)))
 
 
-def _begun(making: PendingCheckpoint, place: StorePlace, vm: Vm) -> PendingCheckpoint:
+def _begun(making: PendingCheckpoint, place: StoreLocation, vm: Vm) -> PendingCheckpoint:
     return replace(making, place=place.label, host=vm.host.name)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vmckpt.forecast.model.forecast import POSTCOPIES, Forecast, MigrationWay
+from vmckpt.forecast.model.forecast import POSTCOPIES, Forecast, TransferMode
 from vmckpt.units import format_duration
 
 
@@ -54,7 +54,7 @@ class Miss(NamedTuple):
 class Choice:
     """The way to take and why; without one, `change` is the least change that allows one."""
 
-    way: MigrationWay | None
+    way: TransferMode | None
     reason: str
     change: str = ""
 
@@ -68,8 +68,8 @@ ALIKE = 0.1
 LITTLE_MORE, FAR_SHORTER = 1.5, 3
 # The less a way asks of the guest, the earlier it stands.
 _GENTLE = (
-    MigrationWay.PRECOPY, MigrationWay.MULTIFD, MigrationWay.ZSTD, MigrationWay.AUTO_CONVERGE,
-    MigrationWay.STOP, MigrationWay.HYBRID, MigrationWay.POSTCOPY,
+    TransferMode.PRECOPY, TransferMode.MULTIFD, TransferMode.ZSTD, TransferMode.AUTO_CONVERGE,
+    TransferMode.STOP, TransferMode.HYBRID, TransferMode.POSTCOPY,
 )  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
     return Choice(best.way, reason)
 
 
-def _danger(way: MigrationWay, *, pause_allowed: bool) -> int:
-    if way is MigrationWay.STOP:
+def _danger(way: TransferMode, *, pause_allowed: bool) -> int:
+    if way is TransferMode.STOP:
         return 0 if pause_allowed else 2
     return 1 if way in POSTCOPIES else 0
 

@@ -35,7 +35,7 @@ MODEL_SPREAD = 0.05
 HELD_WITHIN = 1.05
 
 
-class MigrationWay(StrEnum):
+class TransferMode(StrEnum):
     """How memory may move; `multifd` and `zstd` are pre-copies over several channels."""
 
     PRECOPY = "precopy"
@@ -47,8 +47,8 @@ class MigrationWay(StrEnum):
     STOP = "stop"
 
 
-POSTCOPIES = frozenset({MigrationWay.HYBRID, MigrationWay.POSTCOPY})
-PARALLEL = frozenset({MigrationWay.MULTIFD, MigrationWay.ZSTD})
+POSTCOPIES = frozenset({TransferMode.HYBRID, TransferMode.POSTCOPY})
+PARALLEL = frozenset({TransferMode.MULTIFD, TransferMode.ZSTD})
 
 
 class Band(NamedTuple):
@@ -87,7 +87,7 @@ class Forecast:
     `slow_s` is how long a post-copy fetches pages that the guest may already want.
     """
 
-    way: MigrationWay
+    way: TransferMode
     ends: bool
     total_s: Band
     downtime_s: Band
@@ -117,7 +117,7 @@ class _Outcome(NamedTuple):
 
 
 class _Case(NamedTuple):
-    way: MigrationWay
+    way: TransferMode
     guest: Guest
     link: LinkModel
     limits: MigrationLimits
@@ -141,7 +141,7 @@ class _Luck(NamedTuple):
 _UNKNOWNS = range(len(_Luck._fields))
 
 
-def forecast(way: MigrationWay, guest: Guest, link: LinkModel, limits: MigrationLimits) -> Forecast:
+def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits) -> Forecast:
     """What `way` comes to. `link` was learned for this way of sending."""
     case = _Case(way, guest, link, limits)
     tries = sorted(
@@ -185,7 +185,7 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
 
 
 def beyond_bytes_per_s(
-    way: MigrationWay, guest: Guest, link: LinkModel, limits: MigrationLimits
+    way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
 ) -> float:
     """What goes a second while the guest runs at the source, where that is more than the bandwidth
     limit; 0: it is kept.
@@ -200,7 +200,7 @@ def _wire(case: _Case, speed: float = 1.0) -> PageTimes:
     return wire(
         link.costs,
         limits.bandwidth_bytes_per_s,
-        parts=(guest.ratio, guest.dirtied_ratio) if way is MigrationWay.ZSTD else None,
+        parts=(guest.ratio, guest.dirtied_ratio) if way is TransferMode.ZSTD else None,
         speed=speed,
         channels=limits.channels if way in PARALLEL else 0,
     )
@@ -216,12 +216,12 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
     around_s += _copying_s(guest, link, limits)
     slower = 1 + luck.model * _TENTH * MODEL_SPREAD
     guest_luck = 0.4 * luck.guest
-    if way is MigrationWay.STOP:
+    if way is TransferMode.STOP:
         # QEMU does not know that nothing will be dirtied: the bandwidth limit holds.
         took_s, sent = first_pass(guest, path)
         downtime_s = took_s * slower + switch_s
         return _Outcome(True, around_s + downtime_s, downtime_s, sent, 0.0, 1)
-    if way is MigrationWay.POSTCOPY:
+    if way is TransferMode.POSTCOPY:
         took_s, sent = first_pass(guest, path)
         left = load.between(0.0, took_s, 0.5 + guest_luck)
         # The bandwidth limit of pre-copy does not hold in post-copy.
@@ -235,11 +235,11 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
         limits.downtime_s,
         load=load,
         luck=guest_luck,
-        most_throttle=limits.most_throttle if way is MigrationWay.AUTO_CONVERGE else 0.0,
-        until_stalled=way is MigrationWay.HYBRID,
+        most_throttle=limits.most_throttle if way is TransferMode.AUTO_CONVERGE else 0.0,
+        until_stalled=way is TransferMode.HYBRID,
     )
     played = replace(played, took_s=played.took_s * slower)
-    if way is MigrationWay.HYBRID and not played.ends:
+    if way is TransferMode.HYBRID and not played.ends:
         return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, luck.switch))
     return _stopped(played, around_s, switch_s, link.stopped_share)
 
@@ -288,4 +288,4 @@ def from_json(data: Mapping[str, Any]) -> Forecast:
     values = dict(data)
     for name in ("total_s", "downtime_s", "sent_bytes", "slowdown"):
         values[name] = Band(*(math.inf if value is None else value for value in data[name]))
-    return Forecast(**values | {"way": MigrationWay(data["way"])})
+    return Forecast(**values | {"way": TransferMode(data["way"])})

@@ -34,7 +34,7 @@ _QEMU_PROGRAMS = ("qemu-system-x86_64", "qemu-img", "qemu-nbd")
 
 
 @dataclass(frozen=True, slots=True)
-class MachineLook:
+class MachineKit:
     """What makes hosts look like machines: `packages` of images/hosts.py; see `LabMachine.bare`."""
 
     packages: Path
@@ -50,7 +50,7 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmckpt"
 
 
-def check_look(look: MachineLook) -> None:
+def check_look(look: MachineKit) -> None:
     """Raises RefusedError if it is plain beforehand that such hosts cannot be made."""
     if os.geteuid() != 0:
         raise RefusedError(
@@ -79,7 +79,7 @@ async def begin(
     switch: int,
     names: Sequence[str],
     qemus: Sequence[Path],
-    look: MachineLook,
+    look: MachineKit,
 ) -> Begun:
     """Start the hosts' first processes. Raises RefusedError, OperationFailedError."""
     directory = namespaces.directory
@@ -140,7 +140,7 @@ def require_alive(namespaces: Namespaces, begun: Begun) -> None:
 
 
 def _plan(
-    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: MachineLook
+    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: MachineKit
 ) -> list[LabMachine]:
     places = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
     return [

@@ -26,7 +26,7 @@ class LibvirtLink(NamedTuple):
     check: Finding
 
 
-class Ways(NamedTuple):
+class Transports(NamedTuple):
     """What there is: ports that the target's libvirtd listens on, certificates of the source's.
 
     `certificates` is a directory for the URI, "" for libvirt's own, None where there are none.
@@ -42,7 +42,7 @@ async def find_link(tls: Tls, source: Host, target: Host) -> LibvirtLink:
     ports, certificates = await both(
         target.listening_ports(target.migration_address), _certificates(source)
     )
-    ways = Ways(
+    ways = Transports(
         ports,
         certificates,
         source.is_this_machine and target.is_this_machine,
@@ -50,7 +50,7 @@ async def find_link(tls: Tls, source: Host, target: Host) -> LibvirtLink:
     return decide_link(tls, ways, source.name, target)
 
 
-def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> LibvirtLink:
+def decide_link(tls: Tls, ways: Transports, source: str, target: Host) -> LibvirtLink:
     """By TLS where it can be had; in clear only if asked to, or within one machine. Pure."""
     host = in_uri(target.migration_address)
     if TLS_PORT in ways.ports and ways.certificates is not None:
@@ -64,7 +64,7 @@ def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> LibvirtLink:
     return LibvirtLink("", Finding("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
 
 
-def _obstacle(ways: Ways, source: str, target: Host) -> tuple[str, str]:
+def _obstacle(ways: Transports, source: str, target: Host) -> tuple[str, str]:
     if TLS_PORT not in ways.ports:
         reason = (
             f"libvirtd on {target.name} does not listen on {target.migration_address} port "

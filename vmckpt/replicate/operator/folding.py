@@ -19,7 +19,7 @@ from vmckpt.vm.spec.spec import parse_spec
 SYNC_S = 60.0
 
 
-class SetAside(NamedTuple):
+class UnmergedReplica(NamedTuple):
     """A host on which something stands aside, and of which replication."""
 
     host: Host
@@ -55,16 +55,16 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
     return bool(found)
 
 
-async def stand_aside(name: str, hosts: Iterable[Host]) -> list[SetAside]:
+async def stand_aside(name: str, hosts: Iterable[Host]) -> list[UnmergedReplica]:
     """Where something of the VM stands aside, of the hosts that answer."""
     answers = await ask_every(hosts, lambda host: _aside(host, name))
     return [one for one in answers.given if one is not None]
 
 
-async def _aside(host: Host, name: str) -> SetAside | None:
+async def _aside(host: Host, name: str) -> UnmergedReplica | None:
     path = vm_dir(host.state_dir, name).aside_request
     text = await host.read_text(path)
-    return None if text is None else SetAside(host, request_of(text, path))
+    return None if text is None else UnmergedReplica(host, request_of(text, path))
 
 
 async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vmckpt.cli.options.stores import key_of, location_of
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import StorePlace as Location
+    from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
     from vmckpt.store.backends.backend import Backend
     from vmckpt.store.store import Store
 

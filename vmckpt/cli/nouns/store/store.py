@@ -25,7 +25,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import StorePlace as Location
+    from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
     from vmckpt.cli.nouns.store.damage import DamageOutput
     from vmckpt.errors import VmckptError
     from vmckpt.store.damage.subset import Subset
