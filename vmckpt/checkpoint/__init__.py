@@ -1,1 +1,1 @@
-"""Points in time of a VM that it can return to."""
+"""Checkpoints of a VM: taken, restored, forked, catalogued."""

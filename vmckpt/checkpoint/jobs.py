@@ -181,7 +181,7 @@ async def _released(
 ) -> AsyncIterator[None]:
     """On exit remove the secret, and finish or undo interrupted work on the VMs.
 
-    What fails here is left to the next command on the VM (`making.py`).
+    What fails here is left to the next command on the VM (`checkpoint/restore/making.py`).
     """
     try:
         yield

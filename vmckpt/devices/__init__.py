@@ -1,1 +1,1 @@
-"""Passthrough devices on their way with a VM: hooks in the guest, unplug, plug, and back."""
+"""Passthrough devices during a migration: guest hooks, unplug, plug, resume."""

@@ -1,1 +1,1 @@
-"""The epoch: a running VM's state, captured from outside a few times a second."""
+"""Epochs: the state of a running VM, captured from outside QEMU up to 40 times a second."""

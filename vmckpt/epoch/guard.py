@@ -158,7 +158,7 @@ class Guard:
             self._say(f"its keeper has died or is stuck; QEMU does not answer ({exc})")
 
     def _share_processors(self) -> None:
-        """QEMU had real-time threads for the epoch (`processes/scheduling.py`): no longer."""
+        """QEMU had real-time threads for the epoch (`hosts/processes/scheduling.py`): no longer."""
         for thread in map(int, os.listdir(f"/proc/{self._pid}/task")):
             with suppress(OSError):  # it has ended, or is not ours to change
                 if os.sched_getscheduler(thread) == REAL_TIME:

@@ -1,1 +1,1 @@
-"""What an operation tells while it runs, and the record that it leaves."""
+"""Events of a running operation, and the record it leaves."""

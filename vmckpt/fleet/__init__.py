@@ -1,1 +1,1 @@
-"""Everyday jobs on top of the three operations: guards."""
+"""Routine operations on several VMs or hosts: drains, schedules, guards."""

@@ -1,1 +1,1 @@
-"""Checkpoints of several VMs as of one consistent cut, on whatever hosts they are."""
+"""Checkpoints of several VMs, on one or several hosts, as one consistent cut."""

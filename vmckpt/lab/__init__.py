@@ -1,1 +1,1 @@
-"""Small QEMU hosts on this machine, and a test guest to run on them."""
+"""Test hosts on this machine, and a test guest to run on them."""

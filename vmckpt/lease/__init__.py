@@ -1,1 +1,1 @@
-"""Who may run a VM, and until when: terms that only grow, leases that end by everybody's clock."""
+"""Terms and leases: which host may run a VM, and until when."""

@@ -1,1 +1,1 @@
-"""Guest RAM seen from outside QEMU: pids and page ranges in, pages out. Knows no QMP, no store."""
+"""Guest RAM from outside QEMU: process ids and page ranges in, pages out."""

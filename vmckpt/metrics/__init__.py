@@ -1,1 +1,1 @@
-"""What is known of VMs, migrations and replications, as Prometheus metrics."""
+"""Prometheus metrics of VMs, migrations, replications and schedules."""

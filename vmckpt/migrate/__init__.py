@@ -1,1 +1,1 @@
-"""Moving a running VM to another host: it runs in exactly one place, whatever happens."""
+"""Live migration: the VM runs on exactly one host, whatever fails."""

@@ -1,1 +1,1 @@
-"""What an operation may be asked for, declared once."""
+"""The options of each operation, each declared once."""

@@ -20,14 +20,14 @@ SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicationOptions:
-    """What the operator wishes. `epoch_s` of None adapts itself.
+    """The options of a replication. `epoch_s` of None: adaptive.
 
-    `arbiter` is where the leases are (`arbiter.py`), `credentials` the path of a file with what it
-    wants to know us by, on each of both hosts ("": nothing); `fence` the command line of an agent
-    (`fencing/agent.py`), empty where the standby kills by itself, or waits. `holds_output`: nothing
-    that the guest sends leaves before the standby has the state that sent it. `lease_s`: how long a
-    silent primary is waited for where it is not fenced. `disks`: COPY, the standby has copies of
-    those that can be written; SHARED, both hosts see the same files.
+    `arbiter`: the location of the leases (`replicate/arbiter.py`); `credentials`: the path, on both
+    hosts, of the file to authenticate with there ("": none). `fence`: the command line of a fencing
+    agent (`replicate/fencing/agent.py`); empty: the standby kills the primary's QEMU, or waits.
+    `holds_output`: no packet of the guest leaves before the standby has the state that sent it.
+    `lease_s`: the wait for a silent primary that is not fenced. `disks`: COPY, the standby copies
+    the writable ones; SHARED, both hosts see the same files.
     """
 
     arbiter: str

@@ -1,1 +1,1 @@
-"""Checks: what is found out before an operation changes anything, whoever asks."""
+"""Checks that run before an operation changes anything."""

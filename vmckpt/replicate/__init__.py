@@ -1,1 +1,1 @@
-"""Continuous replication: a standby that goes on with the guest within milliseconds."""
+"""Continuous replication: a standby that takes over within milliseconds."""

@@ -1,1 +1,1 @@
-"""What outlives a crash: files replaced in one step, and typed, versioned records in them."""
+"""State that survives a crash: files replaced atomically, typed and versioned records in them."""

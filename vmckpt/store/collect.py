@@ -15,7 +15,8 @@ about to remove.
 
 A pack that was merged (`bundles/`) is in several objects until gc removes all but one. It removes
 one for another that is there, was compared, and that no gc is about to remove; of two objects only
-the lower is removed for the higher (`layout.py`), so that whatever gcs do at once, one stays.
+the lower is removed for the higher (`store/bundles/layout.py`), so that whatever gcs do at once,
+one stays.
 """
 
 import secrets

@@ -246,7 +246,7 @@ class Store:
 
     def _require_not_doomed(self, checkpoint_id: str) -> None:
         """Raises BusyError, NotFoundError: a command that has lost its lock removes it, or has done
-        so: see `doomed.py`.
+        so: see `store/files/doomed.py`.
         """
         opened = self.opened
         if opened.backend.locks_last:

@@ -212,7 +212,7 @@ class Transaction:
 
     def _require_complete(self, manifest: Manifest, maps: Maps, published: list[str]) -> None:
         """Raises DamagedError, OperationFailedError unless all that the new checkpoint needs is
-        still in the store, and no gc is about to remove it (`doomed.py`).
+        still in the store, and no gc is about to remove it (`store/files/doomed.py`).
         """
         backend = self._opened.backend
         # Before the look at what is there: a gc that has removed it may be over by then.

@@ -1,1 +1,1 @@
-"""What a person sees: events as a live display or as plain lines, results as text."""
+"""Output for people: live progress or plain lines; results as text."""

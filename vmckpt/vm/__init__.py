@@ -1,1 +1,1 @@
-"""Virtual machines: what they are (specs), where (inventory), and the QEMU that runs them."""
+"""Virtual machines: specs, the inventory, and the QEMU that runs each."""

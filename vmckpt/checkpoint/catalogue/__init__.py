@@ -1,1 +1,1 @@
-"""Which checkpoints there are, in which stores, whose, and which of them stay."""
+"""The catalogue: checkpoints in all stores, their VMs, and retention."""

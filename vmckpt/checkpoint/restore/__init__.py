@@ -1,1 +1,1 @@
-"""Restoring: a VM as it was, copies of it, or disks alone."""
+"""Restore: the VM in place, a copy, forks, or its disks alone."""

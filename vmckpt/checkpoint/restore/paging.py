@@ -77,7 +77,7 @@ class PagerProcess:
         """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError.
 
         What `noted` (see `first_pages.py`) names is put into the RAM file, which nobody uses yet.
-        `key` has what opens an encrypted store (`secret.py`); it goes with the last page.
+        `key` opens an encrypted store (`checkpoint/secret.py`); it goes with the last page.
         """
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as words, _signals_blocked():

@@ -61,7 +61,7 @@ class PlannedRestore:
 
 
 class CheckpointStanding(NamedTuple):
-    """How far a checkpoint counts here: see `origin.py` and `foreign.py`.
+    """How far a checkpoint counts here: see `checkpoint/origin.py` and `foreign.py`.
 
     `own` is the spec of the VM that has its VM's name on the host.
     """

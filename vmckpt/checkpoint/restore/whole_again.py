@@ -1,4 +1,4 @@
-"""A VM that was saved as a whole (`whole.py`), given to a QEMU that waits."""
+"""A VM that was saved as a whole (`checkpoint/whole.py`), given to a QEMU that waits."""
 
 import asyncio
 import os

@@ -1,1 +1,1 @@
-"""The commands that are one verb: a module each."""
+"""Commands that are one verb: one module each."""

@@ -1,6 +1,6 @@
 """What `vmckpt migrate` does, whoever read its words, and how it shows what came of it.
 
-It imports no typer: a plain `vmckpt migrate VM HOST` does without (`entry.py`).
+It imports no typer: a plain `vmckpt migrate VM HOST` does without (`cli/entry.py`).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,1 +1,1 @@
-"""The commands that vmckpt starts itself, on this host and others: not in --help."""
+"""Commands that vmckpt starts itself, here and on other hosts; not in --help."""

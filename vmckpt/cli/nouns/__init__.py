@@ -1,1 +1,1 @@
-"""The nouns of the command line, each with verbs of its own: a module or a folder each."""
+"""Commands that are a noun with verbs: one module or folder each."""

@@ -1,1 +1,1 @@
-"""What commands take: options and arguments, each declared once, and their checks."""
+"""Options and arguments shared by commands, each declared once, and their checks."""

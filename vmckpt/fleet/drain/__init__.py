@@ -1,1 +1,1 @@
-"""Emptying a host: where its VMs go, in which order, and back again."""
+"""Draining a host: which VM goes where, in which order, and back again."""

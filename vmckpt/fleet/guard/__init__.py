@@ -1,1 +1,1 @@
-"""A checkpoint before risky work on a VM, and the way back to it when the work goes wrong."""
+"""Guards: a checkpoint before risky work on a VM, and rollback when the work fails."""

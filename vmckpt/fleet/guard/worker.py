@@ -83,17 +83,16 @@ def work(result: Path, command: Sequence[str]) -> None:
         os.close(go_write)
         os.close(told_read)
         _run_and_exit(given, keeper, go_read, told_write)
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
-        os.close(told_write)
-        if claim(directory, _who(runner, group)):
-            os.write(go_write, b"\n")
-        os.close(go_write)
-        _keep(given, told_read)
-    except _ToldToEndError:
-        _end_all(given, "it was ended")
-    except _ReleasedError:
-        pass
+    with suppress(_ReleasedError):
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+            os.close(told_write)
+            if claim(directory, _who(runner, group)):
+                os.write(go_write, b"\n")
+            os.close(go_write)
+            _keep(given, told_read)
+        except _ToldToEndError:
+            _end_all(given, "it was ended")
     if group is not None:
         cgroup.dissolve(group)
 

@@ -1,1 +1,1 @@
-"""Schedules: checkpoints of VMs, and copies of them elsewhere, at their times."""
+"""Schedules: periodic checkpoints, and their copies to other stores."""

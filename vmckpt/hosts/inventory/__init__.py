@@ -1,1 +1,1 @@
-"""Which hosts there are, and what their entries say."""
+"""The inventory: which hosts there are, and their entries."""

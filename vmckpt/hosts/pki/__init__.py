@@ -1,1 +1,1 @@
-"""Who is who between hosts: a certificate authority, and the certificates of hosts."""
+"""The hosts' certificate authority and certificates."""

@@ -1,1 +1,1 @@
-"""Processes on a host: how they start and end, which turn and how much memory they get."""
+"""Processes of a host: start, identity, end, scheduling, memory promises."""

@@ -1,1 +1,1 @@
-"""A host somewhere else: the questions of `Host`, asked over one connection to `vmckpt serve`."""
+"""A remote host: the methods of `Host`, called over one connection to `vmckpt serve`."""

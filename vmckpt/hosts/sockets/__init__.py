@@ -1,1 +1,1 @@
-"""Sockets of a host, and what is heard over them."""
+"""Sockets of a host; the heartbeats of its guests."""

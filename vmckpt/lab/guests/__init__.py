@@ -1,1 +1,1 @@
-"""The lab's test guests, and what they say."""
+"""The lab's test guests, and their replies."""

@@ -1,1 +1,1 @@
-"""Hosts of the lab that look like machines: with sshd, libvirtd and a root of their own."""
+"""Lab hosts that look like machines: sshd, libvirtd and a root file system each."""

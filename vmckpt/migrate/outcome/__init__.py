@@ -1,1 +1,1 @@
-"""Who has the guest: the journal, the decision, and what is done until one place has it."""
+"""Who has the guest: the journal, the decision, and recovery until exactly one host has it."""

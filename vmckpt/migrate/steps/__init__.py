@@ -1,1 +1,1 @@
-"""What the steps of a migration do."""
+"""The steps of a migration."""

@@ -1,1 +1,1 @@
-"""What a migration of a domain of libvirt's is checked for."""
+"""Checks before the migration of a libvirt domain."""

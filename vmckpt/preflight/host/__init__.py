@@ -1,1 +1,1 @@
-"""What a host is checked for, and the lines of shell that mend it."""
+"""Checks of a host, with the shell commands that fix what they find."""

@@ -1,1 +1,1 @@
-"""What a migration of a VM of vmckpt's own is checked for."""
+"""Checks before the migration of a VM that vmckpt runs."""

@@ -1,1 +1,1 @@
-"""What a replication is checked for."""
+"""Checks before a replication."""

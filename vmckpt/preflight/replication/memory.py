@@ -24,7 +24,7 @@ _SHARE, _LEAST_BYTES, _MOST_BYTES = 2, 256 * MIB, 4096 * MIB
 _TWICE_BYTES = 16 * MIB
 # Of an epoch the standby has more than its pages: their numbers, devices, what is read ahead.
 _BESIDES_BYTES = 16 * MIB
-# The program and its libraries; an epoch's writes to disks, which `disks/intake.py` bounds.
+# The program and its libraries; an epoch's disk writes, bounded by `replicate/disks/intake.py`.
 SERVICE_BYTES, DISK_BYTES = 64 * MIB, 192 * MIB
 
 

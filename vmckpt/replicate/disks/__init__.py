@@ -1,1 +1,1 @@
-"""The disks of a replicated VM: written through to its standby epoch by epoch."""
+"""The disks of a replicated VM: their writes reach the standby epoch by epoch."""

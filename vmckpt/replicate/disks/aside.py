@@ -200,7 +200,7 @@ async def _have_term(request: ReplicationRequest) -> None:
 
 
 async def _is_settled(request: ReplicationRequest) -> bool:
-    """Whether the VM is at home without a claim: it needs no word of an arbiter's (`claim.py`)."""
+    """Whether the VM is at home without a claim (`replicate/primary/claim.py`): ask no arbiter."""
     home = vm_dir(request.primary.state_dir, request.vm)
     is_claimed = await request.primary.exists(home.claim)
     return not is_claimed and await read_vm(request.primary, request.vm) is not None

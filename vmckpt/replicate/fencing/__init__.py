@@ -1,1 +1,1 @@
-"""Making sure that an old primary can act no more: agents, and who calls them."""
+"""Fencing: proof that an old primary can do nothing any more."""

@@ -1,1 +1,1 @@
-"""The operator's side: begin, keep, fail over, fail back, stop, and what that leaves."""
+"""The operator's commands: start, keep, failover, failback, stop, and cleanup afterwards."""

@@ -253,7 +253,7 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
     with suppress(VmckptError):  # what failed before says more
         # Again and again: it may not have come so far yet that it hears.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
-        await until_recovered(primary, name)  # of one that was killed, see `recovery.py`
+        await until_recovered(primary, name)  # of one that was killed, see `replicate/recovery.py`
         await primary.remove(ours.path)
     with suppress(VmckptError):
         # Its primary may never have come to it.

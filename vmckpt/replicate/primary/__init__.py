@@ -1,1 +1,1 @@
-"""The primary's service: epoch after epoch, the lease, the claim on the guest."""
+"""The primary's service: epochs, the lease, the claim on the guest."""

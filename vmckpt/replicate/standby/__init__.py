@@ -1,1 +1,1 @@
-"""The standby's service: it follows, and goes on with the guest when the primary dies."""
+"""The standby's service: follows the primary, and takes over when it dies."""

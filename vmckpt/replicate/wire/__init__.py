@@ -1,1 +1,1 @@
-"""What primary and standby say to one another, as bytes; knows no sockets, files or asyncio."""
+"""The protocol between primary and standby, as bytes: no sockets, files or asyncio."""

@@ -1,1 +1,1 @@
-"""Where a store's objects lie: a directory, one file, object storage."""
+"""Storage backends: a directory, a single file, object storage."""

@@ -72,7 +72,7 @@ class LocalBackend:
                             is_ = entry.stat()
                             found[entry.name] = is_.st_size, f"{is_.st_ino} {is_.st_mtime_ns}"
         except FileNotFoundError:
-            pass
+            return found
         except OSError as exc:
             raise self.error(exc, folder) from exc
         return found

@@ -1,1 +1,1 @@
-"""Small packs, merged: a store of thousands of small checkpoints has few objects."""
+"""Bundles of small packs: a store of thousands of small checkpoints has few objects."""

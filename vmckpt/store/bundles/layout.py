@@ -2,7 +2,7 @@
 
 bundles/ID-RANK:
 
-    header     (`header.py`, kind B)
+    header     (`store/files/header.py`, kind B)
     length     of the list's box: unsigned 32 bit, big-endian
     list       a box (LIST, number 0) of zstd: JSON, for each pack [id, generation, size, bytes of
                frames], without the spare one

@@ -1,8 +1,8 @@
 """gc: small packs become bundles, worn bundles become new ones. What to merge, and merging it.
 
 Merging only adds: a bundle is published, and each pack in it is in two objects then. Which of them
-goes is decided as for all that gc removes (`collect.py`), from what lies there. So a gc that is
-killed anywhere leaves nothing that the next one does not understand.
+goes is decided as for all that gc removes (`store/collect.py`), from what lies there. So a gc that
+is killed anywhere leaves nothing that the next one does not understand.
 """
 
 import secrets

@@ -1,1 +1,1 @@
-"""What is damaged in a store: written down, left out of what is new, found again, healed."""
+"""Damage in a store: recorded, excluded from new checkpoints, located, healed."""

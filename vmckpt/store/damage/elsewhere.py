@@ -214,10 +214,9 @@ def _noting(unread: Unread) -> Iterator[None]:
     """What is damaged in the block is not found; what a disk could not read is `unread` too."""
     try:
         yield
-    except UnreadableError as exc:
-        unread.append(exc)
-    except DamagedError:
-        pass
+    except DamagedError as exc:
+        if isinstance(exc, UnreadableError):
+            unread.append(exc)
 
 
 def lost_chunks(pack: Pack, lost: int) -> DamagedError:

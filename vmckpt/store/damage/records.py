@@ -1,6 +1,6 @@
 """Chunks that were found damaged, as the store remembers them: damaged/ID.
 
-    header     (`header.py`, kind D)
+    header     (`store/files/header.py`, kind D)
     record     a box of zstd: JSON, a list of [pack, generation, slots, names]; names are
                hexadecimal, or empty where they are not known
 

@@ -2,12 +2,15 @@
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vmckpt.errors import UsageError
 
 MOST_PARTS = 1000
+_PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+_PERCENT = re.compile(r"([0-9]*\.?[0-9]+)%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,12 @@ def part_of(percent: float, number: int) -> Subset:
 
 def parse_subset(text: str) -> Subset:
     """`5%`, or `2/7`: the second of seven parts. Raises UsageError."""
-    part, slash, parts = text.partition("/")
-    try:
-        if slash and 1 <= int(part) <= int(parts) <= MOST_PARTS:
-            return Subset(part=int(part), parts=int(parts))
-        if not slash and text.endswith("%") and 0 < float(text[:-1]) <= 100:
-            return Subset(percent=float(text[:-1]))
-    except ValueError:
-        pass  # said below
+    if found := _PART.fullmatch(text):
+        part, parts = map(int, found.groups())
+        if 1 <= part <= parts <= MOST_PARTS:
+            return Subset(part=part, parts=parts)
+    if (found := _PERCENT.fullmatch(text)) and 0 < float(found[1]) <= 100:
+        return Subset(percent=float(found[1]))
     raise UsageError(
         f"'{text}' is no part of a store",
         why=f"it is N%, more than 0 and up to 100, or n/t with n from 1 to t, t up to {MOST_PARTS}",

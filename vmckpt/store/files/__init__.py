@@ -1,1 +1,1 @@
-"""The files of a store: what is in each, byte by byte."""
+"""The file formats of a store, byte by byte."""

@@ -36,7 +36,7 @@ Read = bytes | UnreadableError
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A store's facts. `key` has the secret, or how it is wrapped (`sealing/wrapping.py`)."""
+    """A store's facts. `key` has the secret, or how it is wrapped (`store/sealing/wrapping.py`)."""
 
     id: str
     created_unix_s: int

@@ -10,7 +10,7 @@
           32   salt                     16 bytes, at random
 
 No checksum: the keys of all that follows come from these bytes and the file's name in the store
-(`sealing/seal.py`).
+(`store/sealing/seal.py`).
 """
 
 import os

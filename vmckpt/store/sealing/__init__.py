@@ -1,1 +1,1 @@
-"""Seals and keys. Only here cryptography and blake3 are imported."""
+"""Encryption and keys; the only package that imports cryptography and blake3."""

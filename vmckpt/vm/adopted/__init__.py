@@ -1,1 +1,1 @@
-"""A QEMU that somebody else started as a VM: its command line read, and rewritten for a target."""
+"""A QEMU started by someone else, as a VM: its command line parsed, and rewritten for a target."""

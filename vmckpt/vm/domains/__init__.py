@@ -1,1 +1,1 @@
-"""libvirt's domains: found, looked at and acted on through a host's libvirtd, never behind it."""
+"""libvirt domains: found, queried and controlled through the host's libvirtd only."""

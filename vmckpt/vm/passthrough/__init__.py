@@ -1,1 +1,1 @@
-"""Devices of a host's that a guest has to itself."""
+"""Host devices assigned to a guest."""

@@ -1,1 +1,1 @@
-"""What a VM is: its spec, read and written."""
+"""VM specs: parsed and written."""

@@ -1,1 +1,1 @@
-"""Users of their own for the QEMUs of VMs."""
+"""A system user for each VM's QEMU."""

@@ -1,7 +1,7 @@
 """vmckpt checkpoint restore."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.nouns import snapshot
@@ -32,6 +32,9 @@ from vmckpt.cli.options.which_checkpoint import (
     key_source,
 )
 from vmckpt.cli.output import Json, run, show, warn
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.restore.asked import RestoreOptions
 
 
 def restore(
@@ -68,27 +71,13 @@ def restore(
 
     from vmckpt.checkpoint.catalogue.tree import in_words
     from vmckpt.checkpoint.operate import restore_disks_to, restore_to
-    from vmckpt.checkpoint.restore.asked import RestoreOptions
-    from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory.inventory import check_name
 
-    if in_place and as_:
-        raise UsageError(
-            "--in-place and --as are both given",
-            why="the VM goes back, or a copy is made",
-            remedy="leave one of them out",
-        )
     key = key_source(key_file, key_command)
-    wish = RestoreOptions(
-        name=check_name(as_, "VM") if as_ else None,
-        in_place=in_place,
-        eager=eager,
-        plugged=plugged(network, default=as_ is None),
-        keep_macs=keep_macs,
-        trust=trust,
+    options = _options(
+        as_, network, in_place=in_place, eager=eager, keep_macs=keep_macs, trust=trust
     )
     if one is None:
-        groups.restore(str(group), wish, host, store, key, yes=yes, as_json=json)
+        groups.restore(str(group), options, host, store, key, yes=yes, as_json=json)
         return
     found = find(one, store, key)
     where = run(home(found, host, copy=as_ is not None))
@@ -100,13 +89,42 @@ def restore(
             as_json=json,
         )
     if disks_only:
-        off = run(restore_disks_to(where, found, wish, key))
+        off = run(restore_disks_to(where, found, options, key))
         text = f"{off.vm} is off on {off.host}, with the disks of {found.name}:"
         _tell(asdict(off), "\n  ".join([text, *off.disks]), off.warnings, as_json=json)
         return
-    runs = run(restore_to(where, found, wish, teller(json), key))
+    runs = run(restore_to(where, found, options, teller(json), key))
     text = f"{runs.vm} runs on {runs.host} from {found.name}, {runs.running_ms:.0f} ms"
     _tell(asdict(runs), text, runs.warnings, as_json=json)
+
+
+def _options(
+    as_: str | None,
+    network: str | None,
+    *,
+    in_place: bool,
+    eager: bool,
+    keep_macs: bool,
+    trust: bool,
+) -> "RestoreOptions":
+    from vmckpt.checkpoint.restore.asked import RestoreOptions
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory.inventory import check_name
+
+    if in_place and as_:
+        raise UsageError(
+            "--in-place and --as are both given",
+            why="a checkpoint replaces its VM, or becomes a new one",
+            remedy="leave one of them out",
+        )
+    return RestoreOptions(
+        name=check_name(as_, "VM") if as_ else None,
+        in_place=in_place,
+        eager=eager,
+        plugged=plugged(network, default=as_ is None),
+        keep_macs=keep_macs,
+        trust=trust,
+    )
 
 
 def _tell(facts: dict[str, Any], text: str, warnings: Iterable[str], *, as_json: bool) -> None:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
 
+Bridge = Annotated[str | None, typer.Option(help="The bridge that its guests' NICs join.")]
+MigrationPorts = Annotated[
+    str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
+]
+
 app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -62,10 +67,8 @@ def add(
         Path | None, typer.Option(help="Where it keeps its state. [default: as vmckpt there does]")
     ] = None,
     qemu: Annotated[str, typer.Option(help="The QEMU to start there.")] = "qemu-system-x86_64",
-    bridge: Annotated[str | None, typer.Option(help="Where its guests' NICs go.")] = None,
-    migration_ports: Annotated[
-        str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
-    ] = None,
+    bridge: Bridge = None,
+    migration_ports: MigrationPorts = None,
     libvirt: Annotated[
         Path | None,
         typer.Option(help="The socket of its libvirtd, e.g. /run/libvirt/libvirt-sock."),
@@ -126,10 +129,8 @@ def set_(
         str | None, typer.Option(help="Where it is heard too, on another network; or none.")
     ] = None,
     qemu: Annotated[str | None, typer.Option(help="The QEMU to start there.")] = None,
-    bridge: Annotated[str | None, typer.Option(help="Where its guests' NICs go.")] = None,
-    migration_ports: Annotated[
-        str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
-    ] = None,
+    bridge: Bridge = None,
+    migration_ports: MigrationPorts = None,
     libvirt: Annotated[
         str | None, typer.Option(help="The socket of its libvirtd, which has to answer; or none.")
     ] = None,
