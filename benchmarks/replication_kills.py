@@ -30,10 +30,10 @@ from vmckpt.lab.guests.guest import KvClient
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.operator.begin import PROTECTED
 from vmckpt.replicate.operator.sides import last_word
 from vmckpt.replicate.operator.stop import stop
-from vmckpt.replicate.request import PROMOTED, ServiceFiles
+from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.status import PROMOTED, PROTECTED, ReplicaStatus
 
 NAME = "bench"
 LONGEST_WAIT_S, ANSWER_S, POLL_S = 1.5, 60.0, 0.05
@@ -107,7 +107,7 @@ async def kills(
         await asyncio.sleep(chance.uniform(0.0, 0.1))
         killed_s = _kill(made, home, guest.name, kind)
         status = await _promoted(made, standby, guest.name)
-        lost, answered_s = "", resumed_s(status)
+        lost, answered_s = "", takeover(status)[-1]
         try:
             answered_s = await checking.first_answer(answered_s)
         except (VmckptError, AssertionError, TimeoutError) as exc:
@@ -138,17 +138,21 @@ async def _protect(made: World, name: str, standby: str) -> None:
             raise AssertionError(done.stderr)
 
 
-def resumed_s(status: dict[str, Any]) -> float:
-    """When the guest ran again: answers that come before that were on their way at the kill."""
-    waited_ms: float = status["fencing_ms"] + status["took_over_ms"]
-    return float(status["noticed_boottime_s"]) + waited_ms / 1e3
+def takeover(status: ReplicaStatus) -> tuple[float, float, float]:
+    """When the primary's end was noticed, when it was certainly dead, when the guest ran again.
+
+    Answers that come before the last were on their way at the kill.
+    """
+    noticed_s, fencing_ms = status.noticed_boottime_s, status.fencing_ms
+    if noticed_s is None or fencing_ms is None or status.took_over_ms is None:
+        raise SystemExit(f"the standby does not say how long it took: {status}")
+    fenced_s = noticed_s + fencing_ms / 1e3
+    return noticed_s, fenced_s, fenced_s + status.took_over_ms / 1e3
 
 
-def parts(status: dict[str, Any], killed_s: float, answered_s: float) -> dict[str, float]:
+def parts(status: ReplicaStatus, killed_s: float, answered_s: float) -> dict[str, float]:
     """What the time from the kill to the answer went into; they add up to it."""
-    ends = [status["noticed_boottime_s"]]
-    ends.append(ends[-1] + status["fencing_ms"] / 1e3)
-    ends += [resumed_s(status), answered_s]
+    ends = [*takeover(status), answered_s]
     begins = [killed_s, *ends[:-1]]
     return {
         part: round((end - begin) * 1e3, 2)
@@ -238,16 +242,16 @@ async def _require_protected(made: World, home: str, name: str) -> None:
     """On a busy machine the standby may have been given up: then a kill is the guest's end."""
     host = made.asked(home)
     status = await ask(host, ServiceFiles.of(host, name), "status")
-    if status["state"] != PROTECTED:
+    if status.state != PROTECTED:
         raise SystemExit(f"it is not protected any more; begin anew: {status}")
 
 
-async def _promoted(made: World, standby: str, name: str) -> dict[str, Any]:
+async def _promoted(made: World, standby: str, name: str) -> ReplicaStatus:
     """The standby's last word. A command that asked would be in the way of what is measured."""
     host, given_up_s = made.asked(standby), time.monotonic() + ANSWER_S
     while True:
         status = await last_word(host, ServiceFiles.of(host, name))
-        if status is not None and status["state"] == PROMOTED:
+        if status is not None and status.state == PROMOTED:
             return status
         if time.monotonic() > given_up_s:
             raise SystemExit(f"nobody has taken over: {status}")

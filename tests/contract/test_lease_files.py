@@ -30,7 +30,7 @@ import asyncio, sys
 from dataclasses import replace
 from pathlib import Path
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 
 async def play():
     store = FileStore(Path(sys.argv[1]), timeout_s=20.0)
@@ -96,7 +96,7 @@ STANDS_STILL = """
 import asyncio, signal, sys, threading
 from pathlib import Path
 from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.record import LeaseRecord, LeaseSpan
 link = Path.hardlink_to
 def late(self, target):
     print("here", flush=True)
@@ -104,7 +104,7 @@ def late(self, target):
     link(self, target)
 Path.hardlink_to = late
 store = FileStore(Path(sys.argv[1]), timeout_s=20.0)
-found = asyncio.run(store.replace("web", Record(2, "slow", 1, Span(1.0)), over=int(sys.argv[2])))
+found = asyncio.run(store.replace("web", LeaseRecord(2, "slow", 1, LeaseSpan(1.0)), over=int(sys.argv[2])))
 print(found.version, found.record.holder, flush=True)
 """
 

@@ -36,6 +36,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate import control
 from vmckpt.replicate.operator.sides import side_of
 from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire import messages
 from vmckpt.store.files.config import new_config, parse_config
 from vmckpt.store.files.manifest import Manifest
@@ -381,8 +382,8 @@ async def services(rng: random.Random, folder: Path) -> str:
 async def _role(host: LocalHost) -> None:
     side = await side_of(host, "web")
     assert side is not None
-    assert isinstance(side.status["role"], str)
-    assert isinstance(side.status["state"], str)
+    assert isinstance(side.status, ReplicaStatus)
+    assert isinstance(side.status.state, str)
 
 
 class _Deaf:

@@ -236,9 +236,9 @@ def test_what_a_login_shell_prints_before_does_no_harm(tmp_path: Path) -> None:
 
 def test_another_protocol_is_refused_by_name(tmp_path: Path) -> None:
     code = (
-        "import os; from vmckpt.hosts.remote.frames import MAGIC, Kind, with_json;"
+        "import os; from vmckpt.hosts.remote.frames import MAGIC, RpcFrameKind, with_json;"
         "hello = {'protocol': 99, 'version': '7.0', 'state_dir': '/', 'address': None};"
-        "os.write(1, MAGIC + with_json(Kind.HELLO, 0, hello).encode()); os.read(0, 1)"
+        "os.write(1, MAGIC + with_json(RpcFrameKind.HELLO, 0, hello).encode()); os.read(0, 1)"
     )
 
     async def run() -> None:

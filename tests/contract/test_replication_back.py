@@ -33,6 +33,7 @@ from vmckpt.replicate.operator.failback import came_from, failback, last_options
 from vmckpt.replicate.operator.keep import keep
 from vmckpt.replicate.operator.operate import failover
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
+from vmckpt.replicate.status import ReplicaStatus, ReplicationOutcome, Role
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -176,8 +177,8 @@ def test_one_that_another_host_protects_is_left_so(tmp_path: Path) -> None:
     vm, other = a_vm(tmp_path), LocalHost("c", tmp_path / "c", "127.0.0.1")
     files = ServiceFiles.of(vm.host, "web")
 
-    async def answer(word: str) -> dict[str, Any]:
-        return {"role": "primary", "state": "protected", "primary": "b", "standby": "a"}
+    async def answer(_word: str) -> ReplicaStatus:
+        return ReplicaStatus(role=Role.PRIMARY, state="protected", primary="b", standby="a")
 
     async def main() -> None:
         await vm.host.make_dir(files.path)
@@ -210,8 +211,8 @@ def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> No
     old = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
     taken_over(vm, 12.0)
     done = asyncio.run(failover("web", [old, vm.host]))
-    assert done["state"] == "promoted"
-    (warning,) = done["warnings"]
+    assert done.status.state == "promoted"
+    (warning,) = done.warnings
     assert "a gives no answer (no way to it)" in warning
 
 
@@ -242,7 +243,7 @@ def test_a_guest_that_was_taken_over_paused_and_started_since_is_a_success(
     taken_over(vm, None)
     there = WithoutService("b", tmp_path, "127.0.0.1", guest=Guest("paused", "completed"))
 
-    async def main() -> dict[str, Any]:
+    async def main() -> ReplicationOutcome:
         with pytest.raises(OutcomeUnknownError, match="does not run there"):
             await failover("web", [there])
         there.guest.run = "running"  # vmckpt vm start
@@ -252,7 +253,7 @@ def test_a_guest_that_was_taken_over_paused_and_started_since_is_a_success(
         ours = identify(process.pid)
         assert ours is not None
         vm.directory.current.write_text(vm.qemu._replace(process=ours).to_json())
-        assert asyncio.run(main())["state"] == "promoted"
+        assert asyncio.run(main()).status.state == "promoted"
 
 
 class Scripted:
@@ -275,10 +276,10 @@ class Scripted:
         files.path.mkdir(parents=True, exist_ok=True)
         files.request.write_text("{}")
 
-        async def answer(word: str) -> dict[str, Any]:
+        async def answer(word: str) -> ReplicaStatus:
             if word == "failover":
                 self.heard.append((name, word))
-            return status
+            return ReplicaStatus.from_json(status)
 
         async with answering(files.control, answer):
             yield
@@ -291,7 +292,7 @@ def test_who_was_a_standby_once_is_not_asked_for_the_one_of_now(tmp_path: Path, 
     of_then = {"primary": "a", "standby": "b", "run": "1", "qemu_id": "0", "primary_qemu_id": "9"}
     scripted.has_ended("b", role="standby", state=state, **of_then)
 
-    async def main() -> dict[str, Any]:
+    async def main() -> ReplicationOutcome:
         async with (
             scripted.answers("a", role="primary", state="protected", **of_now),
             scripted.answers("c", role="standby", state="following", **of_now),
@@ -299,7 +300,7 @@ def test_who_was_a_standby_once_is_not_asked_for_the_one_of_now(tmp_path: Path, 
             scripted.has_ended("c", role="standby", state="promoted", **of_now)
             return await failover("web", [scripted.hosts[name] for name in "bac"])
 
-    assert asyncio.run(main())["standby"] == "c"
+    assert asyncio.run(main()).status.standby == "c"
     assert scripted.heard == [("a", "failover"), ("c", "failover")]
 
 

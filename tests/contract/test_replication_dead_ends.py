@@ -45,6 +45,7 @@ from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby.standby import Standby
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
 
@@ -113,12 +114,12 @@ def test_a_stop_goes_by_how_the_services_ended_not_by_what_they_said_before(
     record(tmp_path, "a/1", "b/1", released=True)
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
 
-    async def answer(word: str) -> dict[str, Any]:
+    async def answer(word: str) -> ReplicaStatus:
         told = {"role": "primary", "state": "protected", "run": "1", "why": "-"}
         if word == "stop":
             told |= {"state": "ended", "ending": "yours"}
             files.status.write_text(json.dumps(told))
-        return told
+        return ReplicaStatus.from_json(told)
 
     async def main() -> None:
         async with answering(files.control, answer):
@@ -168,9 +169,9 @@ def test_a_stop_that_does_not_free_the_vm_says_so_and_can_be_said_again(
     vm, files = protected(hosts, tmp_path)
     record(tmp_path, "b/1", None)
 
-    async def released(_host: Host, _name: str, *, standby_is_dead: bool) -> dict[str, Any]:
+    async def released(_host: Host, _name: str, *, standby_is_dead: bool) -> ReplicaStatus:
         assert not standby_is_dead
-        return {"role": "primary", "state": "ended", "ending": "replaced", "why": "-"}
+        return ReplicaStatus(role=Role.PRIMARY, state="ended", ending="replaced", why="-")
 
     with monkeypatch.context() as patch:
         patch.setattr(stopping, "_released", released)

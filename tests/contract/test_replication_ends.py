@@ -45,6 +45,7 @@ from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.standby.following import Following
 from vmckpt.replicate.standby.replica import replica_in
 from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.epoch import Assembler, Composer, ReceivedEpoch
 from vmckpt.replicate.wire.errors import DamagedFrameError
@@ -137,13 +138,13 @@ def test_a_service_answers_and_one_that_has_ended_is_no_answer(tmp_path: Path) -
     files = ServiceFiles.of(host, "web")
     files.path.mkdir(parents=True)
 
-    async def answer(word: str) -> dict[str, Any]:
-        return {"asked": word}
+    async def answer(word: str) -> ReplicaStatus:
+        return ReplicaStatus(role=Role.PRIMARY, state="protected", why=word)
 
     async def talk() -> None:
         async with answering(files.control, answer):
-            assert await ask(host, files, "status") == {"asked": "status"}
-            assert await ask(host, files, "stop") == {"asked": "stop"}
+            assert (await ask(host, files, "status")).why == "status"
+            assert (await ask(host, files, "stop")).why == "stop"
         with pytest.raises(HostDownError):
             await ask(host, files, "status")
 
@@ -158,19 +159,19 @@ def test_who_asked_before_a_service_ends_is_answered(tmp_path: Path) -> None:
     async def talk() -> None:
         ended, asked, told = asyncio.Event(), asyncio.Event(), list[str]()
 
-        async def answer(word: str) -> dict[str, Any]:
+        async def answer(word: str) -> ReplicaStatus:
             asked.set()
             await ended.wait()
             await asyncio.sleep(0.05)  # the service is closing meanwhile
             told.append(word)
-            return {"asked": word}
+            return ReplicaStatus(role=Role.PRIMARY, state="ended", why=word)
 
         async with answering(files.control, answer):
             answered = asyncio.ensure_future(ask(host, files, "stop"))
             await asked.wait()
             ended.set()
         assert told == ["stop"]  # before the block ends, and with it the service
-        assert await answered == {"asked": "stop"}
+        assert (await answered).why == "stop"
 
     asyncio.run(talk())
 
@@ -179,8 +180,8 @@ def test_a_standby_whose_primary_is_silent_is_not_stopped(tmp_path: Path) -> Non
     host = LocalHost("a", tmp_path, "127.0.0.1")
     files = ServiceFiles.of(host, "web")
 
-    async def answer(word: str) -> dict[str, Any]:
-        return {"role": "standby", "state": "following", "asked": word}
+    async def answer(_word: str) -> ReplicaStatus:
+        return ReplicaStatus(role=Role.STANDBY, state="following")
 
     async def main() -> None:
         await host.make_dir(files.path)

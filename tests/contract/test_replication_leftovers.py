@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,6 +48,7 @@ from vmckpt.replicate.primary import primary
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
@@ -120,7 +120,8 @@ def test_a_stop_after_both_were_killed_leaves_no_replica_that_may_take_over(
     files = requested(hosts, tmp_path)
     record(tmp_path, "a/1", "b/1")
     said = asyncio.run(stop("web", hosts))
-    assert said["state"] == "ended"
+    assert said is not None
+    assert said.state == "ended"
     assert (stands(tmp_path).term, stands(tmp_path).in_sync) == (2, None)
     assert not files.path.exists()
     assert not ServiceFiles.of(hosts[1], "web").path.exists()
@@ -317,7 +318,8 @@ def test_a_guest_that_was_left_to_a_standby_that_died_is_taken_back_by_a_stop(
     with pytest.raises(OperationFailedError, match="is being replicated"):
         asyncio.run(begin._require_new(vm, hosts[1]))
     said = asyncio.run(stop("web", hosts))
-    assert said["why"].startswith("off")
+    assert said is not None
+    assert (said.why or "").startswith("off")
     assert (stands(tmp_path).holder[:2], stands(tmp_path).in_sync) == ("a/", None)
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
     asyncio.run(require_decided(vm))
@@ -534,11 +536,11 @@ def test_a_service_that_stands_still_is_told_from_a_dead_one_in_time(
     with service(files, silent=True):
         side = asyncio.run(sides.side_of(hosts[0], "web"))
         assert side is not None
-        assert (side.answers, side.status["state"]) == (False, "silent")
-        assert "no answer" in side.status["why"]
+        assert (side.answers, side.status.state) == (False, "silent")
+        assert "no answer" in (side.status.why or "")
     side = asyncio.run(sides.side_of(hosts[0], "web"))
     assert side is not None
-    assert side.status["state"] == "dead"
+    assert side.status.state == "dead"
 
 
 def test_options_come_back_as_they_were(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
@@ -553,16 +555,18 @@ class WithoutArbiter:
         self.host, self.told, self.fails = host, list[str](), "it is down: no way to it"
         monkeypatch.setattr(stopping, "ARBITER_S", 0.2)
 
-    async def _answer(self, word: str) -> dict[str, Any]:
+    async def _answer(self, word: str) -> ReplicaStatus:
         self.told.append(word)
         if word == "stop":
             await asyncio.sleep(5)
-        return {"role": "primary", "state": "protected", "primary": "a", "standby": "b",
-                "arbiter_fails": self.fails, "why": word}  # fmt: skip
+        return ReplicaStatus(
+            role=Role.PRIMARY, state="protected", primary="a", standby="b",
+            arbiter_fails=self.fails, why=word,
+        )  # fmt: skip
 
     async def stop(
         self, known: Iterable[LocalHost], *, standby_is_dead: bool = False
-    ) -> dict[str, Any]:
+    ) -> ReplicaStatus | None:
         async with answering(ServiceFiles.of(self.host, "web").control, self._answer):
             try:
                 return await stop("web", known, standby_is_dead=standby_is_dead)
@@ -591,7 +595,9 @@ def test_a_stop_without_an_arbiter_ends_the_standby_and_lets_the_guest_go_on(
     requested(hosts, tmp_path)
     waits = WithoutArbiter(hosts[0], monkeypatch)
     with waiting_standby(hosts[1]) as service:
-        assert asyncio.run(waits.stop(hosts))["why"] == GO_ALONE
+        last = asyncio.run(waits.stop(hosts))
+        assert last is not None
+        assert last.why == GO_ALONE
         assert service.wait(5) < 0
     assert [word for word in waits.told if word != "status"][-1] == GO_ALONE
     assert not vm_dir(hosts[1].state_dir, "web").path.exists()
@@ -604,15 +610,15 @@ def test_an_arbiter_that_answers_again_has_the_primary_end_as_usual(
     files = requested(hosts, tmp_path)
     waits = WithoutArbiter(hosts[0], monkeypatch)
 
-    async def answer(word: str) -> dict[str, Any]:
+    async def answer(word: str) -> ReplicaStatus:
         if word == "stop" and waits.told.count("stop"):
             waits.told.append(word)
-            return {"role": "primary", "state": "ended", "why": word}
+            return ReplicaStatus(role=Role.PRIMARY, state="ended", why=word)
         if word == "stop":
             waits.fails = ""
         return await waits._answer(word)
 
-    async def main() -> dict[str, Any]:
+    async def main() -> ReplicaStatus:
         async with answering(files.control, answer):
             side = await sides.side_of(hosts[0], "web")
             assert side is not None
@@ -620,7 +626,7 @@ def test_an_arbiter_that_answers_again_has_the_primary_end_as_usual(
             assert has_arbiter
             return last
 
-    assert asyncio.run(main())["why"] == "stop"
+    assert asyncio.run(main()).why == "stop"
     assert GO_ALONE not in waits.told
 
 

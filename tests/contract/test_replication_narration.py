@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,23 @@ from vmckpt.replicate.narration import (
     read_events,
     tell_event,
 )
+from vmckpt.replicate.status import ReplicaStatus, Role
+
+STATUS = ReplicaStatus(role=Role.PRIMARY, vm="web", state="protected")
 
 
 def test_each_change_is_told_once_and_the_last_one_too(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    said = {"vm": "web", "role": "primary", "state": "copying", "pause_p50_ms": 1.0}
+    said = replace(STATUS, state="copying", pause_p50_ms=1.0)
 
     async def main() -> list[dict[str, Any]]:
+        nonlocal said
         async with narrated(lambda: said, host):
             await asyncio.sleep(3 * LOOK_S)
-            said.update(state="protected", pause_p50_ms=2.0)
+            said = replace(said, state="protected", pause_p50_ms=2.0)
             while len(await read_events("web", [host])) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
-            said.update(state="ended", why="alone")
+            said = replace(said, state="ended", why="alone")
         return await read_events("web", [host])
 
     events = asyncio.run(main())
@@ -42,14 +47,13 @@ def test_each_change_is_told_once_and_the_last_one_too(tmp_path: Path) -> None:
 def test_a_path_that_is_lost_is_told_and_that_it_is_there_again(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     states = ("waiting", "heard", "silent", "heard")
-    said = {"vm": "web", "state": "protected", "paths": {"replication": "heard"}}
 
     async def main() -> list[dict[str, Any]]:
         seen = list[str]()
 
-        def status() -> dict[str, Any]:
+        def status() -> ReplicaStatus:
             seen.append(states[min(len(seen), len(states) - 1)])
-            return said | {"paths": {"replication": "heard", "second": seen[-1]}}
+            return replace(STATUS, paths={"replication": "heard", "second": seen[-1]})
 
         async with narrated(status, host):
             while len(seen) < len(states):  # noqa: ASYNC110
@@ -62,9 +66,9 @@ def test_a_path_that_is_lost_is_told_and_that_it_is_there_again(tmp_path: Path) 
 
 def test_there_is_never_more_than_two_files_of_it(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    told = {"vm": "web", "state": "x", "why": "y" * (MOST_BYTES // 3)}
+    told = replace(STATUS, why="y" * (MOST_BYTES // 3))
     for number in range(10):
-        tell_event(host, told | {"term": number})
+        tell_event(host, replace(told, term=number))
     files = list(events_file(host, "web").parent.iterdir())
     assert sum(path.stat().st_size for path in files) < 2.7 * MOST_BYTES
     kept = [event["term"] for event in asyncio.run(read_events("web", [host]))]
@@ -77,17 +81,17 @@ def test_a_file_that_cannot_be_written_stops_nothing(
 ) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     events_file(host, "web").mkdir(parents=True)
-    tell_event(host, {"vm": "web", "state": "protected"})
+    tell_event(host, STATUS)
     (said,) = capfd.readouterr().err.splitlines()
     assert json.loads(said[said.index("{") :])["state"] == "protected"
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
-    tell_event(host, {"vm": "web", "state": "protected"})
+    tell_event(host, STATUS)
     with events_file(host, "web").open("a") as file:
         file.write('{"time": "2026')
-    tell_event(host, {"vm": "web", "state": "ended"})
-    tell_event(host, {"vm": "web", "state": "copying"})
+    tell_event(host, replace(STATUS, state="ended"))
+    tell_event(host, replace(STATUS, state="copying"))
     found = [event["state"] for event in asyncio.run(read_events("web", [host]))]
     assert found == ["protected", "copying"]

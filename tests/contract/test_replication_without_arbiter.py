@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import takeover
 from vmckpt.replicate.standby.following import LOST
 from vmckpt.replicate.standby.takeover import TakeOver
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
 
@@ -145,8 +147,8 @@ def test_where_a_guest_went_that_a_standby_had_is_the_operators_to_say(
     third = FaultyHost("c", tmp_path / "c", "127.0.0.1", faults=faults)
     waits = WithoutArbiter(hosts[0], monkeypatch)
 
-    async def answer(word: str) -> dict[str, Any]:
-        return await WithoutArbiter._answer(waits, word) | {"run": "1"}
+    async def answer(word: str) -> ReplicaStatus:
+        return replace(await WithoutArbiter._answer(waits, word), run="1")
 
     monkeypatch.setattr(waits, "_answer", answer)
     if not is_silent:

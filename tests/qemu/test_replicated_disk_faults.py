@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,6 +31,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.disks.mirrors import PREFIX
 from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.vm.inventory import read_vm
 
 pytestmark = pytest.mark.long
@@ -153,7 +153,7 @@ def test_a_service_is_killed_in_the_middle_of_the_first_copy(role: str, kind: st
 def copies_some(made: World) -> bool:
     """Whether the first copy is under way, and far from its end."""
 
-    async def asked() -> dict[str, Any]:
+    async def asked() -> ReplicaStatus:
         host = made.asked("lab-a")
         return await ask(host, ServiceFiles.of(host, "guest"), "status")
 
@@ -161,8 +161,8 @@ def copies_some(made: World) -> bool:
         told = asyncio.run(asked())
     except (HostDownError, OSError):
         return False
-    assert told["state"] == "copying"
-    return bool(told["disk_bytes"] > 16 << 20)
+    assert told.state == "copying"
+    return (told.disk_bytes or 0) > 16 << 20
 
 
 @contextmanager

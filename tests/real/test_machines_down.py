@@ -84,12 +84,12 @@ RUN = """
 import asyncio, sys
 from pathlib import Path
 from vmckpt.lab import lab
-from vmckpt.lab.real.build import Look
+from vmckpt.lab.real.build import MachineKit
 async def main():
     print("go", flush=True)
     state_dir, program, packages = map(Path, sys.argv[2:])
     if sys.argv[1] == "up":
-        await lab.up(state_dir, hosts=2, qemus=[program], look=Look(packages))
+        await lab.up(state_dir, hosts=2, qemus=[program], look=MachineKit(packages))
     else:
         await lab.down(state_dir)
 asyncio.run(main())

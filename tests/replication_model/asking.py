@@ -16,8 +16,8 @@ from tests.replication_model.standby import Standby
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import STATUS_TIMEOUT_S
-from vmckpt.replicate.operator.sides import BEGIN_S, DEAD
-from vmckpt.replicate.request import PROMOTED
+from vmckpt.replicate.operator.sides import BEGIN_S
+from vmckpt.replicate.status import DEAD, PROMOTED
 
 START, PROTECT, FAILOVER, STOP, WAIT = "start", "protect", "failover", "stop", "wait"
 # `stop --standby-is-dead`: said when its host is off, or only when it is off for good.

@@ -35,8 +35,7 @@ from tests.replication_model.stopping import Stopping
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import TIMEOUT_S
-from vmckpt.replicate.operator.sides import DEAD
-from vmckpt.replicate.request import ENDED, PROMOTED
+from vmckpt.replicate.status import DEAD, ENDED, PROMOTED
 
 
 class Command(Stopping):

@@ -18,9 +18,9 @@ from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
-from vmckpt.replicate.request import PROMOTED
 from vmckpt.replicate.standby.following import LOST
 from vmckpt.replicate.standby.takeover import COPY_SILENCE_S, MARGIN_S, SILENCE_S
+from vmckpt.replicate.status import PROMOTED
 
 if TYPE_CHECKING:
     from tests.replication_model.primary import Primary

@@ -22,9 +22,8 @@ from tests.replication_model.recovery import Abandon, Recovery, end_waiting, hol
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S
-from vmckpt.replicate.operator.sides import DEAD
 from vmckpt.replicate.operator.stop import ABANDON_S, ARBITER_S
-from vmckpt.replicate.request import PROMOTED
+from vmckpt.replicate.status import DEAD, PROMOTED
 
 
 class Stopping(Asking):

@@ -19,6 +19,7 @@ from vmckpt.replicate.primary.brake import (
     Brake,
     Writing,
 )
+from vmckpt.replicate.status import PROTECTED, ReplicaStatus, Role
 
 
 def test_a_link_that_was_not_seen_slows_nobody() -> None:
@@ -110,18 +111,20 @@ MIB = 1 << 20
 def test_start_warns_by_what_it_measured(
     writes: int, takes: int, slowed: int, says: str | None
 ) -> None:
-    status = {
-        "written_bytes_per_s": writes * MIB,
-        "link_bytes_per_s": takes * MIB,
-        "slowed_percent": slowed,
-    }
+    status = ReplicaStatus(
+        role=Role.PRIMARY,
+        state=PROTECTED,
+        written_bytes_per_s=writes * MIB,
+        link_bytes_per_s=takes * MIB,
+        slowed_percent=slowed,
+    )
     warnings = _slowed(status)
     assert len(warnings) == (says is not None)
     assert says is None or says in warnings[0]
 
 
 def test_nothing_is_said_by_a_service_that_does_not_measure() -> None:
-    assert _slowed({}) == []
+    assert _slowed(ReplicaStatus(role=Role.PRIMARY, state=PROTECTED)) == []
 
 
 def test_a_guest_that_ran_for_longer_than_it_was_to_is_stopped_all_the_same() -> None:

@@ -18,6 +18,7 @@ from vmckpt.replicate.operator.sides import BEGIN_S
 from vmckpt.replicate.primary.brake import SLOT_S
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, LOOK_S, MARGIN_S, RETRY_S
 from vmckpt.replicate.primary.protection import TAKING_S
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.ui.replication import _lease
 
 HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")
@@ -69,7 +70,8 @@ def test_the_longest_is_over_before_a_standby_is_given_up() -> None:
 
 
 def test_status_shows_it() -> None:
-    assert _lease({"lease_s": 2.5, "arbiter": "/leases"}) == [
+    status = ReplicaStatus(role=Role.PRIMARY, state="protected")
+    assert _lease(replace(status, lease_s=2.5, arbiter="/leases")) == [
         ("lease", "2.5 s, renewed each third of it, at /leases")
     ]
-    assert _lease({}) == []
+    assert _lease(status) == []

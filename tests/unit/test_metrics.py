@@ -11,6 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.sides import side
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.measure.dirty_rate import TRACKING, DirtyRate
 from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
@@ -135,23 +136,22 @@ def test_migrations_are_counted_from_their_records() -> None:
     assert render(migrations([])) == ""
 
 
-def side(role: str, **more: Any) -> dict[str, Any]:
-    return {
-        "vm": "web",
-        "role": role,
-        "host": role[0],
-        "answers": True,
-        "state": "protected",
-    } | more
+def said(role: str, **more: Any) -> dict[str, Any]:
+    about = {"vm": "web", "role": role, "host": role[0], "answers": True, "state": "protected"}
+    return about | more
+
+
+def told(*sides: dict[str, Any]) -> list[Metric]:
+    return replications([side(**one) for one in sides])
 
 
 def test_replications_are_told_in_seconds_and_bytes() -> None:
-    primary = side(
+    primary = said(
         "primary", epochs=100, epochs_per_s=29.7, pause_p50_ms=5.1, pause_p99_ms=10.2,
         pause_worst_ms=11.0, safe_after_p50_ms=15.0, lag_ms=20.0, epoch_ms=25.0, sent_bytes=1000,
         raw_bytes=9000, dirty_pages=3, term=2, output_commit=True, slowed_percent=25,
     )  # fmt: skip
-    found = parsed(replications([primary, side("standby")]))
+    found = parsed(told(primary, said("standby")))
     prefix = "vmckpt_replication_"
     assert values(found[prefix + "up"]) == {("p", "primary", "web"): 1, ("s", "standby", "web"): 1}
     one = {name.removeprefix(prefix): list(values(m).values()) for name, m in found.items()}
@@ -162,16 +162,16 @@ def test_replications_are_told_in_seconds_and_bytes() -> None:
     assert one["output_latency_seconds"] == pytest.approx([0.0275])
     assert one["slowed_ratio"] == [0.25]
     assert (one["epochs"], one["sent_bytes"], one["term"]) == ([100], [1000], [2])
-    free = parsed(replications([primary | {"output_commit": False, "lag_ms": None}]))
+    free = parsed(told(primary | {"output_commit": False, "lag_ms": None}))
     assert list(values(free[prefix + "output_latency_seconds"]).values()) == [0]
     assert prefix + "rpo_seconds" not in free
 
 
 def test_each_path_on_which_the_other_side_is_heard_is_told() -> None:
-    primary = side("primary", paths={"replication": "heard", "second": "one way"})
-    standby = side("standby", paths={"replication": "heard", "second": "none"})
-    gone = side("standby", host="t", answers=False, paths={"second": "heard"})
-    found = parsed(replications([primary, standby, gone]))
+    primary = said("primary", paths={"replication": "heard", "second": "one way"})
+    standby = said("standby", paths={"replication": "heard", "second": "none"})
+    gone = said("standby", host="t", answers=False, paths={"second": "heard"})
+    found = parsed(told(primary, standby, gone))
     assert values(found["vmckpt_replication_path_up"]) == {
         ("p", "primary", "replication", "web"): 1,
         ("p", "primary", "second", "web"): 0,
@@ -180,7 +180,7 @@ def test_each_path_on_which_the_other_side_is_heard_is_told() -> None:
 
 
 def test_a_service_that_is_gone_protects_nothing_and_tells_no_figures() -> None:
-    found = parsed(replications([side("primary", answers=False, epochs=100), side("standby")]))
+    found = parsed(told(said("primary", answers=False, epochs=100), said("standby")))
     assert values(found["vmckpt_replication_protected"]) == {("p", "web"): 0}
     assert "vmckpt_replication_epochs" not in found
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from vmckpt.foreign import MalformedError, require
+from tests.sides import side
+from vmckpt.foreign import MalformedError
 from vmckpt.metrics.replications import replications
-from vmckpt.replicate.control import STATUS
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.ui.replication import event_text, status_text
 
 PRIMARY: dict[str, Any] = {
@@ -25,8 +26,12 @@ STANDBY: dict[str, Any] = {
 }  # fmt: skip
 
 
+def text(*said: dict[str, Any]) -> str:
+    return status_text("web", [side(**one) for one in said])
+
+
 def test_a_protected_vm() -> None:
-    assert status_text("web", [PRIMARY, STANDBY]).splitlines() == [
+    assert text(PRIMARY, STANDBY).splitlines() == [
         "web: lab-a -> lab-b",
         "  primary     lab-a, protected, term 3",
         "  safe until  31 ms ago (epoch 6)",
@@ -42,7 +47,7 @@ def test_a_protected_vm() -> None:
 
 
 def test_disks_are_told_of_where_there_are_any() -> None:
-    told = status_text("web", [PRIMARY | {"disk_bytes": 4 << 20, "disk_bytes_not_sent": 1 << 20}])
+    told = text(PRIMARY | {"disk_bytes": 4 << 20, "disk_bytes_not_sent": 1 << 20})
     assert "disks       4.00 MiB, 1.00 MiB the same already" in told
 
 
@@ -53,31 +58,31 @@ def test_how_the_other_side_is_heard_over_each_path() -> None:
         "path_heard_ms_ago": {"replication": 3.0, "second": 2500.0},
         "second_path_lacks": "",
     }
-    lines = status_text("web", [PRIMARY | paths]).splitlines()
+    lines = text(PRIMARY | paths).splitlines()
     assert "  connection  10.0.1.2 is heard at 10.0.1.1" in lines
     assert "  2nd path    SILENT: 10.1.2 is not heard at 10.1.1, for 2.50 s" in lines
     paths["paths"] = {"replication": "waiting", "second": "one way"}
-    lines = status_text("web", [STANDBY | paths]).splitlines()
+    lines = text(STANDBY | paths).splitlines()
     assert "  connection  nothing came from 10.0.1.2 to 10.0.1.1 yet" in lines
     assert "  2nd path    ONE WAY: 10.1.2 is heard at 10.1.1, but hears nothing" in lines
     paths |= {"paths": {"second": "none"}, "second_path_lacks": "lab-b has one address only"}
-    assert "2nd path    none: lab-b has one address" in status_text("web", [PRIMARY | paths])
-    assert "2nd path" not in status_text("web", [PRIMARY | paths | {"answers": False}])
+    assert "2nd path    none: lab-b has one address" in text(PRIMARY | paths)
+    assert "2nd path" not in text(PRIMARY | paths | {"answers": False})
 
 
 def test_what_is_unsafe_and_what_is_wrong_is_said() -> None:
-    bad = status_text("web", [PRIMARY | {"output_commit": False, "may_run": False}])
+    bad = text(PRIMARY | {"output_commit": False, "may_run": False})
     assert "output      NOT HELD" in bad
     assert "guest       STOPPED: its lease has ended" in bad
 
 
 def test_who_has_died_has_a_last_word_or_none() -> None:
     dead = {"role": "primary", "vm": "web", "state": "dead", "why": "killed", "host": "lab-a"}
-    text = status_text("web", [dead | {"answers": False}, STANDBY | {"took_over_ms": 8.25}])
-    assert "primary    lab-a, dead: killed" in text
-    assert "took over  in 8.25 ms" in text
+    words = text(dead | {"answers": False}, STANDBY | {"took_over_ms": 8.25})
+    assert "primary    lab-a, dead: killed" in words
+    assert "took over  in 8.25 ms" in words
     begun = PRIMARY | {"pause_p50_ms": None, "output_latency_p50_ms": None, "rpo_now_ms": None}
-    assert "pauses   none yet" in status_text("web", [begun])
+    assert "pauses   none yet" in text(begun)
 
 
 def test_an_event() -> None:
@@ -110,13 +115,11 @@ def test_what_a_service_of_another_version_does_not_say_is_not_known(
         said = {key: one for key, one in whole.items() if key != name}
         if value is None:
             said[name] = None
-        require(STATUS, said)
-        assert status_text("web", [said])
-        assert replications([said])
+        assert text(said)
+        assert replications([side(**said)])
     least = {key: whole[key] for key in sure}
-    require(STATUS, least)
-    assert status_text("web", [least])
-    assert replications([least])
+    assert text(least)
+    assert replications([side(**least)])
 
 
 @pytest.mark.parametrize(
@@ -128,4 +131,4 @@ def test_what_a_service_of_another_version_does_not_say_is_not_known(
 )  # fmt: skip
 def test_what_is_of_another_type_is_no_status(wrong: dict[str, Any]) -> None:
     with pytest.raises(MalformedError):
-        require(STATUS, PRIMARY | wrong)
+        ReplicaStatus.from_json(PRIMARY | wrong)

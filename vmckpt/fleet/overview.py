@@ -13,7 +13,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
-from vmckpt.replicate.operator.sides import all_sides
+from vmckpt.replicate.operator.sides import ReplicaSide, all_sides
 
 
 class HostNow(NamedTuple):
@@ -24,11 +24,11 @@ class HostNow(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """`replications` are the statuses of all their sides; `silent` says why not all is there."""
+    """`replications` are both sides of each; `silent` says why not everything is there."""
 
     hosts: list[HostNow]
     vms: list[VmInfo]
-    replications: list[dict[str, Any]]
+    replications: list[ReplicaSide]
     silent: list[VmckptError]
 
 
@@ -45,7 +45,7 @@ async def overview() -> Overview:
     return Overview(
         [up.get(host.name, HostNow(host.name, None)) for host in everywhere],
         found.given,
-        [side.status | {"host": side.host.name, "answers": side.answers} for side in sides],
+        sides,
         found.silent,
     )
 
@@ -106,12 +106,15 @@ def _vms(
         vm: {"at_unix_s": at_s, "bytes_per_s": rate.bytes_per_s} for vm, at_s, rate in all_kept()
     }
     primaries = {
-        one.get("vm"): {
-            key: one.get(key)
-            for key in ("state", "standby", "rpo_now_ms", "output_commit", "answers")
+        side.status.vm: {
+            "state": side.status.state,
+            "standby": side.status.standby,
+            "rpo_now_ms": side.status.rpo_now_ms,
+            "output_commit": side.status.output_commit,
+            "answers": side.answers,
         }
-        for one in seen.replications
-        if one["role"] == "primary"
+        for side in seen.replications
+        if side.status.is_primary
     }
     return [
         vm.to_json()

@@ -1,43 +1,31 @@
 """Replications, as `vmckpt replicate status --json` has them, as metrics. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from vmckpt.metrics.families import add
-
-Status = Mapping[str, Any]
+from vmckpt.replicate.operator.sides import ReplicaSide
+from vmckpt.replicate.status import PROTECTED, ReplicaStatus
 
 
 class _ReplicationFamily(NamedTuple):
-    """One family, and what it is of a primary's status; None: not known."""
+    """One family, and its value of a primary's status; None: not known."""
 
     name: str
     kind: type[GaugeMetricFamily | CounterMetricFamily]
     help: str
-    of: Callable[[Status], float | None]
+    of: Callable[[ReplicaStatus], float | None]
 
 
-def _seconds(key: str) -> Callable[[Status], float | None]:
-    def of(status: Status) -> float | None:
-        value = status.get(f"{key}_ms")
-        return None if value is None else value / 1e3
-
-    return of
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
-def _plain(key: str) -> Callable[[Status], float | None]:
-    return lambda status: status.get(key)
-
-
-def _share(key: str) -> Callable[[Status], float | None]:
-    def of(status: Status) -> float | None:
-        value = status.get(f"{key}_percent")
-        return None if value is None else value / 100
-
-    return of
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def _sum(*parts: float | None) -> float | None:
@@ -45,52 +33,58 @@ def _sum(*parts: float | None) -> float | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def _rpo_s(status: Status) -> float | None:
+def _rpo_s(status: ReplicaStatus) -> float | None:
     """As it says itself; else the last epoch came to be safe so long ago, and was taken before."""
-    told = _seconds("rpo_now")(status)
-    return (
-        told
-        if told is not None
-        else _sum(_seconds("lag")(status), _seconds("safe_after_p50")(status))
-    )
+    told = _seconds(status.rpo_now_ms)
+    lag_s = _sum(_seconds(status.lag_ms), _seconds(status.safe_after_p50_ms))
+    return told if told is not None else lag_s
 
 
-def _held_s(status: Status) -> float | None:
+def _held_s(status: ReplicaStatus) -> float | None:
     """As it says itself; else half the time between two epochs' ends, and then for the epoch."""
-    if not status.get("output_commit"):
+    if not status.output_commit:
         return 0.0
-    told = _seconds("output_latency_p50")(status)
-    if told is not None:
-        return told
-    epoch_s = _seconds("epoch")(status)
-    return _sum(None if epoch_s is None else epoch_s / 2, _seconds("safe_after_p50")(status))
+    told, epoch_s = _seconds(status.output_latency_p50_ms), _seconds(status.epoch_ms)
+    half_s = None if epoch_s is None else epoch_s / 2
+    return told if told is not None else _sum(half_s, _seconds(status.safe_after_p50_ms))
 
 
 _PREFIX = "vmckpt_replication_"
 _SIDE = ("vm", "role", "host")
 _PRIMARY = ("vm", "host")
 _FIGURES = (
-    _ReplicationFamily("epochs_total", CounterMetricFamily, "Epochs taken.", _plain("epochs")),
     _ReplicationFamily(
-        "epochs_per_second", GaugeMetricFamily, "Epochs taken a second.", _plain("epochs_per_s")
+        "epochs_total", CounterMetricFamily, "Epochs taken.", lambda status: status.epochs
     ),
     _ReplicationFamily(
-        "sent_bytes_total", CounterMetricFamily, "What went to the standby.", _plain("sent_bytes")
+        "epochs_per_second",
+        GaugeMetricFamily,
+        "Epochs taken a second.",
+        lambda status: status.epochs_per_s,
+    ),
+    _ReplicationFamily(
+        "sent_bytes_total",
+        CounterMetricFamily,
+        "What went to the standby.",
+        lambda status: status.sent_bytes,
     ),
     _ReplicationFamily(
         "raw_bytes_total",
         CounterMetricFamily,
         "What was dirtied, whole pages.",
-        _plain("raw_bytes"),
+        lambda status: status.raw_bytes,
     ),
     _ReplicationFamily(
-        "dirty_pages_total", CounterMetricFamily, "Pages that were dirtied.", _plain("dirty_pages")
+        "dirty_pages_total",
+        CounterMetricFamily,
+        "Pages that were dirtied.",
+        lambda status: status.dirty_pages,
     ),
     _ReplicationFamily(
         "lag_seconds",
         GaugeMetricFamily,
         "How long ago the last epoch came to be safe.",
-        _seconds("lag"),
+        lambda status: _seconds(status.lag_ms),
     ),
     _ReplicationFamily(
         "rpo_seconds",
@@ -108,17 +102,19 @@ _FIGURES = (
         "slowed_ratio",
         GaugeMetricFamily,
         "For which part of its time the guest is stopped, so that the link can follow.",
-        _share("slowed"),
+        lambda status: _ratio(status.slowed_percent),
     ),
     _ReplicationFamily(
-        "term", GaugeMetricFamily, "The primary's term with the arbiter.", _plain("term")
+        "term",
+        GaugeMetricFamily,
+        "The primary's term with the arbiter.",
+        lambda status: status.term,
     ),
 )
-_QUANTILES = {"0.5": "pause_p50", "0.99": "pause_p99", "1": "pause_worst"}
 
 
-def replications(sides: Iterable[Status]) -> list[Metric]:
-    """All that are known; `sides` are statuses with `host` and `answers`, as `status` has them."""
+def replications(sides: Iterable[ReplicaSide]) -> list[Metric]:
+    """The metrics of all replications, from both sides of each."""
     up = GaugeMetricFamily(
         _PREFIX + "up",
         "Whether the service of this side answers (1) or not (0).",
@@ -138,19 +134,25 @@ def replications(sides: Iterable[Status]) -> list[Metric]:
         labels=(*_SIDE, "path"),
     )
     families = [f.kind(_PREFIX + f.name, f.help, labels=_PRIMARY) for f in _FIGURES]
-    for status in sides:
-        vm, role, host = str(status.get("vm") or "?"), str(status["role"]), str(status["host"])
-        add(up, (vm, role, host), status["answers"])
-        for path, how in (status.get("paths") or {}).items():
-            if status["answers"] and how != "none":
-                add(path_up, (vm, role, host, path), how == "heard")
-        if role != "primary":
+    for side in sides:
+        status, host = side.status, side.host.name
+        vm = status.vm or "?"
+        add(up, (vm, status.role, host), side.answers)
+        for path, how in (status.paths or {}).items():
+            if side.answers and how != "none":
+                add(path_up, (vm, status.role, host, path), how == "heard")
+        if not status.is_primary:
             continue
-        add(protected, (vm, host), status["answers"] and status["state"] == "protected")
-        if not status["answers"]:
+        add(protected, (vm, host), side.answers and status.state == PROTECTED)
+        if not side.answers:
             continue
-        for quantile, key in _QUANTILES.items():
-            add(pause, (vm, host, quantile), _seconds(key)(status))
+        quantiles = {
+            "0.5": status.pause_p50_ms,
+            "0.99": status.pause_p99_ms,
+            "1": status.pause_worst_ms,
+        }
+        for quantile, pause_ms in quantiles.items():
+            add(pause, (vm, host, quantile), _seconds(pause_ms))
         for family, figure in zip(families, _FIGURES, strict=True):
             add(family, (vm, host), figure.of(status))
     return [up, protected, path_up, pause, *families]

@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from vmckpt.errors import HostDownError, StorageError
-from vmckpt.foreign import NUMBER, Shape, parse, require
+from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.paths import FIRST, SECOND
 from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.status import ReplicaStatus
 
-Answer = Callable[[str], Awaitable[dict[str, Any]]]
+Answer = Callable[[str], Awaitable[ReplicaStatus]]
 # `stop` and `failover` answer when they are done.
 TIMEOUT_S = 60.0
 # How it is, it says at once, unless it stands still.
@@ -24,30 +23,6 @@ DISMISS = "dismiss"
 GO_ALONE = "go alone"
 # Said to a standby whose primary is certainly dead: it needs no term, nor the arbiter.
 TAKE_ALONE = "take alone"
-_OBJECT: Shape = {}
-_NUMBERS = (
-    "acknowledged_epoch", "dirty_pages", "disk_bytes", "disk_bytes_not_sent", "epoch", "epoch_ms",
-    "epochs", "epochs_per_s", "heard_ms_ago", "lag_ms", "lease_s", "link_bytes_per_s",
-    "output_latency_p50_ms", "output_latency_p99_ms", "pause_p50_ms", "pause_p99_ms",
-    "pause_worst_ms", "raw_bytes",
-    "received_bytes", "rpo_now_ms", "safe_after_p50_ms", "sent_bytes", "slowed_percent", "term",
-    "took_over_ms", "written_bytes_per_s",
-)  # fmt: skip
-_TEXTS = (
-    "arbiter", "primary", "qemu_id", "run", "second_path_lacks", "standby", "tracker", "vm", "why",
-)  # fmt: skip
-# What every status has, and of what type all else is that is read of one. A service of another
-# version of vmckpt says less: what is missing is not known, and None.
-STATUS: Shape = {
-    "role": str,
-    "state": str,
-    **{f"{name}??": NUMBER for name in _NUMBERS},
-    **{f"{name}??": str for name in _TEXTS},
-    **{f"{name}??": bool for name in ("epoch_is_auto", "may_run", "output_commit")},
-    "paths??": {},
-    "path_addresses??": {f"{path}??": (str,) for path in (FIRST, SECOND)},
-    "path_heard_ms_ago??": {f"{path}??": NUMBER for path in (FIRST, SECOND)},
-}
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0
 
@@ -62,7 +37,7 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
             while word := (await reader.readline()).decode().strip():
                 unanswered.add(heard := asyncio.Event())
                 try:
-                    writer.write(json.dumps(await answer(word)).encode() + b"\n")
+                    writer.write(json.dumps((await answer(word)).to_json()).encode() + b"\n")
                     await writer.drain()
                 finally:
                     unanswered.discard(heard)
@@ -85,9 +60,9 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
                     await heard.wait()
 
 
-async def write_last_word(host: Host, files: ServiceFiles, status: Mapping[str, Any]) -> None:
+async def write_last_word(host: Host, files: ServiceFiles, status: ReplicaStatus) -> None:
     """Write down how a service ended, on a full disk too. Raises StorageError."""
-    text = json.dumps(status)
+    text = json.dumps(status.to_json())
     try:
         await host.write_text(files.status, text)
     except StorageError:
@@ -96,14 +71,9 @@ async def write_last_word(host: Host, files: ServiceFiles, status: Mapping[str, 
 
 
 async def ask(
-    host: Host,
-    files: ServiceFiles,
-    word: str,
-    timeout_s: float = TIMEOUT_S,
-    *,
-    shape: Shape = _OBJECT,
-) -> dict[str, Any]:
-    """What the service says to `word`, which is of that `shape`.
+    host: Host, files: ServiceFiles, word: str, timeout_s: float = TIMEOUT_S
+) -> ReplicaStatus:
+    """The service's status after it did what `word` says.
 
     Raises HostDownError when there is none, it is silent, or says what makes no sense.
     """
@@ -113,9 +83,7 @@ async def ask(
             writer.write(f"{word}\n".encode())
             line = await reader.readline()
         if line:
-            said: dict[str, Any] = parse(line)
-            require(shape, said)
-            return said
+            return ReplicaStatus.from_json(parse(line))
         why = "it ended before it answered"
     except ValueError as exc:  # a line that does not end is one too
         why = f"its answer is malformed: {exc}"

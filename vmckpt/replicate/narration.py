@@ -20,6 +20,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.hosts.processes.process import APPENDED
 from vmckpt.replicate.paths import UNHEARD
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.vm.paths import file_name
 
 MOST_BYTES = 1 << 20
@@ -41,7 +42,7 @@ ALSO_TOLD = (
     "epoch",
     "paths",
 )
-Status = Callable[[], dict[str, Any]]
+Status = Callable[[], ReplicaStatus]
 # What of an event is read as it stands.
 _EVENT: Shape = {"time": str, "host": str, "role?": str, "state": str, "paths?": {}}
 
@@ -58,7 +59,7 @@ async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
 
     def tell() -> None:
         said = status()
-        facts = {name: said.get(name) for name in TOLD_BY} | {"unheard": _unheard(said)}
+        facts = {name: getattr(said, name) for name in TOLD_BY} | {"unheard": _unheard(said)}
         if not told or told[-1] != facts:
             told[:] = [facts]
             tell_event(host, said)
@@ -78,17 +79,18 @@ async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
         tell()
 
 
-def _unheard(said: dict[str, Any]) -> list[str]:
+def _unheard(said: ReplicaStatus) -> list[str]:
     """The paths that are lost: that is told too, and when they are there again."""
-    return [path for path, how in said.get("paths", {}).items() if how in UNHEARD]
+    return [path for path, how in (said.paths or {}).items() if how in UNHEARD]
 
 
-def tell_event(host: HostEntry, said: dict[str, Any]) -> None:
+def tell_event(host: HostEntry, said: ReplicaStatus) -> None:
     """Append what a status says now. A file that cannot be written stops nothing."""
-    facts = {name: said[name] for name in (*TOLD_BY, *ALSO_TOLD) if said.get(name) is not None}
+    known = said.to_json()
+    facts = {name: known[name] for name in (*TOLD_BY, *ALSO_TOLD) if name in known}
     time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": time_.replace("+00:00", "Z"), "host": host.name, **facts})
-    path = events_file(host, said["vm"])
+    path = events_file(host, str(said.vm))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(path, APPENDED, 0o600), "w") as file:

@@ -41,13 +41,12 @@ from vmckpt.replicate.operator.leftovers import end_stale, end_waiting, remove_s
 from vmckpt.replicate.operator.sides import last_word
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.request import (
-    ENDED,
     REQUEST,
     ReplicationRequest,
     ServiceFiles,
-    has_left,
     read_request,
 )
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
@@ -198,10 +197,17 @@ async def _settle(
     else:
         await _end_replaced(request, vm)
         said = "replaced: the standby has taken over; this QEMU was ended"
-    status = await last_word(request.primary, files) or {}
-    about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended"}
-    about |= {"ending": said.partition(":")[0], "why": said}
-    await write_last_word(request.primary, files, status | about)
+    about = ReplicaStatus(
+        role=Role.PRIMARY,
+        state="ended",
+        vm=request.vm,
+        run=request.run,
+        ending=said.partition(":")[0],
+        why=said,
+    )
+    last = await last_word(request.primary, files)
+    status = ReplicaStatus.from_json(last.to_json() | about.to_json()) if last else about
+    await write_last_word(request.primary, files, status)
     tell_event(request.primary, about)
 
 
@@ -295,7 +301,7 @@ async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> boo
         said = await last_word(request.primary, files)
     except (OSError, StorageError):
         return True
-    if at_any_rate and said is not None and said["state"] in ENDED and not has_left(said):
+    if at_any_rate and said is not None and said.has_ended and not said.has_left:
         return False
     with suppress(StorageError):
         return text is not None and REQUEST.decode(text, files.request).run == request.run

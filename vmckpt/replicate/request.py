@@ -4,10 +4,9 @@ STATE/replicas/VM on both hosts: request.json, status.json (as it last was), con
 the processes there say besides.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.hosts.host import Host, HostEntry, entry_fields
@@ -20,20 +19,6 @@ from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import file_name
 
 DIRECTORY = "replicas"
-# What a standby's status says when it has taken the guest over.
-PROMOTED = "promoted"
-# What a service's status says when nothing of it is left to be done.
-ENDED = ("ended", PROMOTED)
-
-
-def has_left(status: Mapping[str, Any]) -> bool:
-    """Whether a primary's last word is that its standby may have the guest, or has it."""
-    return status.get("ending") in ("yours", "replaced")
-
-
-def is_settled(status: Mapping[str, Any]) -> bool:
-    """Whether a primary's last word is that no standby may have the guest any more."""
-    return status.get("ending") in ("stopped", "alone", "guest_off", "lost")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class Mirrors:
         """QEMU has closed a mirror's connection."""
         self._lost = self._lost or f"QEMU has closed the mirror of {which}"
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, Any]:
         """For the status: of all that was written, or copied, what the standby had already."""
         if not self._sources:
             return {}

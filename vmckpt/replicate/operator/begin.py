@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
@@ -23,7 +22,6 @@ from vmckpt.replicate.operator.folding import fold_there
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.operator.sides import (
-    DEAD,
     POLL_S,
     last_word,
     sides,
@@ -33,13 +31,12 @@ from vmckpt.replicate.operator.sides import (
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
 from vmckpt.replicate.primary.claim import is_of_this_home, require_right, took_over
 from vmckpt.replicate.request import (
-    ENDED,
     REQUEST,
     ReplicationRequest,
     ServiceFiles,
     as_itself,
-    has_left,
 )
+from vmckpt.replicate.status import DEAD, PROTECTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import save_to
 from vmckpt.units import format_size
@@ -48,13 +45,12 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
-PROTECTED = "protected"
 # A guest that writes this part of what the link takes has no room for a busier moment.
 NEAR = 0.8
 ROOM_BYTES = 16 << 10
 
 
-async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) -> dict[str, Any]:
+async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) -> ReplicationOutcome:
     """Have the VM protected by `standby`; returns the primary's status once it is.
 
     Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
@@ -71,7 +67,7 @@ async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) ->
 
 async def _begun(
     vm: Vm, standby: Host, options: ReplicationOptions, run: str, *, one_machine: bool
-) -> dict[str, Any]:
+) -> ReplicationOutcome:
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)
@@ -109,7 +105,7 @@ async def _begun(
         await finish(_undo(vm.host, ours, standby, theirs))
         raise
     warnings = [found.reason for found in checks if found.verdict == WARN]
-    return status | {"warnings": [*warnings, *_unheard(status), *_slowed(status)]}
+    return ReplicationOutcome(status, (*warnings, *_unheard(status), *_slowed(status)))
 
 
 async def _copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
@@ -134,23 +130,23 @@ async def _require_new(vm: Vm, standby: Host) -> None:
     found = await sides(vm.name, (vm.host, standby))
     is_of_home = await is_of_this_home(vm)
     has_ended = {
-        side.status.get("run")
+        side.status.run
         for side in found
-        if side.status["role"] == "primary" and side.status["state"] in ENDED
-        if not has_left(side.status)
+        if side.status.is_primary and side.status.has_ended
+        if not side.status.has_left
     }
     for side in found:
         told = side.status
-        is_dead = told["state"] == DEAD
-        was_replaced = is_dead and told["role"] == "primary" and side.host.name == old
-        was_lost = is_dead and told["role"] == "standby" and told["run"] in has_ended
-        is_left = side.host.name == vm.host.name and has_left(told) and is_of_home
-        is_over = told["state"] in ENDED and not is_left
+        is_dead = told.state == DEAD
+        was_replaced = is_dead and told.is_primary and side.host.name == old
+        was_lost = is_dead and not told.is_primary and told.run in has_ended
+        is_left = side.host.name == vm.host.name and told.has_left and is_of_home
+        is_over = told.has_ended and not is_left
         if side.answers or not (was_replaced or was_lost or is_over):
-            why = "answers" if side.answers else f"is {side.status['state']}, not ended"
+            why = "answers" if side.answers else f"is {told.state}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",
-                why=f"the {side.status['role']}'s service on {side.host.name} {why}",
+                why=f"the {told.role}'s service on {side.host.name} {why}",
                 remedy=f"vmckpt replicate stop {vm.name}",
             )
         if was_lost:
@@ -186,44 +182,44 @@ async def _machine(host: Host, files: QemuDir) -> GuestMachine:
         return await describe(monitor)
 
 
-async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> dict[str, Any]:
+async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> ReplicaStatus:
     while True:
         with suppress(HostDownError):  # it has no ear yet, or has ended
             status = await ask(vm.host, files, "status")
-            if status["state"] == PROTECTED and _second_path(status) != WAITING:
+            if status.state == PROTECTED and _second_path(status) != WAITING:
                 return status
         if not await vm.host.is_alive(service):
             ended = await last_word(vm.host, files)
             why, remedy = last_error(await vm.host.read_text(files.log) or "")
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
-                why=ended.get("why") or "-" if ended else why or "its service ended",
+                why=ended.why or "-" if ended else why or "its service ended",
                 remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
 
 
-def _second_path(status: dict[str, Any]) -> str:
+def _second_path(status: ReplicaStatus) -> str:
     """How it is; a service of another version may not say."""
-    return str((status.get("paths") or {}).get(SECOND, NONE))
+    return (status.paths or {}).get(SECOND, NONE)
 
 
-def _unheard(status: dict[str, Any]) -> list[str]:
+def _unheard(status: ReplicaStatus) -> list[str]:
     """What is to be said of a second path that was to be there."""
     if _second_path(status) in (HEARD, NONE):
         return []
-    here, *_, there = (status.get("path_addresses") or {}).get(SECOND) or ("?", "?")
+    here, *_, there = (status.path_addresses or {}).get(SECOND) or ("?", "?")
     return [
         f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
         "another over the connection alone"
     ]
 
 
-def _slowed(status: dict[str, Any]) -> list[str]:
+def _slowed(status: ReplicaStatus) -> list[str]:
     """What is to be said of a guest that writes faster than the link takes, or nearly so."""
-    writes = status.get("written_bytes_per_s") or 0
-    takes = status.get("link_bytes_per_s") or 0
-    slowed, stops = status.get("slowed_percent") or 0, "by stops of a tenth of a second at most"
+    writes = status.written_bytes_per_s or 0
+    takes = status.link_bytes_per_s or 0
+    slowed, stops = status.slowed_percent or 0, "by stops of a tenth of a second at most"
     if not (slowed or (takes and writes > NEAR * takes)):
         return []
     said = "the guest writes faster than the link takes"

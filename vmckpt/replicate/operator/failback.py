@@ -4,28 +4,27 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.sockets.hearing import heard
 from vmckpt.options.replication import ReplicationOptions
-from vmckpt.replicate.operator.begin import PROTECTED, start
+from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.operate import failover
 from vmckpt.replicate.operator.sides import sides
 from vmckpt.replicate.request import REQUEST, ServiceFiles
+from vmckpt.replicate.status import PROTECTED, ReplicationOutcome
 from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm
 
 
 async def failback(
     vm: Vm, target: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
-) -> dict[str, Any]:
-    """Have `target` protect the VM and then go on with it; the status of `target`'s side then.
+) -> ReplicationOutcome:
+    """Have `target` protect the VM and then take it over; the status of `target`'s side then.
 
-    One that protects it already only goes on with it. With `guest_downtime_ms`, by the guest's
-    heartbeats: None where nobody hears them. Raises as `start` and `failover` do: whenever it does,
-    the VM runs where it was, or on `target`, or a standby may go on with it, as the error says.
+    One that protects it already only takes it over. Raises as `start` and `failover` do: the VM
+    runs where it was, or on `target`, or a standby may take it over, as the error says.
     """
     if not options.arbiter:  # see `last_options`
         raise RefusedError(
@@ -36,16 +35,16 @@ async def failback(
         )
     known, notes = tuple(hosts), list[str]()
     if not await _is_protected_by(target, vm.name, known):
-        notes += (await start(vm, target, options, run))["warnings"]
+        notes += (await start(vm, target, options, run)).warnings
     began_s = time.monotonic()
-    status = await failover(vm.name, known)
+    outcome = await failover(vm.name, known)
     ended_s = time.monotonic()
     silence, guest = None, vm.spec.heartbeat_id
     if guest is not None:
         silence = await heard(target, guest, began_s, ended_s, lambda _, why: notes.append(why))
     downtime_ms = round(silence.longest_gap_ms, 1) if silence else None
-    notes += status["warnings"]
-    return status | {"guest_downtime_ms": downtime_ms, "warnings": notes}
+    notes += outcome.warnings
+    return outcome._replace(guest_downtime_ms=downtime_ms, warnings=tuple(notes))
 
 
 async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bool:
@@ -53,13 +52,12 @@ async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bo
     told = [side.status for side in await sides(name, hosts) if side.answers]
     if not told:
         return False
-    primaries = [status for status in told if status["role"] == "primary"]
-    if any(s["standby"] == target.name and s["state"] == PROTECTED for s in primaries):
+    primaries = [status for status in told if status.is_primary]
+    if any(s.standby == target.name and s.state == PROTECTED for s in primaries):
         return True
     raise RefusedError(
         f"'{name}' is being replicated",
-        why=f"{told[0]['role']} {told[0]['state']}: from {told[0]['primary']} to "
-        f"{told[0]['standby']}",
+        why=f"{told[0].role} {told[0].state}: from {told[0].primary} to {told[0].standby}",
         remedy=f"see `vmckpt replicate status {name}`, or end that: vmckpt replicate stop {name}",
     )
 

@@ -15,7 +15,6 @@ from vmckpt.replicate.operator.leftover_copies import CopiesFate
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import sides
 from vmckpt.replicate.operator.stop import stop
-from vmckpt.replicate.request import ENDED
 from vmckpt.vm.inventory import Vm, homes
 
 LOOK_S = 5.0
@@ -97,8 +96,8 @@ async def _look(name: str, hosts: Sequence[Host], window: DailyWindow | None) ->
         )
     vm = alive[0] if len(alive) == 1 else None
     told = await sides(name, reached)
-    roles = [str(side.status["role"]) for side in told if side.answers]
-    is_cut_off = any(not side.answers and side.status["state"] not in ENDED for side in told)
+    roles = [side.status.role for side in told if side.answers]
+    is_cut_off = any(not side.answers and not side.status.has_ended for side in told)
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
     view = KeepingView(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
     move, said = decide(view, [host.name for host in hosts])

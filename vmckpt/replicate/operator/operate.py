@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 from vmckpt.errors import (
     HostDownError,
@@ -33,7 +32,8 @@ from vmckpt.replicate.primary.claim import (
     require_right,
     took_over,
 )
-from vmckpt.replicate.request import ENDED, PROMOTED, ServiceFiles, has_left, is_settled
+from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.status import PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm, look, read_vm
 from vmckpt.vm.start import Replaced
@@ -41,8 +41,8 @@ from vmckpt.vm.start import Replaced
 
 async def failover(
     name: str, hosts: Iterable[Host], *, primary_is_dead: bool = False
-) -> dict[str, Any]:
-    """Have the standby go on with the guest; its status then, with `warnings`.
+) -> ReplicationOutcome:
+    """Have the standby take the guest over; its status then.
 
     A primary that answers hands the guest over, and nothing is lost. `primary_is_dead`: the
     operator says that nothing of it runs, and that the arbiter is gone for good. Raises
@@ -54,16 +54,16 @@ async def failover(
     found = await sides(name, hosts)
     standby = await _standby_of(name, found)
     status = standby.status
-    if status["state"] != PROMOTED and not await _died_in_it(name, standby):
+    if status.state != PROMOTED and not await _died_in_it(name, standby):
         status = await _taken_over(name, standby, found, hosts, is_dead=primary_is_dead)
     warnings = await _left(name, status, hosts)
-    if status.get("took_over_ms") is None and not await _runs_by_now(standby.host, name):
+    if status.took_over_ms is None and not await _runs_by_now(standby.host, name):
         raise OutcomeUnknownError(
             f"{standby.host.name} has '{name}', which does not run there",
-            why="; ".join([str(status.get("why") or "-"), *warnings]),
+            why="; ".join([status.why or "-", *warnings]),
             remedy=f"vmckpt vm start {name}",
         )
-    return status | {"warnings": warnings}
+    return ReplicationOutcome(status, tuple(warnings))
 
 
 async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
@@ -86,29 +86,29 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
     of_now = [
         side
         for side in found
-        if side.status["role"] == "standby"
-        if side.status["state"] != PROMOTED or await _is_at_home(name, side)
+        if not side.status.is_primary
+        if side.status.state != PROMOTED or await _is_at_home(name, side)
     ]
-    primaries = [side.status for side in found if side.answers and side.status["role"] == "primary"]
+    primaries = [side.status for side in found if side.answers and side.status.is_primary]
     if primaries:
-        runs = {told.get("run") for told in primaries}
-        of_now = [side for side in of_now if side.status.get("run") in runs]
+        runs = {told.run for told in primaries}
+        of_now = [side for side in of_now if side.status.run in runs]
         if not of_now:
             raise OperationFailedError(
                 f"nobody was asked to take '{name}' over",
-                why=f"{primaries[0].get('standby')}, which protects it, says nothing of it",
+                why=f"{primaries[0].standby}, which protects it, says nothing of it",
                 remedy=f"see to that host, and `vmckpt replicate status {name}`",
             )
     if not of_now:
         raise not_replicated(name)
     # One that has the guest at home has it from nobody who came later.
-    return min(of_now, key=lambda side: (side.status["state"] != PROMOTED, not side.answers))
+    return min(of_now, key=lambda side: (side.status.state != PROMOTED, not side.answers))
 
 
 async def _is_at_home(name: str, promoted: ReplicaSide) -> bool:
     """Whether the guest is still where that standby took it over; else it has moved on since."""
     home = await read_vm(promoted.host, name)
-    return home is not None and home.qemu.files.qemu_id == promoted.status.get("qemu_id")
+    return home is not None and home.qemu.files.qemu_id == promoted.status.qemu_id
 
 
 async def _taken_over(
@@ -118,15 +118,11 @@ async def _taken_over(
     hosts: Iterable[Host],
     *,
     is_dead: bool,
-) -> dict[str, Any]:
+) -> ReplicaStatus:
     """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
     for side in found:
         told = side.status
-        if (
-            side.answers
-            and told["role"] == "primary"
-            and told.get("run") == standby.status.get("run")
-        ):
+        if side.answers and told.is_primary and told.run == standby.status.run:
             with suppress(HostDownError):  # it died over it: the standby sees to that
                 await ask(side.host, ServiceFiles.of(side.host, name), "failover")
     files = ServiceFiles.of(standby.host, name)
@@ -137,10 +133,10 @@ async def _taken_over(
             await ask(standby.host, files, "failover")
     await _await_decision(standby.host, name)
     status = (await last_word(standby.host, files)) or standby.status
-    if status["state"] != PROMOTED:
+    if status.state != PROMOTED:
         raise OperationFailedError(
             f"{standby.host.name} did not take '{name}' over",
-            why=str(status.get("why") or "") or "its service has ended without a word",
+            why=status.why or "its service has ended without a word",
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
     return status
@@ -150,11 +146,11 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
     """Have it take over without the arbiter, should that give no answer. Raises RefusedError: its
     primary is not dead, or has gone on alone.
     """
-    files, primary = ServiceFiles.of(standby.host, name), standby.status.get("primary")
+    files, primary = ServiceFiles.of(standby.host, name), standby.status.primary
     for host in hosts:
         with suppress(HostDownError):
             home, said = await read_vm(host, name), await side_of(host, name)
-            is_newer = said is not None and host.name == primary and is_settled(said.status)
+            is_newer = said is not None and host.name == primary and said.status.is_settled
             if host.name == standby.host.name or not (
                 is_newer or (home is not None and await home.is_alive())
             ):
@@ -170,12 +166,12 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
         await ask(standby.host, files, TAKE_ALONE)
 
 
-async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> list[str]:
+async def _left(name: str, status: ReplicaStatus, hosts: Iterable[Host]) -> list[str]:
     """Remove what the old primary has; what is to be said of one that does not answer."""
     try:
         await settle(name, hosts)
     except HostDownError as exc:
-        old = status.get("primary")
+        old = status.primary
         return [
             f"{old} gives no answer ({exc.why}): what it still has of '{name}' is removed by the "
             "next command that finds it there, and never run"
@@ -199,13 +195,13 @@ async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
     """The same by what the standby's service said."""
     for side in await sides(name, hosts):
         told = side.status
-        if told["role"] != "standby" or told["state"] != PROMOTED:
+        if told.is_primary or told.state != PROMOTED or told.primary_qemu_id is None:
             continue
         if not await _is_at_home(name, side):
             continue
-        old = [host for host in hosts if host.name == told["primary"] != side.host.name]
+        old = [host for host in hosts if host.name == told.primary != side.host.name]
         gone = [
-            await remove_taken_over(host, name, told["primary_qemu_id"], side.host.name)
+            await remove_taken_over(host, name, told.primary_qemu_id, side.host.name)
             for host in old
         ]
         if all(gone):
@@ -258,11 +254,11 @@ async def require_decided(vm: Vm) -> None:
     """
     side = await side_of(vm.host, vm.name)
     is_asked = await vm.host.exists(vm.directory.claim) or await took_over(vm)
-    is_over = side is None or side.status["role"] != "primary" or side.status["state"] in ENDED
+    is_over = side is None or not side.status.is_primary or side.status.has_ended
     if is_asked and is_over:
         await require_right(vm)
         return
-    if side is None or (is_over and not (has_left(side.status) and await is_of_this_home(vm))):
+    if side is None or (is_over and not (side.status.has_left and await is_of_this_home(vm))):
         return
     raise RefusedError(
         f"a standby may be about to go on with '{vm.name}'",

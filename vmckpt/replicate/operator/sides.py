@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 from vmckpt.codec import convert
 from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, NotFoundError, TimedOutError, VmckptError
-from vmckpt.foreign import MalformedError, parse, require
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.replicate.control import STATUS, STATUS_TIMEOUT_S, ask
+from vmckpt.replicate.control import STATUS_TIMEOUT_S, ask
 from vmckpt.replicate.request import DIRECTORY, REQUEST, ServiceFiles
+from vmckpt.replicate.status import DEAD, SILENT, ReplicaStatus, Role
 
 POLL_S, BEGIN_S = 0.05, 60.0
-# The state of a service that was killed.
-DEAD = "dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,12 @@ class ReplicaSide(NamedTuple):
     """What one host's service says of a VM; `answers`: it lives. Else it is its last word."""
 
     host: Host
-    status: dict[str, Any]
+    status: ReplicaStatus
     answers: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return self.status.to_json() | {"host": self.host.name, "answers": self.answers}
 
 
 async def sides(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
@@ -54,7 +57,7 @@ async def sides(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
     found = [side for side in answers.given if side is not None]
     if not found and answers.silent:
         raise answers.silent[0]
-    return sorted(found, key=lambda side: str(side.status["role"]))
+    return sorted(found, key=lambda side: side.status.role)
 
 
 async def all_sides(hosts: Iterable[Host]) -> Answers[list[ReplicaSide]]:
@@ -74,46 +77,41 @@ async def side_of(host: Host, name: str) -> ReplicaSide | None:
     if not await host.exists(files.request):
         return None
     try:
-        told = await ask(host, files, "status", STATUS_TIMEOUT_S, shape=STATUS)
+        told = await ask(host, files, "status", STATUS_TIMEOUT_S)
         return ReplicaSide(host, told, answers=True)
     except HostDownError as exc:
         said = await last_word(host, files) or await _without_a_word(host, files, exc)
         return ReplicaSide(host, said, answers=False)
 
 
-async def _without_a_word(
-    host: Host, files: ServiceFiles, silence: HostDownError
-) -> dict[str, Any]:
+async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:
     """The status of a service that was killed, or stands still."""
     text = await host.read_text(files.request) or "{}"
     try:
         asked = convert(_Asked, parse(text))
     except MalformedError as exc:
         raise REQUEST.damaged(files.request, str(exc), host.name) from exc
-    role = "primary" if asked.primary.name == host.name else "standby"
-    about = {
-        "vm": asked.vm,
-        "run": asked.run,
-        "primary": asked.primary.name,
-        "standby": asked.standby.name,
-    }
-    if await services(host, files.path.name):
-        return {"role": role, **about, "state": "silent", "why": silence.why}
-    why = "its service has died without a word"
-    return {"role": role, **about, "state": DEAD, "why": why}
+    lives = await services(host, files.path.name)
+    return ReplicaStatus(
+        role=Role.PRIMARY if asked.primary.name == host.name else Role.STANDBY,
+        state=SILENT if lives else DEAD,
+        why=silence.why if lives else "its service has died without a word",
+        vm=asked.vm,
+        run=asked.run,
+        primary=asked.primary.name,
+        standby=asked.standby.name,
+    )
 
 
-async def last_word(host: Host, files: ServiceFiles) -> dict[str, Any] | None:
+async def last_word(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
     """What a service wrote down at its end; None: it has not ended, or was killed.
 
     A last word that a power cut emptied is none.
     """
     try:
-        said: dict[str, Any] = parse(await host.read_text(files.status) or "")
-        require(STATUS, said)
+        return ReplicaStatus.from_json(parse(await host.read_text(files.status) or ""))
     except MalformedError:
         return None
-    return said
 
 
 async def services(host: Host, name: str) -> list[ProcessId]:

@@ -3,9 +3,9 @@
 Afterwards the VM runs where it was, no replica may take over, and it may be protected anew.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
 from vmckpt.hosts.every import Answers, ask_every
@@ -18,7 +18,6 @@ from vmckpt.replicate.operator.leftovers import end_waiting
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
-    DEAD,
     ReplicaSide,
     last_word,
     not_replicated,
@@ -29,7 +28,8 @@ from vmckpt.replicate.operator.sides import (
     while_there_is,
 )
 from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, refused
-from vmckpt.replicate.request import ENDED, PROMOTED, ServiceFiles, has_left
+from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.status import DEAD, PROMOTED, ReplicaStatus, Role
 from vmckpt.vm.inventory import Vm, read_vm
 
 # An arbiter that fails may be back soon.
@@ -44,8 +44,10 @@ async def stop(
     copies: CopiesFate = CopiesFate.DISCARD,
     *,
     standby_is_dead: bool = False,
-) -> dict[str, Any]:
-    """End the VM's replication: it runs on where it is, unprotected.
+) -> ReplicaStatus | None:
+    """End the VM's replication: it runs on where it is, unprotected; the last status of it.
+
+    None: no service was left, only what it wrote beside its shared disks.
 
     What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that hosts
     which give no answer do nothing more; what another has counts. An arbiter that gives no answer
@@ -60,24 +62,24 @@ async def stop(
     found = await _sides_if_any(name, hosts)
     if not found:
         if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
-            return {"vm": name, "why": "what it wrote is on its shared disks"}
+            return None
         raise not_replicated(name)
-    answering = {str(side.status["role"]): side.host for side in found if side.answers}
-    if "standby" in answering and not (
-        "primary" in answering or await _is_alive_at_primary(name, found)
+    answering = {side.status.role: side.host for side in found if side.answers}
+    if Role.STANDBY in answering and not (
+        Role.PRIMARY in answering or await _is_alive_at_primary(name, found)
     ):
         raise RefusedError(
             f"the primary of '{name}' gives no answer",
-            why=f"{answering['standby'].name} may have the only copy of the guest by now",
+            why=f"{answering[Role.STANDBY].name} may have the only copy of the guest by now",
             remedy=f"vmckpt replicate failover {name}",
         )
     last, has_arbiter = found[0].status, True
     for side in found:
-        if side.answers and side.status["role"] == "primary":
+        if side.answers and side.status.is_primary:
             last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
     for side in found:
         await until_gone(side.host, name)
-    if not (standby_is_dead or any(side.status["role"] == "standby" for side in found)):
+    if not (standby_is_dead or any(not side.status.is_primary for side in found)):
         await _require_no_other_home(name, found, hosts)
     if has_arbiter:
         last = (
@@ -102,7 +104,7 @@ async def _is_alive_at_primary(name: str, found: Iterable[ReplicaSide]) -> bool:
     Its standby may take over all the same, until it is ended.
     """
     for side in found:
-        if side.status["role"] == "primary" and side.status["state"] == DEAD:
+        if side.status.is_primary and side.status.state == DEAD:
             vm = await read_vm(side.host, name)
             if vm is not None and await vm.is_alive():
                 return True
@@ -118,16 +120,16 @@ async def _require_no_other_home(
     """
     known = {host.name: host for host in hosts}
     for side in found:
-        if side.status["role"] != "primary" or not has_left(side.status):
+        if not side.status.is_primary or not side.status.has_left:
             continue
-        vm, standby = await read_vm(side.host, name), known.get(str(side.status.get("standby")))
+        vm, standby = await read_vm(side.host, name), known.get(str(side.status.standby))
         if vm is None or (standby is not None and await _answers(standby)):
             continue
         answer = await ask_about(vm)
         if answer is None:
             raise RefusedError(
                 f"'{name}' was left to its standby, which may run it",
-                why=f"the standby's host ({side.status.get('standby')}) gives no answer",
+                why=f"the standby's host ({side.status.standby}) gives no answer",
                 remedy=f"once it is off for certain: vmckpt replicate stop {name} "
                 "--standby-is-dead",
             )
@@ -166,10 +168,10 @@ async def _require_may_run(
     homes = [vm for vm in answers.given if vm is not None]
     if len(homes) != 1:
         return
-    vm, roles = homes[0], {side.host.name: side.status["role"] for side in found}
+    vm, roles = homes[0], {side.host.name: side.status.role for side in found}
     role = roles.get(vm.host.name)
-    may_be_elsewhere = role == "standby" and answers.silent and not standby_is_dead
-    answer = await ask_about(vm) if role == "primary" or may_be_elsewhere else None
+    may_be_elsewhere = role is Role.STANDBY and answers.silent and not standby_is_dead
+    answer = await ask_about(vm) if role is Role.PRIMARY or may_be_elsewhere else None
     if answer is None:
         return
     if answer.right is not Right.OURS:
@@ -197,7 +199,7 @@ async def _answers(host: Host) -> bool:
 
 async def _primary_ended(
     name: str, primary: ReplicaSide, hosts: Iterable[Host], standby_is_dead: bool
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[ReplicaStatus, bool]:
     """End the primary's service; what it says at its end, and whether the arbiter knows of it.
 
     One that waits for an arbiter that gives no answer goes on without it, once nothing of the
@@ -205,12 +207,12 @@ async def _primary_ended(
     certain, HostDownError when the primary waits for something else.
     """
     files = ServiceFiles.of(primary.host, name)
-    is_waiting = bool(primary.status.get("arbiter_fails"))
+    is_waiting = bool(primary.status.arbiter_fails)
     try:
         return await ask(primary.host, files, "stop", ARBITER_S if is_waiting else TIMEOUT_S), True
     except HostDownError:
         now = await side_of(primary.host, name)
-        if now is None or not (now.answers and now.status.get("arbiter_fails")):
+        if now is None or not (now.answers and now.status.arbiter_fails):
             if is_waiting:  # no longer
                 return await ask(primary.host, files, "stop", TIMEOUT_S), True
             raise
@@ -220,16 +222,16 @@ async def _primary_ended(
 
 
 async def _end_standby(
-    name: str, told: Mapping[str, Any], hosts: Iterable[Host], *, is_dead: bool
+    name: str, told: ReplicaStatus, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
     """End all of the standby. Raises RefusedError when it may have the guest; `is_dead`: not so for
     a host that gives no answer.
     """
-    silent = f"the arbiter gives no answer ({told['arbiter_fails']}), nor does {told['standby']}"
-    host = next((host for host in hosts if host.name == told["standby"]), None)
+    silent = f"the arbiter gives no answer ({told.arbiter_fails}), nor does {told.standby}"
+    host = next((host for host in hosts if host.name == told.standby), None)
     try:
         if host is None:
-            raise HostDownError(told["standby"], why="not in the inventory", remedy="add it")
+            raise HostDownError(str(told.standby), why="not in the inventory", remedy="add it")
         for process in await services(host, name):
             await host.kill(process)
         await end_waiting(host, name)
@@ -265,7 +267,7 @@ async def _require_nowhere_else(
         )
     if is_dead:
         return
-    standby = primary.status.get("standby")
+    standby = primary.status.standby
     if standby not in {host.name for host in hosts}:
         raise _not_certain(name, f"its standby's host, {standby}, is none of those that are known")
     if unheard := following.silent or homes.silent:
@@ -273,9 +275,7 @@ async def _require_nowhere_else(
         raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
     said = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
-        one["state"] == PROMOTED and one.get("run") == primary.status.get("run")
-        for one in said
-        if one is not None
+        one.state == PROMOTED and one.run == primary.status.run for one in said if one is not None
     ):
         raise _not_certain(name, "its standby took it over, and does not have it any more")
 
@@ -291,7 +291,7 @@ def _not_certain(name: str, why: str) -> RefusedError:
 
 async def _settle_standbys(name: str, found: Iterable[ReplicaSide], copies: CopiesFate) -> None:
     for side in found:
-        if side.status["role"] == "standby":
+        if not side.status.is_primary:
             await settle_copies(side.host, ServiceFiles.of(side.host, name), copies)
 
 
@@ -302,35 +302,35 @@ async def _settle_term(
     copies: CopiesFate,
     *,
     standby_is_dead: bool,
-) -> dict[str, Any] | None:
+) -> ReplicaStatus | None:
     """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
 
     It is when its service was killed, or left the guest to a standby that does not have it. What
     counts is how the services have ended, not what they said before.
     """
     words = [(side, await last_word(side.host, ServiceFiles.of(side.host, name))) for side in found]
-    primaries = [(side, said) for side, said in words if side.status["role"] == "primary"]
-    runs = {side.status.get("run") for side, _ in primaries}
+    primaries = [(side, said) for side, said in words if side.status.is_primary]
+    runs = {side.status.run for side, _ in primaries}
     is_left = any(_is_left(said) for _, said in primaries)
-    taken, failed, last = set[Any](), "", dict[str, Any]()
+    taken, failed, last = set[str | None](), "", None
     for side, said in words:  # the first: they may have the term
-        if side.status["role"] != "standby":
+        if side.status.is_primary:
             continue
         await end_waiting(side.host, name)
         is_home = await read_vm(side.host, name) is not None
-        is_taken = said is not None and said["state"] == PROMOTED
+        is_taken = said is not None and said.state == PROMOTED
         if _is_killed(said) or (is_left and not (is_home or is_taken)):
             failed = await _abandoned(side.host, name) or failed
             if failed and is_home:
                 why = f"it is paused on {side.host.name}, go on with it by: vmckpt vm start {name}"
-                last = {**side.status, "why": why}
+                last = replace(side.status, why=why)
         await settle_copies(side.host, ServiceFiles.of(side.host, name), copies)
         if is_taken and not standby_is_dead:
-            taken.add(side.status.get("run"))
+            taken.add(side.status.run)
     homes = await _homes_but(name, "", hosts)
     for side, said in primaries:
         is_elsewhere = any(home != side.host.name for home in homes.given)
-        if not _is_left(said) or is_elsewhere or side.status.get("run") in taken:
+        if not _is_left(said) or is_elsewhere or side.status.run in taken:
             continue
         is_gone = True
         try:
@@ -346,17 +346,17 @@ async def _settle_term(
             why=failed,
             remedy="mend that, and the same again: until then nobody can go on with the VM",
         )
-    return last or None
+    return last
 
 
-def _is_killed(said: Mapping[str, Any] | None) -> bool:
+def _is_killed(said: ReplicaStatus | None) -> bool:
     """Whether the service whose last word this is was killed before it could finish."""
-    return said is None or said["state"] not in ENDED
+    return said is None or not said.has_ended
 
 
-def _is_left(said: Mapping[str, Any] | None) -> bool:
+def _is_left(said: ReplicaStatus | None) -> bool:
     """Whether a primary's service was killed, or left the guest to its standby."""
-    return said is None or _is_killed(said) or has_left(said)
+    return said is None or _is_killed(said) or said.has_left
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
@@ -371,7 +371,7 @@ async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
         raise
 
 
-async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> dict[str, Any]:
+async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> ReplicaStatus:
     """Have the host of a primary that was killed take its term back; what it says then.
 
     From a standby that took it only when the operator says that it is dead.
@@ -391,7 +391,7 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
     )
     await while_there_is(lambda: host.is_alive(process), late)
     said = await last_word(host, files)
-    if said is None or said["state"] not in ENDED:
+    if said is None or not said.has_ended:
         words = (await host.read_text(log) or "").strip().splitlines()
         raise OperationFailedError(
             f"the term of '{name}' was not taken back",

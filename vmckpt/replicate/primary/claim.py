@@ -22,7 +22,6 @@ from vmckpt.replicate.request import (
     REQUEST,
     ReplicationRequest,
     ServiceFiles,
-    is_settled,
     read_request,
 )
 from vmckpt.state.documents import Schema, load_from
@@ -127,9 +126,11 @@ async def _was_settled(vm: Vm) -> ClaimAnswer | None:
     """The answer to a claim whose service has ended, with nothing left to a standby."""
     with suppress(StorageError):
         claim = await Claim.of(vm)
-        said = await last_word(vm.host, ServiceFiles.of(vm.host, vm.name)) or {}
-        is_its = claim is not None and claim.holder == f"{vm.host.name}/{said.get('run')}"
-        if claim is not None and is_its and said.get("role") == "primary" and is_settled(said):
+        said = await last_word(vm.host, ServiceFiles.of(vm.host, vm.name))
+        if claim is None or said is None:
+            return None
+        is_its = claim.holder == f"{vm.host.name}/{said.run}"
+        if is_its and said.is_primary and said.is_settled:
             return ClaimAnswer(Right.OURS, claim.holder, claim.standby)
     return None
 

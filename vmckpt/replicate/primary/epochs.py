@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture
@@ -89,7 +89,7 @@ class Epochs:
         self._by_s = math.inf  # when it is to be safe
         self._under_way = 0
 
-    def rates(self) -> dict[str, int]:
+    def rates(self) -> dict[str, Any]:
         """For the status: how fast the guest wrote, unslowed, and what the link takes; 0: unseen.
 
         Both in bytes of whole pages, however few of them change.

@@ -25,6 +25,7 @@ from vmckpt.replicate.primary.epochs import Epochs, Grip
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import read_vm
 
@@ -398,7 +399,7 @@ class Protection:
             self._asked = ProtectionEnding.YOURS
             self._wake.set()
 
-    async def answer(self, word: str) -> dict[str, Any]:
+    async def answer(self, word: str) -> ReplicaStatus:
         """What it is asked over its control socket: status, stop, failover, GO_ALONE."""
         if word in ("stop", "failover", GO_ALONE):
             self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
@@ -410,39 +411,39 @@ class Protection:
             await poll(lambda: self._ending is not None, every_s=POLL_S)
         return self.status()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicaStatus:
         """How it is, for people and programs."""
         options = self._request.options
-        return {
-            "role": "primary",
-            "vm": self._vm.name,
-            "run": self._request.run,
-            "primary": self._request.primary.name,
-            "standby": self._request.standby.name,
-            "state": self._stage(),
-            "ending": self._ending.name.lower() if self._ending else None,
-            "why": self._why or self._stands_still() or self._waits(),
-            "arbiter_fails": self._keeper.arbiter_fails,
-            "arbiter": options.arbiter,
-            "lease_s": options.lease_s,
-            "term": self._keeper.term,
-            "may_run": self._ending is not None or self._keeper.may_run(),
-            "output_commit": options.holds_output,
-            "epoch_ms": round(self._epochs.pace.run_s * 1e3, 1),
-            "epoch_is_auto": options.epoch_s is None,
-            "max_pause_ms": options.max_pause_s * 1e3,
-            "tracker": self._grip.capture.tracker,
+        return ReplicaStatus(
+            role=Role.PRIMARY,
+            vm=self._vm.name,
+            run=self._request.run,
+            primary=self._request.primary.name,
+            standby=self._request.standby.name,
+            state=self._stage(),
+            ending=self._ending.name.lower() if self._ending else None,
+            why=self._why or self._stands_still() or self._waits(),
+            arbiter_fails=self._keeper.arbiter_fails,
+            arbiter=options.arbiter,
+            lease_s=options.lease_s,
+            term=self._keeper.term,
+            may_run=self._ending is not None or self._keeper.may_run(),
+            output_commit=options.holds_output,
+            epoch_ms=round(self._epochs.pace.run_s * 1e3, 1),
+            epoch_is_auto=options.epoch_s is None,
+            max_pause_ms=options.max_pause_s * 1e3,
+            tracker=self._grip.capture.tracker,
             **paths_status(
                 self._second,
                 (self._request.primary.migration_address, self._request.standby.migration_address),
                 self._stream.heard_s,
                 is_lost=self._stream.is_lost,
             ),
-            "sent_bytes": self._stream.sent_bytes,
+            sent_bytes=self._stream.sent_bytes,
             **self._grip.mirrors.status(),
             **self._epochs.rates(),
             **self._epochs.figures.to_json(),
-        }
+        )
 
     def _stands_still(self) -> str:
         state = self._epochs.stands_still

@@ -39,7 +39,6 @@ from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.promised import promised
 from vmckpt.replicate.recovery import give_up_term
 from vmckpt.replicate.request import (
-    PROMOTED,
     ReplicationRequest,
     ServiceFiles,
     read_request,
@@ -50,6 +49,7 @@ from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.standby.takeover import TICK_S, TakeOver
 from vmckpt.replicate.standby.trial import try_means
 from vmckpt.replicate.standby.warm import Warm
+from vmckpt.replicate.status import PROMOTED, ReplicaStatus, Role
 from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
@@ -313,7 +313,7 @@ class Standby:
         with suppress(StorageError):  # the guest hears of it when it next flushes
             await replica.disks.flush()
 
-    async def _answer(self, word: str) -> dict[str, Any]:
+    async def _answer(self, word: str) -> ReplicaStatus:
         if word == DISMISS:
             self._dismissed.set()
         elif word in ("failover", TAKE_ALONE):
@@ -323,33 +323,31 @@ class Standby:
             await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicaStatus:
         """How it is, for people and programs."""
         replica, held, primary = self._replica, self._lease.held, self._following
-        return {
-            "role": "standby",
-            "vm": self._request.vm,
-            "run": self._request.run,
-            "primary": self._request.primary.name,
-            "standby": self._request.standby.name,
-            "state": self._ended or self._stage(),
-            "why": self._why or (primary.why if primary else ""),
-            "arbiter_fails": self._taking.arbiter_fails if self._taking else "",
-            "term": held.term if held else primary.term if primary else 0,
-            "epoch": replica.epoch if replica else 0,
-            "complete": bool(replica and replica.complete),
-            "heard_ms_ago": round((boottime_s() - primary.heard_s) * 1e3, 1) if primary else None,
+        return ReplicaStatus(
+            role=Role.STANDBY,
+            vm=self._request.vm,
+            run=self._request.run,
+            primary=self._request.primary.name,
+            standby=self._request.standby.name,
+            state=self._ended or self._stage(),
+            why=self._why or (primary.why if primary else ""),
+            arbiter_fails=self._taking.arbiter_fails if self._taking else "",
+            term=held.term if held else primary.term if primary else 0,
+            epoch=replica.epoch if replica else 0,
+            complete=bool(replica and replica.complete),
+            heard_ms_ago=round((boottime_s() - primary.heard_s) * 1e3, 1) if primary else None,
             **self._paths(),
-            "disk_bytes_applied": replica.disks.applied_bytes if replica else 0,
-            "received_bytes": primary.received_bytes if primary else 0,
-            "qemu_id": self._warm.qemu.files.qemu_id,
-            "primary_qemu_id": self._request.qemu_id,
-            # When it was noticed that the primary is gone (CLOCK_BOOTTIME), how long it took until
-            # the term was held and the primary certainly dead, and then until the guest ran.
-            "noticed_boottime_s": round(self._noticed_s, 4) if self._took_over_s else None,
-            "fencing_ms": _ms(self._entitled_s - self._noticed_s) if self._took_over_s else None,
-            "took_over_ms": _ms(self._took_over_s) if self._took_over_s else None,
-        }
+            disk_bytes_applied=replica.disks.applied_bytes if replica else 0,
+            received_bytes=primary.received_bytes if primary else 0,
+            qemu_id=self._warm.qemu.files.qemu_id,
+            primary_qemu_id=self._request.qemu_id,
+            noticed_boottime_s=round(self._noticed_s, 4) if self._took_over_s else None,
+            fencing_ms=_ms(self._entitled_s - self._noticed_s) if self._took_over_s else None,
+            took_over_ms=_ms(self._took_over_s) if self._took_over_s else None,
+        )
 
     def _paths(self) -> dict[str, Any]:
         if self._second is None:

@@ -1,6 +1,6 @@
 """vmckpt replicate: start, keep, failover, failback, stop; status and events stand beside it."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from vmckpt.cli.output import Json, run, show, warn
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.options.replication import ReplicationOptions
+    from vmckpt.replicate.status import ReplicationOutcome
     from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
@@ -38,9 +39,8 @@ def start(
     from vmckpt.replicate.operator.begin import start as start_
 
     vm, there = run(find_own(name)), find_host(standby)
-    status = run(start_(vm, there, wishes.options(vm.host, there), new_run()))
-    _warn_of(status)
-    show(status, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
+    outcome = run(start_(vm, there, wishes.options(vm.host, there), new_run()))
+    _show(outcome, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
 
 
 @app.command()
@@ -92,10 +92,9 @@ def failover(
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.operator.operate import failover as failover_
 
-    status = run(failover_(name, all_hosts(), primary_is_dead=primary_is_dead))
-    _warn_of(status)
-    text = f"{name} runs on {status.get('standby')}, unprotected: {status.get('why')}"
-    show(status, text, as_json=json)
+    outcome = run(failover_(name, all_hosts(), primary_is_dead=primary_is_dead))
+    status = outcome.status
+    _show(outcome, f"{name} runs on {status.standby}, unprotected: {status.why}", as_json=json)
 
 
 @app.command()
@@ -120,12 +119,11 @@ def failback(
     vm = run(find_own(name))
     target = find_host(host or came_from(vm))
     options = wishes.options(vm.host, target, run(last_options(vm, target)))
-    status = run(failback_(vm, target, options, new_run(), all_hosts()))
-    _warn_of(status)
-    downtime_ms = status.get("guest_downtime_ms")
+    outcome = run(failback_(vm, target, options, new_run(), all_hosts()))
+    downtime_ms = outcome.guest_downtime_ms
     felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"
     text = f"{name} runs on {target.name}, unprotected{felt}\n  protect it again: "
-    show(status, f"{text}vmckpt replicate start {name} {vm.host.name}", as_json=json)
+    _show(outcome, f"{text}vmckpt replicate start {name} {vm.host.name}", as_json=json)
 
 
 @app.command()
@@ -145,13 +143,16 @@ def stop(
     from vmckpt.replicate.operator.stop import stop as stop_
 
     status = run(stop_(name, all_hosts(), standby_is_dead=standby_is_dead))
-    show(status, f"{name} is not replicated any more: {status.get('why')}", as_json=json)
+    why = status.why if status else "what it wrote is on its shared disks"
+    facts = status.to_json() if status else {"vm": name, "why": why}
+    show(facts, f"{name} is not replicated any more: {why}", as_json=json)
 
 
 app.command()(statuses.status)
 app.command()(statuses.events)
 
 
-def _warn_of(status: dict[str, Any]) -> None:
-    for warning in status["warnings"]:
+def _show(outcome: "ReplicationOutcome", text: str, *, as_json: bool) -> None:
+    for warning in outcome.warnings:
         warn(f"warning: {warning}")
+    show(outcome.to_json(), text, as_json=as_json)

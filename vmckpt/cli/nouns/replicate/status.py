@@ -1,11 +1,14 @@
 """vmckpt replicate status, events: how a replication is, and what happened to it."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
+
+if TYPE_CHECKING:
+    from vmckpt.replicate.operator.sides import ReplicaSide
 
 WATCH_S = 1.0
 Name = Annotated[str, typer.Argument(help="The VM's name.")]
@@ -24,8 +27,9 @@ def status(
     from vmckpt.ui.replication import status_text
 
     while True:
-        sides = run(_facts(name))
-        show({"vm": name, "sides": sides}, status_text(name, sides), as_json=json)
+        found = run(_sides(name))
+        facts = {"vm": name, "sides": [side.to_json() for side in found]}
+        show(facts, status_text(name, found), as_json=json)
         if not watch:
             return
         sleep(WATCH_S)
@@ -64,11 +68,11 @@ def events(
         sleep(WATCH_S)
 
 
-async def _facts(name: str) -> list[dict[str, Any]]:
+async def _sides(name: str) -> "list[ReplicaSide]":
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.operator.sides import not_replicated, sides
 
     found = await sides(name, all_hosts())
     if not found:
         raise not_replicated(name)
-    return [side.status | {"host": side.host.name, "answers": side.answers} for side in found]
+    return found
