@@ -104,7 +104,8 @@ def late(self, target):
     link(self, target)
 Path.hardlink_to = late
 store = FileStore(Path(sys.argv[1]), timeout_s=20.0)
-found = asyncio.run(store.replace("web", LeaseRecord(2, "slow", 1, LeaseSpan(1.0)), over=int(sys.argv[2])))
+record = LeaseRecord(2, "slow", 1, LeaseSpan(1.0))
+found = asyncio.run(store.replace("web", record, over=int(sys.argv[2])))
 print(found.version, found.record.holder, flush=True)
 """
 

@@ -94,7 +94,7 @@ def layer(made: World) -> Path:
 
 
 def is_alone(made: World) -> bool:
-    return not services(made, "primary") and sides(made)["primary"]["ending"] == "alone"
+    return not services(made, "primary") and sides(made)["primary"].get("ending") == "alone"
 
 
 def over(made: World) -> bool:
