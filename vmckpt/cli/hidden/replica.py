@@ -9,7 +9,7 @@ import typer
 from vmckpt.cli.output import run
 
 
-class Role(StrEnum):
+class ServiceTask(StrEnum):
     """A service; or what is done when the primary's has died, twice, or the standby's."""
 
     primary = "primary"
@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 
 def replica(
-    role: Annotated[Role, typer.Argument(help="Which service, or what to do after its death.")],
+    task: Annotated[ServiceTask, typer.Argument(help="Which service, or what to do after its death.")],
     directory: Annotated[
         Path, typer.Argument(help="Directory of the request; of `examine` also a claim's file.")
     ],
@@ -36,27 +36,27 @@ def replica(
     """Replicate as was written down there; people have no use for it."""
     from vmckpt.hosts.inventory.inventory import local_host
 
-    if role is Role.standby:
+    if task is ServiceTask.standby:
         from vmckpt.replicate.standby.standby import serve_standby
 
         run(serve_standby(directory))
-    elif role is Role.primary:
+    elif task is ServiceTask.primary:
         from vmckpt.replicate.primary.primary import serve_primary
 
         run(serve_primary(directory, run(local_host().own_command())))
-    elif role in (Role.discard, Role.undo, Role.keep):
+    elif task in (ServiceTask.discard, ServiceTask.undo, ServiceTask.keep):
         from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 
         settle_here(directory, CopiesFate(role.value))
-    elif role is Role.fold:
+    elif task is ServiceTask.fold:
         from vmckpt.replicate.disks.aside import fold
 
         run(fold(directory))
-    elif role is Role.abandon:
+    elif task is ServiceTask.abandon:
         from vmckpt.replicate.recovery import abandon
 
         run(abandon(directory))
-    elif role is Role.examine:
+    elif task is ServiceTask.examine:
         from json import dumps
 
         from vmckpt.replicate.primary.claim import examine
@@ -66,5 +66,5 @@ def replica(
     else:
         from vmckpt.replicate.recovery import recover
 
-        is_release = role is Role.release
+        is_release = task is ServiceTask.release
         run(recover(directory, at_any_rate=is_release, standby_is_dead=standby_is_dead))
