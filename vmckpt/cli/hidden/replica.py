@@ -25,7 +25,9 @@ class ServiceTask(StrEnum):
 
 
 def replica(
-    task: Annotated[ServiceTask, typer.Argument(help="Which service, or what to do after its death.")],
+    task: Annotated[
+        ServiceTask, typer.Argument(help="Which service, or what to do after its death.")
+    ],
     directory: Annotated[
         Path, typer.Argument(help="Directory of the request; of `examine` also a claim's file.")
     ],
@@ -47,7 +49,7 @@ def replica(
     elif task in (ServiceTask.discard, ServiceTask.undo, ServiceTask.keep):
         from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 
-        settle_here(directory, CopiesFate(role.value))
+        settle_here(directory, CopiesFate(task.value))
     elif task is ServiceTask.fold:
         from vmckpt.replicate.disks.aside import fold
 
