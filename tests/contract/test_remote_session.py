@@ -250,6 +250,19 @@ def test_another_protocol_is_refused_by_name(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("hello", [{}, [], {"name": "a", "state_dir": "some/where"}, {"name": 1}])
+def test_a_senseless_hello_ends_the_far_side_and_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hello: object
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    argv = [sys.executable, "-m", "vmckpt.cli.entry", "serve"]
+    sent = with_json(RpcFrameKind.HELLO, 0, hello).encode()
+    done = subprocess.run(argv, input=sent, capture_output=True, check=False, timeout=30)
+    assert done.stdout.startswith(MAGIC)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert list(tmp_path.glob("vmckpt-bug-*")) == []
+
+
 @asynccontextmanager
 async def echo(path: Path) -> AsyncIterator[list[str]]:
     """A Unix server that sends back all it gets, and notes how each client left."""

@@ -38,7 +38,8 @@ def is_in_one_place(made: World) -> str:
     assert not shown["migration_cut_off"]
     assert made.pids("mover") == [shown["pid"]]
     # A dead-man's switch removes its lock's file after the next command has answered.
-    eventually(lambda: made.files(other(shown["host"])) == [], 30, "nothing is left elsewhere")
+    elsewhere = other(shown["host"])
+    eventually(lambda: made.files(elsewhere) == [], 30, lambda: f"left: {made.files(elsewhere)}")
     return str(shown["host"])
 
 

@@ -174,7 +174,10 @@ def reach(entry: "SshEntry") -> "RemoteHost":
 
 
 async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Greeting":
-    """What a host says of itself that is to be added. Raises HostDownError."""
+    """What a host says of itself that is to be added. Raises UsageError, HostDownError."""
+    with describing(name):
+        if state_dir is not None and not state_dir.is_absolute():
+            raise ValueError(f"'{state_dir}' has to be an absolute path")
     session = _session(name, address, vmckpt, state_dir)
     try:
         return await session.greeting()

@@ -9,6 +9,7 @@ from typing import Any
 
 from vmckpt import __version__
 from vmckpt.errors import HostDownError
+from vmckpt.foreign import Shape, require
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
@@ -28,6 +29,8 @@ from vmckpt.hosts.remote.values import pack, pack_error, unbind, unpack
 from vmckpt.units import format_size
 
 HELLO_TIMEOUT_S = 20.0
+# Of the other side: its name for this host, and the state directory here.
+_HELLO: Shape = {"name": str, "state_dir": str}
 QUESTIONS = {
     name: question
     for name, question in vars(Host).items()
@@ -52,10 +55,11 @@ async def serve(
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             theirs = (await read_frame(reader)).json
-    except (EOFError, OSError, TimeoutError):
-        return  # it has gone: it may speak another protocol, and knows from our hello
+        require(_HELLO, theirs)
+        host = LocalHost(theirs["name"], Path(theirs["state_dir"]), "127.0.0.1")
+    except (EOFError, OSError, TimeoutError, ValueError):
+        return  # it has gone, or speaks another protocol, which it knows from our hello
     os.environ["VMCKPT_STATE_DIR"] = theirs["state_dir"]
-    host = LocalHost(theirs["name"], Path(theirs["state_dir"]), "127.0.0.1")
     await _Server(host, reader, writer).run()
 
 
