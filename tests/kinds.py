@@ -19,6 +19,8 @@ class Kind(StrEnum):
     REAL = "real"  # they look like machines, and are reached over SSH
 
 
+# Of QEMU, for what takes long and differs little between them.
+VERSIONS = ("10.0", pytest.param("7.2", marks=pytest.mark.long))
 EVERY_KIND = (Kind.LAB, pytest.param(Kind.REAL, marks=pytest.mark.real))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import at_work
+from tests.kinds import VERSIONS
 from tests.qemu.world import COMMAND, World, image, qemu, world
 from vmckpt.lab.guests.guest import GuestControl
 from vmckpt.lab.guests.labguest import LabGuest
@@ -63,7 +64,7 @@ def console(made: World, name: str) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_it_is_the_guest_again_whichever_checkpoint_it_goes_back_to(version: str) -> None:
     with world(qemu(version)) as made:
         made.run_guest(guest(), "lab-a")

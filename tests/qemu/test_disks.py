@@ -277,7 +277,10 @@ def content(path: Path) -> str:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("step", "bandwidth"), [("mirror", "2MB"), ("transfer", "30MB")])
+@pytest.mark.parametrize(
+    ("step", "bandwidth"),
+    [("mirror", "2MB"), pytest.param("transfer", "30MB", marks=pytest.mark.long)],
+)
 def test_a_target_that_falls_silent_is_given_up(made: World, step: str, bandwidth: str) -> None:
     journal = made.state("lab-a") / "vms/mover/migration.json"
 
@@ -306,6 +309,7 @@ def step_of(journal: Path) -> str | None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_guest_that_writes_faster_than_its_disk_is_copied(kind: Kind) -> None:
     guest = LabGuest("writer", 4, image(), memory="96M", disk="128M", machine="pc-q35-7.2")

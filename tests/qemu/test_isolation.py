@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.kinds import VERSIONS
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.hosts.local import LocalHost
 from vmckpt.qemu.inside import query_networks
@@ -88,7 +89,7 @@ def end(made: World, name: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_copies_forks_and_a_guards_proof_send_nothing(version: str) -> None:
     with world(qemu(version)) as made, observer() as outside:
         made.ok("host", "set", "local", "--qemu", str(qemu(version)))
@@ -153,7 +154,7 @@ def by_hand(made: World, version: str, machine: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_an_adopted_vm_that_is_restored_isolated_sends_nothing(version: str) -> None:
     with world(qemu(version)) as made, observer() as outside:
         made.ok("host", "set", "local", "--qemu", str(qemu(version)))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kinds import VERSIONS
 from tests.qemu.test_checkpoint import guest
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
@@ -52,7 +53,7 @@ def in_ram(guest: LabGuest, ram: Path, *, greedy: bool = False) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_guests_that_were_overcommitted_run_and_one_that_dies_says_of_what(version: str) -> None:
     with world(qemu(version)) as made:
         one, two = (LabGuest(f"g{n}", n, image(), memory="256M", disk=None) for n in (1, 2))

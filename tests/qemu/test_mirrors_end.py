@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kinds import VERSIONS
 from tests.qemu.world import image, qemu, world
 from vmckpt.errors import VmckptError
 from vmckpt.lab.guests.labguest import LabGuest
@@ -69,7 +70,7 @@ async def rounds(
         assert (await commands.query_status(monitor)).running
 
 
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_mirrors_end_under_writes(version: str) -> None:
     guest = LabGuest("guest", 1, image(), memory="128M", disk="64M", disk_format="raw")
     told: list[str] = []

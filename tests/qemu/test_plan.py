@@ -7,6 +7,8 @@ import time
 from math import inf
 from pathlib import Path
 
+import pytest
+
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.units import parse_duration_s
@@ -105,6 +107,7 @@ do = "postcopy"
 """
 
 
+@pytest.mark.long
 def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
     guest = LabGuest("one", 1, image(), disk=None)
     with world(qemu("10.0"), qemu("10.0")) as made:

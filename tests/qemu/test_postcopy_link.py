@@ -12,7 +12,7 @@ from vmckpt.lab.network import set_link
 WORDS = ["--method", "postcopy", "--bandwidth", "15MB"]
 
 
-@pytest.fixture(params=["10.0 10.0", "10.0 7.2"])
+@pytest.fixture(params=["10.0 10.0", pytest.param("10.0 7.2", marks=pytest.mark.long)])
 def made(request: pytest.FixtureRequest) -> Iterator[World]:
     first, second = request.param.split()
     with world(qemu(first), qemu(second)) as one:

@@ -54,7 +54,6 @@ SETTLED_S = 90.0
 ALONE, TOOK_OVER, GOES_ON, LOST = "alone", "took over", "goes on protected", "lost, unprotected"
 SHUT_DOWN = "primary's host"
 SAMPLE = (
-    ("protected", "freeze", "primary"),
     ("protected", "kill", "guard"),
     ("protected", "shut down", SHUT_DOWN),
 )

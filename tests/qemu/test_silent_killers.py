@@ -126,7 +126,7 @@ def test_a_setting_that_only_one_side_has(made: World, command: str, named: str)
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("moment", ["agree", "device state"])
+@pytest.mark.parametrize("moment", [pytest.param("agree", marks=pytest.mark.long), "device state"])
 def test_a_target_that_stops_for_good(made: World, moment: str) -> None:
     """In the device phase the source's QMP is blocked with it: only a yank frees it."""
     journal = home(made) / "migration.json"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.kinds import VERSIONS
 from tests.qemu.reachable import reachable
 from tests.qemu.test_checkpoint import sound
 from tests.qemu.world import World, eventually, loaded, world
@@ -178,7 +179,7 @@ def test_one_vm_reaches_nothing_of_another(version: str) -> None:
         no_taps_are_left(made)
 
 
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_checkpoints_are_taken_and_restored(version: str) -> None:
     with lab(version) as (made, image):
         guest = LabGuest("guest", 1, image, memory="160M", disk="64M")
@@ -225,7 +226,7 @@ def busy(made: World, guest: LabGuest) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("version", ["10.0", "7.2"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_vm_moves_and_is_taken_over(version: str) -> None:
     with lab(version) as (made, image):
         own = LabGuest("own", 1, image, memory="160M", disk="64M")

@@ -116,6 +116,7 @@ def test_a_domain_that_is_ended_in_the_middle_is_reported_lost(domain: Machines)
     assert domain.ok("vm", "start", GUEST.name)["state"] == "running"
 
 
+@pytest.mark.long
 def test_a_targets_libvirtd_that_ends_leaves_the_domain_at_home(domain: Machines) -> None:
     command = domain.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
     await_transfer(domain, "lab-a")

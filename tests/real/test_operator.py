@@ -21,7 +21,7 @@ PHASES = {
     "precopy": ("begin", "prepare", "mirror", "transfer", "switchover", "verify", "release"),
     "postcopy": ("begin", "prepare", "mirror", "transfer", "switchover", "drain", "release"),
 }
-EVERY_TIME = (("precopy", "transfer"), ("postcopy", "drain"))
+EVERY_TIME = (("postcopy", "drain"),)
 CASES = [
     pytest.param(method, phase, marks=[] if (method, phase) in EVERY_TIME else [pytest.mark.long])
     for method, phases in PHASES.items()
