@@ -1,6 +1,8 @@
 """The command `job`, with work that does what STATE/plan.json says: what any job may go through.
 
-    {"work": [STEP, ...], "recovery": [STEP, ...]}
+    {"work": [STEP, ...], "release": [STEP, ...], "recovery": [STEP, ...]}
+
+`release` is for after the work, once the outcome was written; a recovery does not do it.
 
 A step is "note TEXT", "step TEXT" (as a checkpoint tells its steps), "tell" or "tell finally" (the
 kind's example result), "refuse", "break" (as a bug does), "freeze", "die", "fill" (the file
@@ -35,7 +37,7 @@ def command(state: Path) -> list[str]:
     return [sys.executable, "-m", "tests.job_program", str(state)]
 
 
-def _scripted(kind: JobKind[Any, Any], state: Path) -> JobKind[Any, Any]:
+def _scripted(kind: JobKind[Any, Any], state: Path, recovers: bool) -> JobKind[Any, Any]:
     plan = json.loads((state / "plan.json").read_text())
 
     @asynccontextmanager
@@ -47,6 +49,8 @@ def _scripted(kind: JobKind[Any, Any], state: Path) -> JobKind[Any, Any]:
         try:
             yield JobWorker(partial(_play, kind, job, state, plan["work"]), recover)
         finally:
+            if not recovers:
+                await _play(kind, job, state, plan["release"])
             with (state / "released").open("a") as file:
                 file.write("x")
 
@@ -100,7 +104,7 @@ async def _undo(state: Path) -> None:
 
 def main(state: Path, name: str, directory: Path, recovers: bool) -> None:
     """Do or recover the job."""
-    kind = _scripted(kind_of(name), state)
+    kind = _scripted(kind_of(name), state, recovers)
     if recovers:
         run(serve.recover(kind, directory))
     else:

@@ -91,10 +91,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Playing]:
         process.kill(left)
 
 
-def plan(host: LocalHost, *work: str, recovery: Sequence[str] = ()) -> None:
-    (host.state_dir / "plan.json").write_text(
-        json.dumps({"work": list(work), "recovery": list(recovery)})
-    )
+def plan(
+    host: LocalHost, *work: str, release: Sequence[str] = (), recovery: Sequence[str] = ()
+) -> None:
+    steps = {"work": work, "release": release, "recovery": recovery}
+    (host.state_dir / "plan.json").write_text(json.dumps(steps))
 
 
 async def started(kind: JobKind[Any, Any], host: LocalHost) -> Handle[Any, Any]:
@@ -233,6 +234,26 @@ def test_one_that_is_killed_after_it_has_told_its_result_is_done(
     played(host, play)
 
 
+@pytest.mark.parametrize("ends", ["refuse", "done"])
+def test_one_that_is_killed_after_its_end_keeps_its_outcome(
+    one: JobKind[Any, Any], host: Playing, ends: str
+) -> None:
+    """Its error became 'was interrupted'."""
+    plan(host, ends, release=["die"])
+
+    async def play() -> None:
+        job = await started(one, host)
+        await released(host)
+        assert not (host.state_dir / "recovered").exists()
+        if ends == "refuse":
+            with pytest.raises(RefusedError, match="it is refused"):
+                await job.outcome(unheard)
+        else:
+            assert await job.outcome(unheard) == EXAMPLES[one.name].result
+
+    played(host, play)
+
+
 @pytest.mark.parametrize(("tell", "fails"), [("tell", True), ("tell finally", False)])
 def test_an_error_takes_a_result_back_until_that_is_final(
     one: JobKind[Any, Any], host: Playing, tell: str, fails: bool
@@ -272,6 +293,25 @@ def test_one_that_is_cancelled_however_often_undoes_what_it_has_begun(
         with pytest.raises(CancelledByUserError, match="of 'web' was cancelled"):
             await job.outcome(unheard)
         await released(host)
+
+    played(host, play)
+
+
+def test_one_that_is_cancelled_before_anything_is_known_of_it_never_begins(
+    one: JobKind[Any, Any], host: Playing
+) -> None:
+    """Its connection broke as it was started: it worked on, although it had been cancelled."""
+    plan(host, "wait")
+
+    async def play() -> None:
+        job = attach(one, host, "r1")
+        await host.make_dir(job.files.path)
+        await job.give("web", EXAMPLES[one.name].request)
+        await job.cancel("the work")
+        await begin(one, host, "r1")
+        with pytest.raises(CancelledByUserError):
+            await job.outcome(unheard)
+        assert not (host.state_dir / "waiting").exists()
 
     played(host, play)
 
@@ -527,6 +567,20 @@ def test_jobs_that_ended_long_ago_are_forgotten(kind: JobKind[Any, Any], tmp_pat
     forget_old(tmp_path, kind.name, kind.kept_s, 1e9)
     assert sorted(path.name for path in directory.iterdir()) == ["new", "tells"]
     forget_old(tmp_path / "nowhere", kind.name, kind.kept_s, 1e9)
+
+
+def test_an_old_job_that_cannot_be_removed_is_no_reason_to_fail(
+    one: JobKind[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = JobFiles.of(tmp_path, one.name, "old")
+    files.path.mkdir(parents=True)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    forget_old(tmp_path, one.name, one.kept_s, time.time() + one.kept_s + 10)
+    assert files.path.exists()
 
 
 def test_what_jobs_of_earlier_versions_told_is_forgotten(tmp_path: Path) -> None:

@@ -86,12 +86,13 @@ def earlier_order(state_dir: Path, run: str) -> Path:
 def forget_old(state_dir: Path, kind: str, kept_s: float, now_unix_s: float) -> None:
     """Remove jobs of a kind that were last written to `kept_s` ago, finished or not.
 
-    Includes jobs of earlier versions, which used other directories.
+    Includes jobs of earlier versions, which used other directories. What cannot be removed stays:
+    it is no reason for the next job to fail.
     """
     earlier = (*state_dir.glob("checkpointing/*/"), *state_dir.glob(f"{DIRECTORY}/*/job.json"))
     paths = [path.parent if path.is_file() else path for path in earlier]
     for path in (*jobs_dir(state_dir, kind).glob("*/"), *paths):
-        with suppress(FileNotFoundError):  # another job removes it too
+        with suppress(OSError):  # another job may be removing it too
             last_unix_s = max(one.stat().st_mtime for one in (path, *path.iterdir()))
             if now_unix_s - last_unix_s > kept_s:
                 shutil.rmtree(path)

@@ -90,9 +90,13 @@ class Handle(Generic[Q, R]):
     async def cancel(self, what: str, within_s: float | None = None) -> None:
         """Cancel it and wait, 120 s by default, until it has undone its work. `what`: for messages.
 
-        Raises BusyError: it did not end.
+        If its process is not known, it may still be starting: then it will not begin. Raises
+        BusyError: it did not end.
         """
         process = await self.worker()
+        if process is None:
+            await self.revoke()
+            process = await self.worker()
         if process is None:
             return
         within_s = END_S if within_s is None else within_s
@@ -105,6 +109,10 @@ class Handle(Generic[Q, R]):
                 remedy="restore access to its storage, or kill it on that host: its work is "
                 "then undone",
             )
+
+    async def revoke(self) -> None:
+        """Keep it from beginning. Only then read process.json: a later process sees this."""
+        await self.host.write_text(self.files.revoked, "")
 
     async def ended(self, within_s: float) -> bool:
         """Wait up to `within_s` for its process to end; whether it has."""
@@ -159,8 +167,7 @@ async def revoke(kind: JobKind[Q, Any], host: Host, unwanted: Callable[[str, Q],
             continue  # no order yet, or one of another version
         if not unwanted(order.vm, request):
             continue
-        # Before reading process.json: a process that has not written it yet will see this.
-        await host.write_text(job.files.revoked, "")
+        await job.revoke()
         told = None
         with suppress(StorageError):
             told = await job.told()

@@ -60,10 +60,15 @@ async def serve(kind: JobKind[Any, Any], directory: Path, own_command: Sequence[
 
 
 async def recover(kind: JobKind[Any, Any], directory: Path) -> None:
-    """Recover a job whose process died; the outcome says whether it was finished or undone."""
+    """Recover a job whose process died; the outcome says whether it was finished or undone.
+
+    If it died after its outcome was written, only what the order holds outside is released.
+    """
     job = kind.job(JobFiles(directory))
     async with kind.worker(job) as worker, _concluded(kind, job):
         job.resume()
+        if job.outcome is not None and job.outcome.is_over:
+            return
         with job.telling():
             result = await worker.recover()
         if result is None and (job.outcome is None or job.outcome.result is None):
