@@ -36,6 +36,7 @@ from vmckpt.migrate.steps.disks import drop_mirrors
 from vmckpt.migrate.steps.encryption import disarm_if_possible
 from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.steps.settings import leave_plain
+from vmckpt.state.durable import part_of
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -116,10 +117,15 @@ async def _one_sided(
 
     Each end has the journal before anything is begun there, in the directory that goes with it. So
     where `other` has that directory, it had no part in this run, or none any more; else a host that
-    was broken into could have other hosts' VMs ended.
+    was broken into could have other hosts' VMs ended. Or the command was killed as it wrote the
+    journal there: then it is all that the directory has.
     """
-    if await other.exists(vm_dir(other.state_dir, journal.vm).path):
+    directory = vm_dir(other.state_dir, journal.vm)
+    if await other.exists(directory.path):
         await journal.remove((host,))
+        await other.remove(part_of(directory.journal))
+        if not await other.list_dir(directory.path):
+            await other.remove(directory.path)
         note(f"run {journal.run} is known to {host.name} alone: it was not begun, or is done")
         return Recovery(journal.run, journal.vm, host.name, journal.step, outcome)
     return None
