@@ -24,7 +24,7 @@ COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-ex
 	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
 # What `make check` runs: `make check QUICK_TESTS=` before `make test`, which has them too.
-QUICK_TESTS ?= tests/unit tests/contract
+QUICK_TESTS ?= -m "not slow" tests/unit tests/contract
 
 # All that the tests without QEMU take.
 ETCD_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)"
@@ -63,7 +63,7 @@ test-kernel: setup build/image build/qemu-10.0 ## Checkpoints and replication on
 test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (a quarter of an hour and more)
 	$(TEST_ENV) $(BIN)/pytest -s -q -m vfio tests/vfio
 
-check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no QEMU
+check: setup build/etcd-3.4 ## Style, types, layers and the quick tests that need no QEMU
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)

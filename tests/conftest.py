@@ -25,6 +25,58 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # with a long file when the others have nothing more to do.
 KINDS = ("role", "kernel", "vfio", "real", "qemu", "etcd", "contract", "unit")
 HERE = Path(__file__).parent
+# Files of tests/contract that take more than three seconds each: `make check` leaves them out.
+SLOW = [
+    "append_only_s3",
+    "checkpoint_disks",
+    "checkpoint_names",
+    "checkpoint_services",
+    "dirty_pages",
+    "disks_over_the_wire",
+    "domain_settling",
+    "drain_commands",
+    "epoch_guard",
+    "fencing",
+    "group_services",
+    "guard",
+    "guard_commands",
+    "guard_worker",
+    "guest_hook",
+    "guest_ssh",
+    "host",
+    "host_commands",
+    "jobs",
+    "lease_stores",
+    "pager",
+    "pins",
+    "remote_session",
+    "replicated_aside",
+    "replication_applied",
+    "replication_claim",
+    "replication_dead_ends",
+    "replication_endings",
+    "replication_ends",
+    "replication_guard",
+    "replication_hand_over",
+    "replication_leftovers",
+    "replication_terms",
+    "replication_without_arbiter",
+    "schedule_processes",
+    "ssh",
+    "store_bundles",
+    "store_commands",
+    "store_config",
+    "store_cut_off",
+    "store_damage",
+    "store_flips",
+    "store_lost_locks",
+    "store_odd_storage",
+    "store_requests",
+    "store_siege",
+    "stores",
+    "tls_link",
+    "whose_names",
+]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,8 +115,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if kind != "real" and on_machines:
             item.add_marker("long")
         item.add_marker(kind)
+        if kind == "contract" and item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker("slow")
     items.sort(key=lambda item: KINDS.index(item.path.relative_to(HERE).parts[0]))
     if not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[one for one in items if is_long(one)])
+        items[:] = [one for one in items if not is_long(one)]
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether it runs with `--long` alone."""
+    return item.get_closest_marker("long") is not None

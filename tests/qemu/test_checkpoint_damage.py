@@ -130,6 +130,7 @@ async def _as_it_was(made: World, checkpoint_id: str) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_the_next_checkpoint_rests_on_nothing_that_the_store_has_lost() -> None:
     with world(qemu("10.0")) as made:
         made.run_guest(guest(), "lab-a")

@@ -50,6 +50,7 @@ def test_an_imported_checkpoint_opens_nothing_of_the_host_unless_it_is_trusted()
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_foreign_group_goes_back_together_once_it_is_trusted() -> None:
     with world(qemu("10.0")) as made:
         names = ("web", "db")

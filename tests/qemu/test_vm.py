@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kinds import VERSIONS
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
@@ -138,7 +137,7 @@ def test_a_vm_that_cannot_have_snapshots_is_refused_before_it_pauses(kind: str) 
         assert "running 0" not in next(log).read_text()
 
 
-@pytest.mark.parametrize("made", VERSIONS, indirect=True)
+@pytest.mark.long
 def test_a_snapshot_takes_as_long_as_it_takes(made: World) -> None:
     """QEMU answers nothing meanwhile: longer than any other command would be waited for."""
 
