@@ -11,6 +11,7 @@ import pytest
 from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted
+from vmckpt.checkpoint.group_member import ALONE
 from vmckpt.checkpoint.restore.restore import _Restoring
 from vmckpt.drivers.find import _restored, find
 from vmckpt.errors import StorageError
@@ -62,7 +63,7 @@ def test_a_full_disk_leaves_no_guest_standing(tmp_path: Path, room: int) -> None
         new = Qemu(directory.qemu("89abcdef"), ProcessId(1, 2), PLATFORM)
         work = object.__new__(_Restoring)
         work._planned = SimpleNamespace(vm=old)  # type: ignore[assignment]
-        work._old, work._host, work._files, work._member = old, host, new.files, None
+        work._old, work._host, work._files, work._member = old, host, new.files, ALONE
 
         async def refused(monitor: object) -> None:
             raise StorageError("it does not run", why="-", remedy="-")

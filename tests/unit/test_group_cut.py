@@ -5,9 +5,10 @@ played. A dead member's guard frees its guest at once, QEMU's buffers empty them
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests import virtual_time
 from vmckpt.checkpoint.group_line import SILENT_S, Line
-from vmckpt.checkpoint.group_member import TOGETHER_S, Member, MemberHost
+from vmckpt.checkpoint.group_member import TOGETHER_S, Hold, Member, MemberHost, Stopped
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut, restore
 
@@ -63,13 +64,18 @@ class Guest:
     machine: str = ""
     processors: int = 1
 
+    def begin(self) -> list[Coroutine[Any, Any, Any]]:
+        return []
+
     async def let_go(self) -> None:
         self.let_go_s = min(self.let_go_s, _now_s())
 
     async def release(self) -> None:
         await self.let_go()
 
-    async def capture(self, stopped: Callable[[], None]) -> None:
+    async def capture(self, hold: Hold, stopped: Stopped | None) -> None:
+        assert hold == self.begin
+        assert stopped is not None
         self.held_s = _now_s()
         try:
             await asyncio.sleep(self.stop_s)
@@ -101,7 +107,7 @@ async def _serve(guest: Guest, line: Line) -> None:
         with suppress(OperationFailedError):
             await asyncio.sleep(guest.prepare_s)
             await member.all_prepared(nothing)
-            await member.cut(guest, lambda _: None, guest.capture)
+            await member.cut(lambda _: guest, lambda _: None, guest.capture)
             await asyncio.sleep(guest.store_s)
             await member.all_stored("id")
             guest.is_committed = True

@@ -28,7 +28,7 @@ class Told:
         self.is_first, self.steps = False, list[tuple[str, bool]]()
 
     @contextmanager
-    def first(self) -> Iterator[None]:
+    def prompt(self) -> Iterator[None]:
         self.is_first = True
         try:
             yield
@@ -61,7 +61,6 @@ def test_it_is_first_for_the_moment_alone(monkeypatch: pytest.MonkeyPatch) -> No
         told.steps.append(("stores", told.is_first))
 
     monkeypatch.setattr(taking, "capturing", capturing)
-    monkeypatch.setattr(taking, "session_prompt", told.first)
     files = SimpleNamespace(path=None, ram=lambda _: None)
     vm: Any = SimpleNamespace(
         spec=SimpleNamespace(memory_bytes=0, ram_dir=None),

@@ -17,12 +17,19 @@ Whoever is told `void` instead, or hears nothing in time, undoes its part, whate
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
+from vmckpt.epoch.capture import InPause
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.processes.scheduling import in_real_time, own_processors, session_prompt
 from vmckpt.sequence.steps import both, finish
@@ -42,6 +49,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 class Output(Protocol):
     """What a guest sends, held from its moment on: `epoch.output.BriefHold`."""
+
+    def begin(self) -> list[Coroutine[Any, Any, Any]]:
+        """Commands that begin to hold it."""
 
     async def release(self) -> None:
         """All that waits leaves. Raises CommandRefusedError: it has left already."""
@@ -69,8 +79,59 @@ class MemberHost(NamedTuple):
     processors: int
 
 
+# Commands that begin to hold the guest's output, for `Capture.epoch`; None: it is not held.
+Hold = InPause | None
+Stopped = Callable[[], None]
+
+
+class Alone:
+    """The part of a VM that is in no group: it waits for nobody, and its output is not held."""
+
+    is_grouped = False
+
+    def prompt(self) -> AbstractContextManager[None]:
+        """As `Member.prompt`."""
+        return nullcontext()
+
+    def pausing(self, _tell_guard: Callable[[str], None]) -> AbstractContextManager[None]:
+        """As `Member.pausing`."""
+        return nullcontext()
+
+    def say(self, _word: str, **_more: Any) -> None:
+        """As `Member.say`."""
+
+    async def all_prepared(self, _keep_up: Callable[[], Awaitable[None]]) -> None:
+        """As `Member.all_prepared`."""
+
+    async def cut(
+        self,
+        _output: Callable[[float], Output],
+        _tell_guard: Callable[[str], None],
+        capture: Callable[[Hold, Stopped | None], Awaitable[T]],
+    ) -> T:
+        """As `Member.cut`."""
+        return await capture(None, None)
+
+    async def all_stored(self, _checkpoint_id: str) -> None:
+        """As `Member.all_stored`."""
+
+    async def all_ready(self) -> None:
+        """As `Member.all_ready`."""
+
+    async def all_switched(self) -> None:
+        """As `Member.all_switched`."""
+
+    async def all_running(self) -> None:
+        """As `Member.all_running`."""
+
+
+ALONE = Alone()
+
+
 class Member:
-    """The part of one VM; `most_s` is how long its output may be held."""
+    """The part of one VM of a group; `most_s` is how long its output may be held."""
+
+    is_grouped = True
 
     def __init__(self, line: Line, most_s: float, here: MemberHost) -> None:
         self._line, self.most_s, self._here = line, most_s, here
@@ -90,12 +151,16 @@ class Member:
             return said.more
         raise given_up(str(said.more.get("why", said.word)))
 
+    def prompt(self) -> AbstractContextManager[None]:
+        """This process comes first: for what its guest stands still for, or others."""
+        return session_prompt()
+
     @contextmanager
     def pausing(self, tell_guard: Callable[[str], None], most_s: float = STUCK_S) -> Iterator[None]:
         """A pause of its own, before the cut: this process comes first. Should it get stuck in it
         the guard lets the guest run; then this raises OperationFailedError.
         """
-        with session_prompt():
+        with self.prompt():
             until_s = _boottime_s() + most_s
             tell_guard(f"free {until_s}")
             try:
@@ -119,26 +184,27 @@ class Member:
 
     async def cut(
         self,
-        output: Output,
+        output: Callable[[float], Output],
         tell_guard: Callable[[str], None],
-        capture: Callable[[Callable[[], None]], Awaitable[T]],
+        capture: Callable[[Hold, Stopped | None], Awaitable[T]],
     ) -> T:
         """What `capture` gives, of the moment that all have together.
 
-        It holds the guest's output, stops the guest, and calls what it is given when both are so.
+        It holds the guest's output, by what it is given, for `most_s` at most; stops the guest, and
+        calls what it is given when both are so.
         Held is what is sent from then on, until all others stand still too: nothing that it has
         sent after its moment is heard before theirs. What is heard after it is not in the moment,
         so no output has to wait for others to have captured. But this does: what comes next takes
         a processor, which may be theirs.
         """
         with in_real_time():  # others wait for its words
-            return await self._cut(output, tell_guard, capture)
+            return await self._cut(output(self.most_s), tell_guard, capture)
 
     async def _cut(
         self,
         output: Output,
         tell_guard: Callable[[str], None],
-        capture: Callable[[Callable[[], None]], Awaitable[T]],
+        capture: Callable[[Hold, Stopped | None], Awaitable[T]],
     ) -> T:
         self.say("set")
         await self.told("cut", TOGETHER_S)
@@ -154,7 +220,7 @@ class Member:
 
         async def captured() -> T:
             nonlocal runs_unix_s
-            found = await capture(stopped)
+            found = await capture(output.begin, stopped)
             runs_unix_s = time.time()
             return found
 

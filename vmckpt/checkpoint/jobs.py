@@ -15,7 +15,7 @@ from typing import Any
 from vmckpt.checkpoint import take
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE
-from vmckpt.checkpoint.group_member import FAILED, Member, joined
+from vmckpt.checkpoint.group_member import ALONE, FAILED, Alone, Member, joined
 from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
@@ -116,8 +116,7 @@ async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
         return await take_whole(vm, asked.store.path, asked.wish, step, access)
     async with _joined(job, asked.held_s) as member:
         taken = await take.take(vm, asked.store.path, asked.wish, step, access, member=member)
-        if member is not None:
-            member.say("committed", result=taken.to_json())
+        member.say("committed", result=taken.to_json())
     return taken
 
 
@@ -127,7 +126,7 @@ async def _restore(job: Job[Restore, Restored]) -> None:
 
         def running(restored: Restored) -> None:
             job.tell(restored, is_final=restored.settled)
-            if member is not None and restored.settled:
+            if restored.settled:
                 member.say("settled", result=asdict(restored))
 
         source = job.request.source
@@ -155,10 +154,10 @@ def _begin() -> None:
 
 
 @asynccontextmanager
-async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Member | None]:
+async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Member | Alone]:
     """Join the group, if any; report errors to its head."""
     if held_s is None:
-        yield None
+        yield ALONE
         return
     async with joined(job.files.control, held_s) as member:
         try:

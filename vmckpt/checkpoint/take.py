@@ -8,7 +8,6 @@ two checkpoints: pages that did not change are known by their content.
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from vmckpt.checkpoint.aside import StoreThread, aside_calls
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
-from vmckpt.checkpoint.group_member import Member
+from vmckpt.checkpoint.group_member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import marked
 from vmckpt.devices.absence import without_devices
@@ -32,7 +31,6 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.processes.deadman import attended
-from vmckpt.hosts.processes.scheduling import session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.preflight.checkpoint import capture_checks
 from vmckpt.preflight.finding import require
@@ -78,24 +76,23 @@ async def take(
     tell: Callable[[str], None],
     access: Access,
     *,
-    member: Member | None = None,
+    member: Member | Alone = ALONE,
 ) -> TakenCheckpoint:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there. `access` opens the store at `place`. With
-    `member` it is taken together with those of other VMs.
+    OperationFailedError: then nothing of it is there. `access` opens the store at `place`. A
+    `member` is taken together with the others of its group.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
-        if member is not None:
+        if member.is_grouped:
             _require_no_devices(now)
-        guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
+        guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member.is_grouped else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
-            calls = aside_calls(last=member is not None)
+            calls = aside_calls(last=member.is_grouped)
             async with session(connected, now.name) as monitor, calls as aside:
                 work = Taking(now, monitor, wish, aside, tell)
-                if member is not None:
-                    work.join(member, tell_guard)
+                work.join(member, tell_guard)
                 return await without_devices(
                     now, monitor, wish.name, tell, lambda: work.take(place, access)
                 )
@@ -144,11 +141,11 @@ class Taking:
         self._disks = DisksAtOnce(monitor, vm.qemu.files)
         self._pauses_s: list[float] = []
         self._passes = 0
-        self._member: Member | None = None
+        self._member: Member | Alone = ALONE
         self._tell_guard: Callable[[str], None] = _ignored
 
-    def join(self, member: Member, tell_guard: Callable[[str], None]) -> None:
-        """Take it together with others."""
+    def join(self, member: Member | Alone, tell_guard: Callable[[str], None]) -> None:
+        """Take it together with the others of a group, if it is in one."""
         self._member, self._tell_guard = member, tell_guard
 
     async def take(self, place: str, access: Access) -> TakenCheckpoint:
@@ -176,8 +173,7 @@ class Taking:
             moment = await self._moment(new)
             await self._store_disks(new)
             facts = replace(await self._facts(moment), name=new.name)
-            if self._member is not None:
-                facts = replace(facts, group=await self._member.all_stored(new.id))
+            facts = replace(facts, group=await self._member.all_stored(new.id))
             manifest = await to_the_end(self._commit(new, facts, history, store.place))
             apart = history.last is not None and parent is None
             kept = new.not_replaced
@@ -274,11 +270,7 @@ class Taking:
         ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
         ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
-        # Of a group: the service comes last but for what its guest stands still for, or others.
-        prompt = session_prompt if self._member is not None else nullcontext
-        pausing: Pausing = nullcontext
-        if self._member is not None:
-            pausing = partial(self._member.pausing, self._tell_guard)
+        pausing: Pausing = partial(self._member.pausing, self._tell_guard)
         pid, ram_bytes = self._vm.qemu.process.pid, self._vm.spec.memory_bytes
         async with capturing(
             pid, ram_file, self._monitor, output, pausing, ram_bytes=ram_bytes
@@ -288,15 +280,14 @@ class Taking:
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
-            if self._member is not None:
 
-                async def keep_up() -> None:
-                    nonlocal waiting
-                    waiting += await self._passes_until_it_fits(capture, ram, ())
-                    waiting = await self._spilled(waiting, ram)
+            async def keep_up() -> None:
+                nonlocal waiting
+                waiting += await self._passes_until_it_fits(capture, ram, ())
+                waiting = await self._spilled(waiting, ram)
 
-                await self._member.all_prepared(keep_up)  # still last: guests run as they did
-            with prompt():
+            await self._member.all_prepared(keep_up)  # still last: guests run as they did
+            with self._member.prompt():
                 self._tell("the moment")
                 if is_saved := capture.saves_devices():
                     await self._disks.add_filters()
@@ -309,13 +300,11 @@ class Taking:
         return epoch, unix_s
 
     async def _epoch(self, capture: Capture) -> Epoch:
-        take = partial(capture.epoch, 0, also=self._disks.in_pause)
-        if self._member is None:
-            return await take()
-        output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
+        output = partial(BriefHold, self._monitor, netdevs(self._vm))
 
-        async def together(stopped: Callable[[], None]) -> Epoch:
-            return await take(before=output.begin, at_stop=stopped)
+        async def together(hold: Hold, stopped: Stopped | None) -> Epoch:
+            also = self._disks.in_pause
+            return await capture.epoch(0, also=also, before=hold, at_stop=stopped)
 
         return await self._member.cut(output, self._tell_guard, together)
 

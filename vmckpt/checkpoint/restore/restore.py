@@ -28,7 +28,7 @@ from vmckpt.checkpoint.facts import (
     machine_from_json,
     usable_facts,
 )
-from vmckpt.checkpoint.group_member import Member
+from vmckpt.checkpoint.group_member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
@@ -79,12 +79,12 @@ async def restore(
     wish: RestoreOptions,
     running: Callable[[Restored], None],
     *,
-    member: Member | None = None,
+    member: Member | Alone = ALONE,
 ) -> None:
     """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
 
-    And once more when the guest was told what it can be. With `member` it runs when all of its
-    group do, or not at all.
+    And once more when the guest was told what it can be. A `member` runs when all of its group
+    do, or not at all.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
@@ -151,7 +151,7 @@ class _Restoring:
         wish: RestoreOptions,
         old: Vm | None,
         *,
-        member: Member | None,
+        member: Member | Alone,
     ) -> None:
         self._member = member
         self._planned, self._point, self._source = planned, point, source
@@ -201,8 +201,7 @@ class _Restoring:
                 await both(helper.alive_during(load) if helper else load, self._plug_now())
                 if self._old is None:
                     await plug_in(vm._replace(qemu=qemu), monitor)
-                if self._member is not None:
-                    await self._member.all_ready()
+                await self._member.all_ready()
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -354,20 +353,19 @@ class _Restoring:
 
     async def _plug_now(self) -> None:
         """A group's NICs wait: what its old guests still sent is not for the new ones."""
-        if self._member is None:
+        if not self._member.is_grouped:
             await self._plug()
 
     async def _old_ones_still(self) -> None:
         """Of a group: no guest of it runs any more, and whatever they sent has passed."""
-        if self._member is not None:
-            await self._member.all_switched()
+        await self._member.all_switched()
+        if self._member.is_grouped:
             await self._plug()
 
     async def _run(self, monitor: Monitor) -> None:
         """The guest runs; of a group, only if all others do."""
         await commands.cont(monitor)
-        if self._member is not None:
-            await self._member.all_running()
+        await self._member.all_running()
 
     async def _plug(self) -> None:
         if self._wish.plugged:
