@@ -14,7 +14,7 @@ from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
 from vmckpt.replicate.control import GO_ALONE
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
-from vmckpt.replicate.primary.protection import SETTLED_HERE, TAKING_S, ProtectionEnding
+from vmckpt.replicate.primary.protection import TAKING_S, ProtectionEnding
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby
@@ -170,7 +170,7 @@ class Primary(Epochs):
 
     async def _conclude(self, ending: ProtectionEnding) -> None:
         home = self.host.home
-        if ending in SETTLED_HERE and home is not None and home.claim is not None:
+        if ending.is_settled and home is not None and home.claim is not None:
             home.claim = None
         self._ending = ending
         self.world.count(f"{self} ends: {ending.name}")

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from vmckpt.deadlines import poll
@@ -38,24 +38,19 @@ DYING_S = 2.0
 TAKING_S = 20.0
 
 
-class ProtectionEnding(StrEnum):
+class ProtectionEnding(Enum):
     """Why the protection ended, and where the guest is."""
 
-    STOPPED = "stopped: it was asked for; the guest runs here, unprotected"
-    ALONE = "alone: the standby is lost; the guest runs here, unprotected"
-    GUEST_OFF = "off: the guest has powered off"
-    YOURS = "handed over: the standby goes on with the guest"
-    REPLACED = "replaced: the standby has taken over; this QEMU was ended"
-    LOST = "lost: its QEMU died before the standby had the guest"
+    # In words; whether the arbiter has recorded that no replica may take over.
+    STOPPED = "stopped: it was asked for; the guest runs here, unprotected", True
+    ALONE = "alone: the standby is lost; the guest runs here, unprotected", True
+    GUEST_OFF = "off: the guest has powered off", True
+    LOST = "lost: its QEMU died before the standby had the guest", True
+    YOURS = "handed over: the standby goes on with the guest", False
+    REPLACED = "replaced: the standby has taken over; this QEMU was ended", False
 
-
-# The arbiter has recorded that no replica may take over.
-SETTLED_HERE = (
-    ProtectionEnding.STOPPED,
-    ProtectionEnding.ALONE,
-    ProtectionEnding.GUEST_OFF,
-    ProtectionEnding.LOST,
-)
+    def __init__(self, text: str, is_settled: bool) -> None:
+        self.text, self.is_settled = text, is_settled
 
 
 class Protection:
@@ -120,11 +115,11 @@ class Protection:
         return ending
 
     async def _conclude(self, ending: ProtectionEnding) -> None:
-        if ending in SETTLED_HERE:
+        if ending.is_settled:
             with suppress(StorageError):  # then whoever starts the VM asks the arbiter, once
                 await self._vm.host.remove(self._vm.directory.claim)
         self._ending = ending
-        self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
+        self._why = f"{ending.text}{': ' if self._why else ''}{self._why}"
         try:
             await write_last_word(self._vm.host, self._files, self.status())
         except StorageError:
@@ -260,10 +255,8 @@ class Protection:
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return ProtectionEnding.REPLACED
-            if (
-                self._asked is not ProtectionEnding.YOURS
-            ):  # the arbiter is gone: it is to go on here
-                return await self._stop()
+            if self._asked is not ProtectionEnding.YOURS:
+                return await self._stop()  # the arbiter is gone: it is to go on here
             if self._stands_still():
                 break
             _require_at_work(background)
