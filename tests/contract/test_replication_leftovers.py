@@ -508,6 +508,27 @@ def test_a_beginning_that_is_undone_leaves_what_tells_that_its_standby_took_over
     assert asyncio.run(read_vm(hosts[1], "web")) is not None
 
 
+@pytest.mark.parametrize("took_over", [False, True])
+def test_a_beginning_that_is_undone_needs_no_arbiter_once_nothing_is_left_of_its_standby(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, took_over: bool
+) -> None:
+    """QEMU and both services died, the arbiter for good: `vm start` named `stop`, which knew of no
+    replication, and so on.
+    """
+    files = requested(hosts, tmp_path)
+    vm, theirs = home(hosts[0], "old"), ServiceFiles.of(hosts[1], "web")
+    vm.directory.claim.touch()
+    if took_over:  # and has moved on since
+        word = ReplicaStatus(role=Role.STANDBY, state="promoted", run="1")
+        theirs.status.write_text(json.dumps(word.to_json()))
+    asyncio.run(begin._undo(hosts[0], files, hosts[1], theirs))
+    assert not files.path.exists()
+    assert theirs.request.exists() is took_over
+    assert vm.directory.claim.exists() is took_over
+    if not took_over:
+        asyncio.run(require_decided(vm))
+
+
 def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:

@@ -166,21 +166,26 @@ class Command(Stopping):
             raise
 
     async def _undo(self, ours: Files, theirs: Files) -> None:
-        host, standby = ours.primary, ours.standby
+        host, standby, is_over = ours.primary, ours.standby, False
         try:
             if host.files is ours:
                 await self._until_gone(host, lambda service: tell_primary(service, "stop"))
                 await self._while(lambda: bool(host.find(Recovery)), "recovery goes on")
                 host.files = None
+                is_over = True
         except RefusedError as exc:
             self.world.note(f"operator: undo, {exc}")
         try:
             await self._until_gone(standby, dismiss)
-            if standby.home is not None:
+            if not await end_waiting(self, standby):
                 return
-            await end_waiting(self, standby)
+            said = theirs.word
+            if standby.home is not None or (said is not None and said.state == PROMOTED):
+                return
             if standby.files is theirs:
                 standby.files = None
+            if is_over and host.home is not None:
+                host.home.claim = None
         except RefusedError as exc:
             self.world.note(f"operator: undo, {exc}")
 

@@ -36,7 +36,7 @@ from vmckpt.replicate.request import (
     ServiceFiles,
     as_itself,
 )
-from vmckpt.replicate.status import DEAD, PROTECTED, ReplicaStatus, ReplicationOutcome
+from vmckpt.replicate.status import DEAD, PROMOTED, PROTECTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import save_to
 from vmckpt.units import format_size
@@ -244,19 +244,32 @@ def last_error(log: str) -> tuple[str, str]:
 
 
 async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: ServiceFiles) -> None:
-    """End both services, the primary's in good order: the guest runs, its output is let go."""
-    name = ours.path.name
+    """End both services, the primary's in good order: the guest runs, its output is let go.
+
+    Once nothing is left of the standby, the VM needs no arbiter, which may be gone for good.
+    """
+    name, is_over = ours.path.name, False
     with suppress(VmckptError):  # what failed before says more
         # Again and again: it may not have come so far yet that it hears.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
         await until_recovered(primary, name)  # of one that was killed, see `replicate/recovery.py`
         await primary.remove(ours.path)
+        is_over = True
     with suppress(VmckptError):
         # Its primary may never have come to it.
         await until_gone(standby, name, lambda: ask(standby, theirs, DISMISS))
-        if await read_vm(standby, name) is not None:
-            return  # it took over from a primary that has died: its files say whom to ask
         await end_waiting(standby, name)
+        if await _took_over(standby, name):
+            return  # from a primary that has died: its files say whom to ask
         await settle_copies(standby, theirs, CopiesFate.UNDO)
         await standby.remove(theirs.path)
         await fold_there(name, (primary, standby))
+        if is_over:
+            await primary.remove(vm_dir(primary.state_dir, name).claim)
+
+
+async def _took_over(standby: Host, name: str) -> bool:
+    """Whether the VM is, or was, at home with a standby that has ended."""
+    said = await last_word(standby, ServiceFiles.of(standby, name))
+    has_word = said is not None and said.state == PROMOTED
+    return has_word or await read_vm(standby, name) is not None
