@@ -164,11 +164,14 @@ def set_it_up(host: LocalHost, files: QemuDir, disk: Path) -> VmUser:
     return user
 
 
-def image(path: Path, backing: Path | None = None) -> Path:
-    """As much of a qcow2 image as says what it stands on."""
+def image(path: Path, backing: Path | None = None, kind: bytes = b"") -> Path:
+    """As much of a qcow2 image as says what it stands on, of which `kind`."""
     name = str(backing).encode() if backing else b""
     header = b"QFI\xfb" + (3).to_bytes(4) + (512 if backing else 0).to_bytes(8)
-    path.write_bytes((header + len(name).to_bytes(4)).ljust(512, b"\0") + name)
+    header = (header + len(name).to_bytes(4)).ljust(100, b"\0") + (104).to_bytes(4)
+    if kind:
+        header += (0xE2792ACA).to_bytes(4) + len(kind).to_bytes(4) + kind
+    path.write_bytes(header.ljust(512, b"\0") + name)
     path.chmod(0o600)
     return path
 
@@ -205,6 +208,18 @@ def test_what_a_vm_writes_into_its_own_image_opens_nothing(
     assert disk.stat().st_uid == user.uid
     set_it_up(host, files, disk)
     assert shown(secret) == (0, os.getegid(), 0o600)
+
+
+@pytest.mark.timeout(30)
+def test_images_that_stand_on_one_another_are_followed_once(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    """`vm start` never came back."""
+    disk = image(place / "disk.qcow2", place / "base.qcow2", b"qcow2")
+    base = image(place / "base.qcow2", disk, b"qcow2")
+    user = set_it_up(host, files, disk)
+    assert may(user, "-w", disk)
+    assert not may(user, "-w", base)
 
 
 def test_two_vms_are_never_the_same_user(

@@ -176,14 +176,15 @@ async def below(host: Host, image: Path) -> AsyncIterator[Path]:
     A guest that has broken out of QEMU writes what it likes into its own image, and any guest what
     it likes into a raw one: whatever that names would be opened to it.
     """
-    is_layered = True
+    is_layered, seen = True, {image}
     while is_layered and await owner_of(host, image) == 0:
         if not (name := await backing_of(host, image)):
             return
         is_layered = await names_layered(host, image)
         image = await host.resolve(image.parent / name.removeprefix("file:"))
-        if not await host.exists(image):
+        if image in seen or not await host.exists(image):
             return  # QEMU says so
+        seen.add(image)
         yield image
 
 
