@@ -25,5 +25,8 @@ def output(
     )
     if done.returncode:
         words = f"'{' '.join(argv)}' ended with {done.returncode}"
-        raise AssertionError(f"{words}:\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}")
+        # Where a play failed stands far above its end.
+        at = max(done.stdout.find("\nfatal: "), done.stdout.find("\nfailed: "), 0)
+        said = "\n".join([done.stdout[at : at + 3000], done.stdout[-2000:], done.stderr[-3000:]])
+        raise AssertionError(f"{words}:\n{said}")
     return done.stdout
