@@ -17,9 +17,9 @@ from vmckpt.fleet.guard import cgroup
 from vmckpt.fleet.guard.command import end_worker, release_worker
 from vmckpt.fleet.guard.ending import NEVER
 from vmckpt.fleet.guard.record import GuardWorker
-from vmckpt.fleet.guard.worker import claim
+from vmckpt.fleet.guard.worker import Workers, claim
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.processes.process import identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 
 pytestmark = pytest.mark.contract
 
@@ -206,7 +206,7 @@ def test_what_is_kept_may_leave_a_daemon(place: Path, grouped: bool) -> None:
 
 def test_a_command_that_was_not_begun_yet_never_is(tmp_path: Path, place: Path) -> None:
     """The guard died before its worker ran: who ends it may come first."""
-    assert claim(place, {"boot": NEVER, "processes": [], "group": None})
+    assert claim(place, Workers(NEVER))
     worker = begin(place / "result", "touch", str(tmp_path / "ran"))
     assert worker.wait(30) == 0
     assert not (tmp_path / "ran").exists()
@@ -214,8 +214,8 @@ def test_a_command_that_was_not_begun_yet_never_is(tmp_path: Path, place: Path) 
 
 
 def test_after_a_reboot_nothing_of_it_can_run(place: Path) -> None:
-    me = {"pid": os.getpid(), "start_ticks": 1}
-    assert claim(place, {"boot": "another", "processes": [me], "group": "/sys/fs/cgroup"})
+    me = ProcessId(os.getpid(), 1)
+    assert claim(place, Workers("another", (me,), Path("/sys/fs/cgroup")))
     end(place)
     assert not place.exists()
 

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from vmckpt.codec import convert
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.fleet.guard.ending import END_S, Left
 from vmckpt.fleet.guard.health import as_variable, variables
 from vmckpt.fleet.guard.record import GuardRecord, GuardWorker, Where
-from vmckpt.fleet.guard.worker import KILL_S, RESULT
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.fleet.guard.worker import KILL_S, RESULT, CommandResult
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.qemu.agent import GuestAgent
@@ -162,8 +163,7 @@ async def _have_it(host: Host, verb: str, worker: GuardWorker) -> Left:
     own = await host.own_command()
     done = await host.run([own[0], "-m", ENDING_MODULE, verb, worker.directory], END_S + KILL_S)
     try:
-        told = Fields.parse(done.stdout)
-        return Left(told.integers("left"), told.flag("sure"))
+        return convert(Left, parse(done.stdout))
     except MalformedError as exc:
         why = done.stderr.strip().splitlines()[-1:] or [str(exc)]
         raise _goes_on(
@@ -183,11 +183,12 @@ def _goes_on(why: str, first: str) -> HostDownError:
 def _verdict(text: str | None) -> str:
     if not text:
         return "the command: its worker was killed"
-    told = Fields.parse(text)
-    if "error" in told:
-        return f"the command: {told.text('error')}"
-    code = told.integer("returncode", least=-255, most=255)
-    return f"the command's exit status is {code}" if code else ""
+    told = convert(CommandResult, parse(text))
+    if told.error is not None:
+        return f"the command: {told.error}"
+    if told.returncode is None:
+        raise MalformedError("it has neither an exit status nor an error")
+    return f"the command's exit status is {told.returncode}" if told.returncode else ""
 
 
 async def _in_guest(vm: Vm, command: tuple[str, ...], say: Print) -> str:

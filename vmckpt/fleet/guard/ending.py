@@ -12,12 +12,23 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from vmckpt.codec import builtins, convert
 from vmckpt.fleet.guard import cgroup
-from vmckpt.fleet.guard.worker import BOOT, KILL_S, MARK, OVER, RESULT, WORKER, claim
-from vmckpt.foreign import Fields
+from vmckpt.fleet.guard.worker import (
+    BOOT,
+    KILL_S,
+    MARK,
+    OVER,
+    RESULT,
+    WORKER,
+    Over,
+    Workers,
+    claim,
+)
+from vmckpt.foreign import parse
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes.process import (
     ProcessId,
@@ -36,24 +47,19 @@ END_S = 2 * KILL_S + 10
 _POLL_S = 0.01
 
 
-class Left(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Left:
     """What does not end; `sure`: there is nothing else of the command."""
 
     left: tuple[int, ...]
     sure: bool
 
 
-class _Workers(NamedTuple):
-    boot: str
-    processes: tuple[ProcessId, ...]
-    group: Path | None
-
-
 def end(directory: Path) -> Left:
     """End the command, and all that it has started."""
     if not directory.exists():
         return Left((), sure=True)
-    claim(directory, {"boot": NEVER, "processes": [], "group": None})
+    claim(directory, Workers(NEVER))
     try:
         workers = _read(directory)
     except (OSError, ValueError):
@@ -82,7 +88,7 @@ def release(directory: Path) -> Left:
     return Left((), sure=True)
 
 
-def _certain(directory: Path, workers: _Workers, told: tuple[int, ...] | None) -> Left:
+def _certain(directory: Path, workers: Workers, told: tuple[int, ...] | None) -> Left:
     left, sure = set(told or ()), told is not None
     if not sure:  # root's processes may have left the group, as systemd-run --scope has them do
         left |= set(_end_marked(directory))
@@ -93,7 +99,7 @@ def _certain(directory: Path, workers: _Workers, told: tuple[int, ...] | None) -
     return Left(tuple(sorted(pid for pid in left if identify(pid))), sure)
 
 
-def _wait_for_workers(directory: Path, workers: _Workers) -> None:
+def _wait_for_workers(directory: Path, workers: Workers) -> None:
     """Tell them to end, and wait until they have, or cannot any more."""
     given_up_s = time.monotonic() + END_S
     told = False
@@ -136,25 +142,16 @@ def _mark(directory: Path) -> str:
     return "\0".join([MODULE, str(directory / RESULT), ""])
 
 
-def _read(directory: Path) -> _Workers:
-    words = Fields.parse((directory / WORKER).read_bytes())
-    group = words.text("group", None)
-    return _Workers(
-        words.text("boot"),
-        tuple(
-            ProcessId(one.integer("pid"), one.integer("start_ticks"))
-            for one in words.each("processes")
-        ),
-        None if group is None else Path(group),
-    )
+def _read(directory: Path) -> Workers:
+    return convert(Workers, parse((directory / WORKER).read_bytes()))
 
 
 def _over(directory: Path) -> tuple[int, ...] | None:
     with suppress(OSError, ValueError):
-        return Fields.parse((directory / OVER).read_bytes()).integers("left")
+        return convert(Over, parse((directory / OVER).read_bytes())).left
     return None
 
 
 if __name__ == "__main__":
     ending = {"end": end, "release": release}[sys.argv[1]](Path(sys.argv[2]))
-    sys.stdout.write(json.dumps(ending._asdict()) + "\n")
+    sys.stdout.write(json.dumps(builtins(ending)) + "\n")

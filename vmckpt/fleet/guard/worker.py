@@ -21,14 +21,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from vmckpt.fleet.guard import cgroup
-from vmckpt.hosts.processes.process import identify
+from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.hosts.processes.process import kill as kill_process
 
 WORKER, RESULT, OVER = "worker", "result", "over"
@@ -52,6 +52,30 @@ class _ToldToEndError(BaseException):
 
 class _ReleasedError(BaseException):
     """SIGUSR1 has come: what the command left running is no more the guard's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """`worker`: keeper and runner, in which boot, and the command's control group, if any."""
+
+    boot: str
+    processes: tuple[ProcessId, ...] = ()
+    group: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """`result`: the command's exit status, or why there is none."""
+
+    returncode: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """`over`: nothing of the command runs, or these alone, which do not end."""
+
+    left: tuple[int, ...] = ()
 
 
 class _Given(NamedTuple):
@@ -97,11 +121,11 @@ def work(result: Path, command: Sequence[str]) -> None:
         cgroup.dissolve(group)
 
 
-def claim(directory: Path, words: Mapping[str, Any]) -> bool:
+def claim(directory: Path, workers: Workers) -> bool:
     """Write down who the workers are, unless that is written; whether it was written now."""
     part = directory / f".{WORKER}.{os.getpid()}"
     try:
-        part.write_text(json.dumps(words))
+        part.write_text(_encode(workers))
         os.link(part, directory / WORKER)
     except (FileExistsError, FileNotFoundError):
         return False
@@ -110,13 +134,9 @@ def claim(directory: Path, words: Mapping[str, Any]) -> bool:
     return True
 
 
-def _who(runner: int, group: Path | None) -> dict[str, Any]:
+def _who(runner: int, group: Path | None) -> Workers:
     processes = [identify(pid) for pid in (os.getpid(), runner)]
-    return {
-        "boot": BOOT.read_text().strip(),
-        "processes": [asdict(one) for one in processes if one is not None],
-        "group": None if group is None else str(group),
-    }
+    return Workers(BOOT.read_text().strip(), tuple(filter(None, processes)), group)
 
 
 # -- the runner ---------------------------------------------------------------------------------
@@ -129,7 +149,7 @@ def _run_and_exit(given: _Given, keeper: int, go: int, told: int) -> NoReturn:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
         if os.getppid() == keeper and os.read(go, 1):
-            os.write(told, json.dumps(_run(given)).encode())
+            os.write(told, _encode(_run(given)).encode())
         code = 0
     except _ToldToEndError:
         _end_all(given, "its keeper was killed, so it was ended")
@@ -137,18 +157,18 @@ def _run_and_exit(given: _Given, keeper: int, go: int, told: int) -> NoReturn:
         os._exit(code)
 
 
-def _run(given: _Given) -> dict[str, Any]:
+def _run(given: _Given) -> CommandResult:
     try:
         child = subprocess.Popen(
             given.command,
             preexec_fn=partial(_become_the_command, given, os.getpid()),  # noqa: PLW1509 - no threads
             env=os.environ | {MARK: str(given.directory)},
         )
-        return {"returncode": child.wait()}
+        return CommandResult(child.wait())
     except OSError as exc:
-        return {"error": f"{given.command[0]}: {exc.strerror}"}
+        return CommandResult(error=f"{given.command[0]}: {exc.strerror}")
     except subprocess.SubprocessError as exc:
-        return {"error": f"{given.command[0]}: {exc}"}
+        return CommandResult(error=f"{given.command[0]}: {exc}")
 
 
 def _become_the_command(given: _Given, runner: int) -> None:
@@ -181,7 +201,7 @@ def _keep(given: _Given, told: int) -> None:
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    _write(given.directory / OVER, json.dumps({"left": []}))
+    _write(given.directory / OVER, _encode(Over()))
 
 
 def _let_go_of_output() -> None:
@@ -201,8 +221,8 @@ def _end_all(given: _Given, why: str) -> None:
             left |= set(cgroup.kill_all(given.group, KILL_S if not left else 0))
     with suppress(FileNotFoundError):  # who told us needs no more than our end
         if not (given.directory / RESULT).exists():
-            _write(given.directory / RESULT, json.dumps({"error": why}))
-        _write(given.directory / OVER, json.dumps({"left": sorted(left)}))
+            _write(given.directory / RESULT, _encode(CommandResult(error=why)))
+        _write(given.directory / OVER, _encode(Over(tuple(sorted(left)))))
 
 
 def _kill_descendants() -> list[int]:
@@ -230,6 +250,12 @@ def _descendants(pid: int) -> list[int]:
                 if identify(child):
                     found += [child, *_descendants(child)]
     return found
+
+
+def _encode(record: Workers | CommandResult | Over) -> str:
+    # As `codec.builtins`; nothing is imported any more that the command may have replaced.
+    known = {name: value for name, value in asdict(record).items() if value is not None}
+    return json.dumps(known, default=str)
 
 
 def _write(path: Path, text: str) -> None:
