@@ -20,8 +20,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+from vmckpt.codec import builtins, convert
 from vmckpt.errors import HostDownError, OperationFailedError
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.one_time import make_one_time
 from vmckpt.hosts.remote.link import SILENCE_S
@@ -56,6 +57,28 @@ class TlsEndpoint:
     token: str
 
 
+@dataclass(frozen=True, slots=True)
+class _ListenRequest:
+    """link.json: where to listen, on which ports (0, 0: any), and the token of those let in."""
+
+    address: str
+    first: int
+    last: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ListenAnswer:
+    """listens.json: the port that it came to, and the certificate's fingerprint."""
+
+    port: int
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 1 << 16:
+            raise ValueError(f"{self.port} is no port")
+
+
 async def have_listen(
     target: Host, directory: Path, verb: Sequence[str] = ("link",)
 ) -> TlsEndpoint:
@@ -66,9 +89,9 @@ async def have_listen(
     """
     token = secrets.token_hex(32)
     first, last = target.migration_ports or (0, 0)
-    asked = {"address": target.migration_address, "first": first, "last": last, "token": token}
+    asked = _ListenRequest(target.migration_address, first, last, token)
     await target.make_dir(directory)
-    await target.write_text(directory / _ASKED, json.dumps(asked))
+    await target.write_text(directory / _ASKED, json.dumps(builtins(asked)))
     command = [*await target.own_command(), *verb, str(directory)]
     listener = await target.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
@@ -84,9 +107,8 @@ async def have_listen(
                 remedy=f"vmckpt host check {target.name}",
             )
     try:
-        said = Fields.parse(await target.read_text(directory / _LISTENS) or "")
-        port = said.integer("port", least=1, most=0xFFFF)
-        return TlsEndpoint(target.migration_address, port, said.text("fingerprint"), token)
+        said = convert(_ListenAnswer, parse(await target.read_text(directory / _LISTENS) or ""))
+        return TlsEndpoint(target.migration_address, said.port, said.fingerprint, token)
     except MalformedError as exc:
         await target.kill(listener)
         await target.remove(directory)
@@ -151,7 +173,11 @@ async def listen(directory: Path, state_dir: Path) -> None:
 
 def token_of(directory: Path) -> str:
     """What visitors have to know; to be asked for before `listening`."""
-    return str(json.loads((directory / _ASKED).read_text())["token"])
+    return _asked(directory).token
+
+
+def _asked(directory: Path) -> _ListenRequest:
+    return convert(_ListenRequest, parse((directory / _ASKED).read_text()))
 
 
 class Listener:
@@ -247,7 +273,7 @@ async def listening(directory: Path, visit: Visit) -> Listener:
 
     Raises OperationFailedError.
     """
-    asked = json.loads((directory / _ASKED).read_text())
+    asked = _asked(directory)
     (directory / _ASKED).unlink()
     one_time = make_one_time()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -256,10 +282,10 @@ async def listening(directory: Path, visit: Visit) -> Listener:
     replace(pem, one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
-    sock = await _bind(asked["address"], (asked["first"], asked["last"]))
-    listener = Listener(sock, context, asked["token"], visit)
-    told = json.dumps({"port": listener.port, "fingerprint": one_time.fingerprint})
-    replace(directory / _LISTENS, told)
+    sock = await _bind(asked.address, (asked.first, asked.last))
+    listener = Listener(sock, context, asked.token, visit)
+    told = _ListenAnswer(listener.port, one_time.fingerprint)
+    replace(directory / _LISTENS, json.dumps(builtins(told)))
     return listener
 
 
