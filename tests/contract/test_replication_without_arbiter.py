@@ -201,6 +201,30 @@ def test_a_primary_that_was_killed_does_not_have_what_its_standby_has(
     assert asyncio.run(read_vm(hosts[0], "web")) is None
 
 
+@pytest.mark.parametrize("has_claim", [True, False])
+def test_an_arbiter_that_knows_of_nothing_says_nothing_of_a_standby_that_is_silent(
+    hosts: Hosts, tmp_path: Path, *, has_claim: bool
+) -> None:
+    """The old host is back, without the arbiter's directory; its standby has the guest, or has not:
+    without a claim none was ever to have it.
+    """
+    vm, files = protected(hosts, tmp_path)
+    elsewhere(files)
+    known = hosts[0], FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=silence())
+    if not has_claim:
+        vm.directory.claim.unlink()
+        asyncio.run(stop("web", known))
+        return
+    with pytest.raises(VmckptError) as refused:
+        asyncio.run(stop("web", known))
+    assert "--standby-is-dead" in refused.value.remedy
+    with pytest.raises(RefusedError, match="may be about to go on"):
+        asyncio.run(require_decided(vm))
+    assert files.request.exists()
+    asyncio.run(stop("web", known, standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+
+
 def test_what_an_earlier_replication_left_elsewhere_ends_no_stop(
     hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -230,10 +230,11 @@ async def _takes_term(
     replication, or has: that needs the VM's lock, which is held here.
 
     A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
-    has forgotten ours, or is not mounted: it is waited for, but not `at_any_rate` (which may be of
-    a service that was killed before it had a term). One that gives no answer is not needed if
-    `standby_is_dead`: the next protection is told which replica it may still have. Raises
-    RefusedError when the term is neither side's, StorageError.
+    has forgotten ours, or is not mounted: it is waited for, but not `at_any_rate`. Then it may be
+    of a service that was killed before it had a term, which has left no claim; else only
+    `standby_is_dead` says that no standby has the guest. With that one that gives no answer is not
+    needed: the next protection is told which replica it may still have. Raises RefusedError when
+    the term is neither side's, or nobody's, StorageError.
     """
     us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
@@ -253,7 +254,10 @@ async def _takes_term(
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
             if found is None:
+                if standby_is_dead:
+                    return True
                 if at_any_rate:
+                    await _require_unclaimed(request)
                     return True
             elif (holder := found.record.holder) == claimant:
                 return True
@@ -275,6 +279,17 @@ async def _takes_term(
                     return True
             answered_s = boottime_s()
         await asyncio.sleep(POLL_S)
+
+
+async def _require_unclaimed(request: ReplicationRequest) -> None:
+    """Of an arbiter that knows of no term: none was ever asked for. Raises RefusedError."""
+    if await request.primary.exists(vm_dir(request.primary.state_dir, request.vm).claim):
+        raise RefusedError(
+            f"where '{request.vm}' may run is not certain",
+            why=f"{request.standby.name} was its standby, and the arbiter has no record of it: its "
+            "directory may not be mounted",
+            remedy="see to the arbiter, and to hosts that give no answer",
+        )
 
 
 async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
