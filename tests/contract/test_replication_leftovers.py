@@ -28,6 +28,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument, identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
+from vmckpt.lease.rule import Right
 from vmckpt.lease.store import NONE_YET, Versioned
 from vmckpt.migrate.steps.disk_files import MovedDisk as CopiedFile
 from vmckpt.migrate.steps.disk_files import create_files, remove_files
@@ -45,7 +46,7 @@ from vmckpt.replicate.operator.leftovers import remove_stale_home
 from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import primary
-from vmckpt.replicate.primary.claim import Claim
+from vmckpt.replicate.primary.claim import Claim, examine
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
 from vmckpt.replicate.status import ReplicaStatus, Role
@@ -303,6 +304,42 @@ def test_a_guest_whose_taking_over_was_cut_off_runs_only_while_the_term_counts(
     if holder == "b/1":
         # Whoever wants the term waits from now on, for as long as a lease is.
         assert (stands(tmp_path).holder, stands(tmp_path).term) == ("b/1/abandon/1", 2)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_the_term_of_a_guest_that_has_moved_on_is_not_given_up_to_its_old_primary(
+    hosts: tuple[LocalHost, LocalHost],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_silent: bool,
+) -> None:
+    """Its standby's service was killed just as it took over; then it was moved to a third host,
+    where a `start` names the `stop`. When the old host was back its guest ran as well.
+    """
+    monkeypatch.setattr(recovery, "GIVEN_UP_S", 0.3)
+    vm = home(hosts[0], "old")
+    requested(hosts, tmp_path, lease_s=3.0)
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    record(tmp_path, "b/1", None)
+    theirs = ServiceFiles.of(hosts[1], "web")
+
+    async def taken_over() -> None:
+        async with stands_still_at(hosts[1], []):
+            await abandon(theirs.path)
+
+    asyncio.run(taken_over())
+    shutil.rmtree(vm_dir(hosts[1].state_dir, "web").path)
+    if not is_silent:
+        theirs.status.unlink(missing_ok=True)  # its disk was full
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    home(third, "newer")
+    off = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    if is_silent:
+        third = FaultyHost("c", tmp_path / "c", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (off, hosts[1], third)))
+    assert (stands(tmp_path).holder, stands(tmp_path).released) == ("b/1/abandon/1", False)
+    assert asyncio.run(examine(vm.directory.claim)).right is Right.ELSEWHERE
 
 
 @pytest.mark.parametrize(("holder", "in_sync"), [("a/1", "b/1"), ("b/1", None)])

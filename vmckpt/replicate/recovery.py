@@ -46,11 +46,12 @@ from vmckpt.replicate.request import (
     ServiceFiles,
     read_request,
 )
-from vmckpt.replicate.status import ReplicaStatus, Role
+from vmckpt.replicate.status import PROMOTED, ReplicaStatus, Role
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.start import Replaced
 
 POLL_S, CONT_POLLS = 0.1, 1000
 # How often it is seen whether an operator's process waits to do this, or has.
@@ -103,6 +104,35 @@ async def abandon(directory: Path) -> None:
                 await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         if is_stale:
             await remove_stale_home(request.standby, vm.name, vm.qemu.files.qemu_id)
+        else:
+            await _note_taken_over(request, vm)
+
+
+async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
+    """Write down the last word of a service that took over and was killed before it had one.
+
+    Once the guest has moved on nothing else tells it from one that never had it, whose term is
+    given up: to the old primary, whose guest is older.
+    """
+    host, files = request.standby, ServiceFiles.of(request.standby, request.vm)
+    if vm.qemu.replaces != Replaced(request.primary.name, request.qemu_id):
+        return  # it came here in another way
+    if await last_word(host, files) is not None:
+        return
+    about = ReplicaStatus(
+        role=Role.STANDBY,
+        state=PROMOTED,
+        vm=request.vm,
+        run=request.run,
+        primary=request.primary.name,
+        standby=host.name,
+        why=f"took over from {request.primary.name}; its service was killed in it",
+        qemu_id=vm.qemu.files.qemu_id,
+        primary_qemu_id=request.qemu_id,
+    )
+    with suppress(StorageError):  # the disk is full: it goes on all the same
+        await write_last_word(host, files, about)
+    tell_event(host, about)
 
 
 async def _runs_again(request: ReplicationRequest, monitor: Monitor) -> bool:
@@ -254,10 +284,8 @@ async def _takes_term(
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
             if found is None:
-                if standby_is_dead:
-                    return True
                 if at_any_rate:
-                    await _require_unclaimed(request)
+                    await _require_free(request, standby_is_dead=standby_is_dead)
                     return True
             elif (holder := found.record.holder) == claimant:
                 return True
@@ -281,9 +309,10 @@ async def _takes_term(
         await asyncio.sleep(POLL_S)
 
 
-async def _require_unclaimed(request: ReplicationRequest) -> None:
-    """Of an arbiter that knows of no term: none was ever asked for. Raises RefusedError."""
-    if await request.primary.exists(vm_dir(request.primary.state_dir, request.vm).claim):
+async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -> None:
+    """No standby has the guest, of which the arbiter knows nothing. Raises RefusedError."""
+    claim = vm_dir(request.primary.state_dir, request.vm).claim
+    if not standby_is_dead and await request.primary.exists(claim):
         raise RefusedError(
             f"where '{request.vm}' may run is not certain",
             why=f"{request.standby.name} was its standby, and the arbiter has no record of it: its "

@@ -312,6 +312,8 @@ async def _settle_term(
     primaries = [(side, said) for side, said in words if side.status.is_primary]
     runs = {side.status.run for side, _ in primaries}
     is_left = any(_is_left(said) for _, said in primaries)
+    old = {side.host.name for side, _ in primaries}
+    homes = await _homes_but(name, "", hosts)
     taken, failed, last = set[str | None](), "", None
     for side, said in words:  # the first: they may have the term
         if side.status.is_primary:
@@ -319,7 +321,10 @@ async def _settle_term(
         await end_waiting(side.host, name)
         is_home = await read_vm(side.host, name) is not None
         is_taken = said is not None and said.state == PROMOTED
-        if _is_killed(said) or (is_left and not (is_home or is_taken)):
+        # Where another host has the guest it was here: the term is not its old primary's to take.
+        is_passed_on = bool({*homes.given} - old - {side.host.name, side.status.primary})
+        is_of_no_use = _is_killed(said) or (is_left and not (is_home or is_taken))
+        if is_of_no_use and not is_passed_on:
             failed = await _abandoned(side.host, name) or failed
             if failed and is_home:
                 why = f"it is paused on {side.host.name}, go on with it by: vmckpt vm start {name}"
