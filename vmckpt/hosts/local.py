@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +39,7 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.sockets.tcp_table import listening_ports
 from vmckpt.hosts.sockets.unix_socket import connected, listens_as
 from vmckpt.hosts.uids import Uids
+from vmckpt.sequence.in_thread import NoThreadError, in_thread
 from vmckpt.state.durable import (
     make_dir_durably,
     remove_durably,
@@ -131,11 +132,11 @@ class LocalHost(HostEntry):
 
     async def kill(self, which: ProcessId, *, wait_s: float = 5.0) -> bool:
         """SIGKILL exactly this process and wait for its end; True when it is gone."""
-        return await asyncio.to_thread(process.kill, which, wait_s=wait_s)
+        return await _signalling(which, partial(process.kill, which, wait_s=wait_s))
 
     async def stop_for_good(self, which: ProcessId) -> bool:
         """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
-        return await asyncio.to_thread(process.stop_for_good, which)
+        return await _signalling(which, partial(process.stop_for_good, which))
 
     async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
         """Processes of vmckpt's user whose command line holds `argument`, or of anyone."""
@@ -417,6 +418,16 @@ class LocalHost(HostEntry):
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
+
+
+async def _signalling(which: ProcessId, work: Callable[[], bool]) -> bool:
+    """What it says of the process. Raises OutcomeUnknownError, also when no thread starts for it:
+    nothing was sent then.
+    """
+    try:
+        return await in_thread(work)
+    except NoThreadError as exc:
+        raise process.unknown(which.pid, exc) from exc
 
 
 def _text(path: Path) -> str:

@@ -84,7 +84,7 @@ class Gateway:
             head += f"Authorization: {self._token}\r\n"
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-        except OSError as exc:
+        except (OSError, RuntimeError) as exc:  # no thread, say, in which a name is looked up
             raise NotTakenError(str(exc)) from exc
         try:
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

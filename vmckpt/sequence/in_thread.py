@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+# How soon a thread is asked for again.
+AGAIN_S = 0.02
 T = TypeVar("T")
 
 
@@ -53,6 +55,15 @@ async def in_thread(work: Callable[[], T]) -> T:
     except RuntimeError as exc:
         raise NoThreadError(errno.EAGAIN, f"{os.strerror(errno.EAGAIN)}: {exc}") from exc
     return await done
+
+
+async def in_thread_at_last(work: Callable[[], T]) -> T:
+    """As `in_thread`, as soon as the kernel starts a thread: for what others rely on."""
+    while True:
+        try:
+            return await in_thread(work)
+        except NoThreadError:
+            await asyncio.sleep(AGAIN_S)
 
 
 async def until_cancelled(work: Callable[[Callable[[], None]], T]) -> T:

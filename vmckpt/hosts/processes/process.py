@@ -76,12 +76,13 @@ def identify(pid: int) -> ProcessId | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as exc:
-        raise _unknown(pid, exc) from exc
+        raise unknown(pid, exc) from exc
     found = from_stat(pid, stat)
     return None if found and _is_flagged(_fields(stat)) and is_exiting(pid) else found
 
 
-def _unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
+def unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
+    """The error for a process of which the kernel does not say whether it runs."""
     return OutcomeUnknownError(
         f"cannot tell whether process {pid} runs",
         why=f"the kernel gives no answer: {exc.strerror or exc}",
@@ -146,7 +147,7 @@ def wait_for_end(pid: int, wait_s: float) -> bool:
     except ProcessLookupError:
         return True
     except OSError as exc:
-        raise _unknown(pid, exc) from exc
+        raise unknown(pid, exc) from exc
     try:
         return _ended(pidfd, wait_s)
     finally:
@@ -166,7 +167,7 @@ def _signalled(process: ProcessId, signal_number: int) -> Iterator[int | None]:
         yield None
         return
     except OSError as exc:
-        raise _unknown(process.pid, exc) from exc
+        raise unknown(process.pid, exc) from exc
     try:
         if not is_alive(process):
             yield None
@@ -236,7 +237,7 @@ def _is_of(pid: int, users: Collection[int]) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError as exc:
-        raise _unknown(pid, exc) from exc
+        raise unknown(pid, exc) from exc
     return all(int(user) in users for user in _users(status))
 
 
@@ -275,7 +276,7 @@ def _found(
     try:
         names = os.listdir("/proc")
     except OSError as exc:
-        raise _unknown("any of the host's", exc) from exc
+        raise unknown("any of the host's", exc) from exc
     for name in names:
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -284,7 +285,7 @@ def _found(
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or hides from us (hidepid): then it is not one of ours
         except OSError as exc:
-            raise _unknown(int(name), exc) from exc
+            raise unknown(int(name), exc) from exc
         if is_wanted(said) and (process := identify(int(name))):
             found.append(process)
     return found

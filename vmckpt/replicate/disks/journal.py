@@ -23,7 +23,7 @@ from vmckpt.replicate.disks.copies import StandbyFile
 from vmckpt.replicate.disks.image import WritableImage, opened
 from vmckpt.replicate.disks.known import blocks_of
 from vmckpt.replicate.wire.messages import Digests, DiskWrite, HelloDisk
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import in_thread_at_last
 from vmckpt.sequence.steps import to_the_end
 
 # Digests that go in one message: of 256 MiB.
@@ -118,7 +118,7 @@ class DisksJournal:
 
     async def _in_thread(self, path: Path, work: Callable[[], T]) -> T:
         try:
-            return await in_thread(work)
+            return await in_thread_at_last(work)
         except OSError as exc:
             raise _unusable(path, exc) from exc
 

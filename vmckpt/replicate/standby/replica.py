@@ -8,7 +8,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES, RamFile
 from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.wire.epoch import ReceivedEpoch
 from vmckpt.replicate.wire.pages import PageBatch, Words, as_words
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import in_thread_at_last
 from vmckpt.sequence.steps import finish
 
 
@@ -46,7 +46,7 @@ class Replica:
             self.is_applying = self._was_complete = False
 
     async def _apply(self, epoch: ReceivedEpoch) -> None:
-        await in_thread(partial(self._write, epoch.batches))
+        await in_thread_at_last(partial(self._write, epoch.batches))
         self.disks.take(epoch.writes)
         if epoch.device_base is not None:
             self._device_base = epoch.device_base

@@ -55,6 +55,8 @@ class TakeOver:
         self._dead: Holding | None = None
         self._asked = asked
         self._alone_until_s = -math.inf
+        # Read now: when it counts there may be no free descriptor.
+        self._machine = this_machine()
         self.why = self.arbiter_fails = ""
 
     def is_due(self, receiving: "asyncio.Future[str]") -> bool:
@@ -155,7 +157,7 @@ class TakeOver:
 
     def _view(self, *, is_heard: bool) -> StandbyView:
         held, hello = self._lease.held, self._primary.hello
-        can_fence = hello is not None and (self._request.options.fence or _is_here(hello))
+        can_fence = hello is not None and (self._request.options.fence or self._is_here(hello))
         is_heard = is_heard and not self._asked.is_set()
         return StandbyView(
             me=self._lease.claimant,
@@ -176,7 +178,7 @@ class TakeOver:
         True also when this host cannot tell: a lease is waited out, nothing is taken for dead.
         """
         hello = self._primary.hello
-        if hello is None or not _is_here(hello):
+        if hello is None or not self._is_here(hello):
             return True
         service = hello.emitters[0]
         which = ProcessId(service.pid, service.start_ticks)
@@ -191,7 +193,7 @@ class TakeOver:
         if hello is None or replaced is None:
             return
         holding = Holding(replaced.now.record.term, replaced.now.record.holder)
-        if not _is_here(hello):
+        if not self._is_here(hello):
             target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
             self._dead = (await Agent(self._request.options.fence).fence(target)).holding
             return
@@ -205,7 +207,6 @@ class TakeOver:
                 )
         self._dead = holding
 
-
-def _is_here(hello: Hello) -> bool:
-    """Whether this kernel can kill the primary's processes, and knows whether they are dead."""
-    return hello.machine == this_machine()
+    def _is_here(self, hello: Hello) -> bool:
+        """Whether this kernel can kill the primary's processes, and knows whether they are dead."""
+        return hello.machine == self._machine

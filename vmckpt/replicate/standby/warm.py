@@ -14,7 +14,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import in_thread_at_last
 from vmckpt.sequence.steps import finish
 from vmckpt.state.durable import sync_directory
 from vmckpt.vm.argv import Platform
@@ -87,7 +87,7 @@ class Warm:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         writer, self._writer = self._writer, -1
         if len(device_state) > self._pipe_bytes:
-            return asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))
+            return asyncio.ensure_future(in_thread_at_last(partial(feed, writer, device_state)))
         feed(writer, device_state)
         done.set_result(None)
         return done
