@@ -221,6 +221,12 @@ def test_a_record_of_an_older_vmckpt_goes_on_and_is_not_replaced_by_it(tmp_path:
     assert read(store).version == 7
     assert put(store, 1, 6).version == 7
     assert single.read_text().startswith("7")
+    whole = single.read_bytes()
+    for damaged in (b"\xb7" + whole[1:], b"7" * 5000 + whole[1:], whole.replace(b"a", b"\xe1")):
+        single.write_bytes(damaged)
+        with pytest.raises(StorageError, match=str(single)):
+            read(store)
+    single.write_bytes(whole)
     assert put(store, 8, 7).version == 8
     assert read(store).record.attempt == 8
     assert single.read_text() == MOVED
@@ -257,8 +263,10 @@ def test_a_file_that_somebody_touched_grants_nothing(tmp_path: Path) -> None:
     first = put(store, 1, NONE_YET)
     (path,) = (tmp_path / "web.leases").iterdir()
     whole = path.read_text()
-    for text in ("", "x", whole[: len(whole) // 2], whole.replace("lab-a", "\0", 1)):
-        path.write_text(text)
+    damaged = whole.encode().replace(b"lab-a", b"lab-\xe1")  # a bit of it flipped
+    texts = ("", "x", whole[: len(whole) // 2], whole.replace("lab-a", "\0", 1))
+    for data in (*map(str.encode, texts), damaged):
+        path.write_bytes(data)
         with pytest.raises(StorageError, match=str(path)):
             read(store)
         with pytest.raises(StorageError, match=str(path)):

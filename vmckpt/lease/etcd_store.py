@@ -135,7 +135,7 @@ class EtcdStore:
         if not (kvs := answer.get("kvs")):
             return None
         # An empty one is left out.
-        value = base64.b64decode(kvs[0].get("value", "")).decode(errors="replace")
+        value = base64.b64decode(kvs[0].get("value", ""))
         record = decode(value, f"{self._prefix}{vm} in etcd")
         return Versioned(record, int(kvs[0]["mod_revision"]))
 

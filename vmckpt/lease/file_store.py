@@ -227,20 +227,19 @@ def _highest(directory: Path) -> int:
 
 
 def _parse(path: Path, version: int) -> Versioned:
-    with path.open() as file:
-        text = file.read()
-    if not text.endswith("\n"):
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
         raise _no_lease(path, "it ends too early")
-    return Versioned(decode(text, str(path)), version)
+    return Versioned(decode(data, str(path)), version)
 
 
 def _read_single(path: Path) -> Versioned | None:
     try:
-        text = path.read_text()
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    version, _, record = text.partition("\n")
-    if not version.isdecimal():
+    version, _, record = data.partition(b"\n")
+    if not (version.isdigit() and len(version) <= _DIGITS):
         raise _no_lease(path, f"it begins with {version[:40]!r}, not with a version")
     return Versioned(decode(record, str(path)), int(version))
 

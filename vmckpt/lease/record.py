@@ -64,10 +64,10 @@ def encode(record: LeaseRecord) -> str:
     return json.dumps({"format": FORMAT, **asdict(record)}, separators=(",", ":"))
 
 
-def decode(text: str, where: str) -> LeaseRecord:
+def decode(data: bytes | str, where: str) -> LeaseRecord:
     """The record that `encode` wrote. Raises StorageError, which says `where` it stood."""
     try:
-        value = parse(text)
+        value = parse(data)
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
             raise MalformedError("it has a format of another vmckpt")
         # A term is nothing to guess at: unlike other records it has no field too few or too many.
