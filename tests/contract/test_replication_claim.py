@@ -51,13 +51,20 @@ def replaced(hosts: tuple[LocalHost, LocalHost], tmp_path: Path, ending: str = "
         ("b/1", "c/2", False, Right.ELSEWHERE),
         ("b/1", None, True, Right.OURS),
         ("b/1", "c/2", True, Right.PENDING),
+        ("b/1/abandon/2", None, True, Right.OURS),
+        ("b/2", None, True, Right.ELSEWHERE),
+        ("c/2", None, True, Right.ELSEWHERE),
+        ("c/2", "d/3", True, Right.ELSEWHERE),
     ],
 )
 def test_who_may_run_the_guest_of_a_former_primary(
     holder: str, in_sync: str | None, right: Right, *, released: bool
 ) -> None:
-    assert right_of(LeaseRecord(2, holder, 1, LeaseSpan(1.0), in_sync, released), "a/1") is right
-    assert right_of(None, "a/1") is Right.FORGOTTEN
+    assert (
+        right_of(LeaseRecord(2, holder, 1, LeaseSpan(1.0), in_sync, released), "a/1", "b/1")
+        is right
+    )
+    assert right_of(None, "a/1", "b/1") is Right.FORGOTTEN
 
 
 @pytest.mark.parametrize("ending", ["replaced", "yours", "died"])
@@ -104,6 +111,20 @@ def test_a_term_that_the_standby_gave_up_lets_the_former_primary_run(
     record(tmp_path, "b/1/abandon/1", None, released=True)
     asyncio.run(require_decided(vm))
     assert not vm.directory.claim.exists()
+
+
+@pytest.mark.parametrize("holder", ["c/2", "b/2", "b/12"])
+def test_a_term_that_was_given_up_by_whoever_came_later_frees_no_earlier_home(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str
+) -> None:
+    """The guest went on with b, which c protected then: that could not take it over, or its QEMU
+    died there. What was left from before was started in its place.
+    """
+    vm = replaced(hosts, tmp_path)
+    record(tmp_path, holder, None, released=True)
+    with pytest.raises(RefusedError, match="may run on b"):
+        asyncio.run(require_decided(vm))
+    assert vm.directory.claim.exists()
 
 
 @pytest.mark.parametrize("is_mounted", [True, False])

@@ -38,7 +38,10 @@ def took_over(host: Host) -> bool:
 async def ask_about(host: Host, home: Home) -> Right:
     """claim.examine: what the arbiter says of the claim. Raises as it does."""
     found = await host.read("web")
-    return right_of(found.record if found else None, holder_of(host, home) or "")
+    holder = holder_of(host, home) or ""
+    other = next(one.name for one in host.world.hosts if one is not host)
+    standby = f"{other}/{holder.partition('/')[2]}"
+    return right_of(found.record if found else None, holder, standby)
 
 
 def remove_stale_home(host: Host, qemu_id: int) -> None:

@@ -69,20 +69,29 @@ def wait_s(seen: SeenRecord, *, now_s: float, dead: Holding | None = None) -> fl
 class Right(StrEnum):
     """Whether a guest that stopped on its former primary may run there again."""
 
-    OURS = "the term is this host's, or was given up, and no replica may take over"
+    OURS = "the term is this host's, or its standby gave it up, and no replica may take over"
     PENDING = "a replica may take over at any moment"
     ELSEWHERE = "another host took the term"
     FORGOTTEN = "the arbiter has no record of the VM"
 
 
-def right_of(record: LeaseRecord | None, holder: str) -> Right:
-    """The right of `holder` (the primary's service), and of what acts for it after its death."""
+def right_of(record: LeaseRecord | None, holder: str, standby: str) -> Right:
+    """The right of `holder` (the primary's service), and of what acts for it after its death.
+
+    A term that its own standby's service gave up was for a guest that did not go on there; one that
+    another gave up is of a guest that did.
+    """
     if record is None:
         return Right.FORGOTTEN
-    is_ours = record.holder == holder or record.holder.startswith(f"{holder}/")
-    if not (is_ours or record.released):
+    is_given_up = record.released and acts_for(standby, record.holder)
+    if not (acts_for(holder, record.holder) or is_given_up):
         return Right.ELSEWHERE
     return Right.OURS if record.in_sync is None else Right.PENDING
+
+
+def acts_for(service: str, holder: str) -> bool:
+    """Whether that is the service, or what acts for it after its death."""
+    return holder == service or holder.startswith(f"{service}/")
 
 
 def first(claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:

@@ -12,6 +12,7 @@ from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.hosts.host import Host, HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import TlsEndpoint
+from vmckpt.lease.rule import acts_for
 from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.state.documents import Schema
@@ -103,8 +104,7 @@ class ReplicationRequest:
 
     def is_standbys(self, holder: str) -> bool:
         """Whether that is its standby's service, or what acts for it after its death."""
-        standby = f"{self.standby.name}/{self.run}"
-        return holder == standby or holder.startswith(f"{standby}/")
+        return acts_for(f"{self.standby.name}/{self.run}", holder)
 
 
 # Its directory is the VM's.

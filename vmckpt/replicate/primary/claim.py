@@ -42,6 +42,11 @@ class Claim:
     arbiter: str
     credentials: str = ""
 
+    @property
+    def other(self) -> str:
+        """The name with the arbiter of the other side's service, which is of the same run."""
+        return f"{self.standby}/{self.holder.partition('/')[2]}"
+
     def write(self, path: Path) -> None:
         """Keep it on this host. Raises StorageError."""
         write_durably(path, _SCHEMA.encode(self))
@@ -89,7 +94,7 @@ async def examine(path: Path) -> ClaimAnswer:
     ).read(claim.vm)
     record = found.record if found else None
     holder = record.holder if record else ""
-    return ClaimAnswer(right_of(record, claim.holder), holder, claim.standby)
+    return ClaimAnswer(right_of(record, claim.holder, claim.other), holder, claim.standby)
 
 
 async def ask_about(vm: Vm) -> ClaimAnswer | None:
