@@ -13,8 +13,8 @@ from tests.replication_model.qemu import Qemu
 from tests.replication_model.recovery import Abandon, give_up_term
 from tests.replication_model.world import Signal, State, sleep, wait
 from vmckpt.errors import RefusedError, VmckptError
-from vmckpt.lease.rule import Claimant, Holding, is_entitled
-from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide
+from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide, is_left_to
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
@@ -243,7 +243,7 @@ class Standby(Proc):
         seen, me = self._lease.seen, self._lease.claimant
         is_heard = max(self._heard_s) > self.host.clock() - SILENCE_S
         is_stale = seen is not None and not (
-            is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
+            is_left_to(seen.now.record, me, self._term) or seen.now.record.holder == me.name
         )
         is_told = self.host.clock() < self._alone_until_s
         if not is_told or is_heard or is_stale or self.state is None:

@@ -241,6 +241,18 @@ def test_a_replica_of_an_earlier_term_stands_down() -> None:
     assert choose(replace(FOLLOWS, seen=other), 1e6) is standby.StandbyMove.STAND_DOWN
 
 
+def test_a_replica_is_not_of_a_term_that_was_given_up_after_its_primarys() -> None:
+    """The guest went on without it; another standby took it over in vain: its primary has it."""
+    solo = with_in_sync(RECORD, None, 6)
+    for later in (replace(RECORD, term=4), LeaseRecord(5, "c", 1, SPAN)):
+        given = given_up(with_in_sync(later, None, 2), 3)
+        seen = SeenRecord(Versioned(given, 9), 100.0)
+        assert choose(replace(FOLLOWS, seen=seen), 1e6) is standby.StandbyMove.STAND_DOWN
+    # Of its own one that died as it was about to go on alone nothing more was let out.
+    died = SeenRecord(Versioned(given_up(solo, 7), 9), 100.0)
+    assert choose(replace(FOLLOWS, seen=died), 100.0) is standby.StandbyMove.TAKE
+
+
 def test_the_guest_runs_here_only_while_the_term_is_held() -> None:
     mine = SeenRecord(Versioned(LeaseRecord(4, "b", 1, SPAN), 9), 100.0)
     view = replace(FOLLOWS, seen=mine, term=4, held_until_s=101.0)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from vmckpt.lease.record import LeaseRecord
 from vmckpt.lease.rule import Claimant, Holding, SeenRecord, is_entitled, wait_s
 
 
@@ -64,13 +65,22 @@ def decide(view: StandbyView, *, now_s: float, margin_s: float, silence_s: float
     record = view.seen.now.record
     if view.term:
         return _with_term(view, record.term, now_s, margin_s)
-    if not (view.complete and is_entitled(record, view.me)):
+    if not (view.complete and is_left_to(record, view.me, view.follows_term)):
         return StandbyMove.STAND_DOWN if record.term > view.follows_term else StandbyMove.STALE
     if wait_s(view.seen, now_s=now_s, dead=view.dead) == 0.0:
         return StandbyMove.TAKE
     if any(now_s - heard_s <= silence_s for heard_s in view.heard_s):
         return StandbyMove.FOLLOW
     return StandbyMove.CLAIM if view.fencing is Fencing.READY else StandbyMove.WAIT
+
+
+def is_left_to(record: LeaseRecord, me: Claimant, follows_term: int) -> bool:
+    """Whether the next term may be this standby's: its replica has all that the world has seen.
+
+    Of a later term than its primary's it has that only if the arbiter says so, whoever gave it up.
+    """
+    is_of_its_primary = record.in_sync == me.replica or record.term == follows_term
+    return is_of_its_primary and is_entitled(record, me)
 
 
 def _with_term(view: StandbyView, highest_term: int, now_s: float, margin_s: float) -> StandbyMove:

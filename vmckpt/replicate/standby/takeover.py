@@ -14,8 +14,8 @@ from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
-from vmckpt.lease.rule import Holding, is_entitled
-from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide
+from vmckpt.lease.rule import Holding
+from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide, is_left_to
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
@@ -135,7 +135,7 @@ class TakeOver:
             not receiving.done() or await self._service_lives()
         )
         is_stale = seen is not None and not (
-            is_entitled(seen.now.record, me) or seen.now.record.holder == me.name
+            is_left_to(seen.now.record, me, self._primary.term) or seen.now.record.holder == me.name
         )
         is_told = boottime_s() < self._alone_until_s
         if not is_told or is_heard or is_stale or not self._replica.complete:
