@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -30,14 +31,15 @@ from vmckpt.memory.ram_file import open_fd
 from vmckpt.options import replication
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
+from vmckpt.qemu.replies import RunState
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
-from vmckpt.replicate.primary import epochs, primary
+from vmckpt.replicate.primary import epochs, primary, protection
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.primary.epochs import Epochs
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
@@ -281,6 +283,49 @@ def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
             going_on.cancel()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("state", "refusals"), [("internal-error", math.inf), ("paused", 3), ("postmigrate", 3)]
+)
+def test_a_guest_that_qemu_does_not_let_run_keeps_no_protection_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, state: str, refusals: float
+) -> None:
+    """The service broke off, with its claim and without a last word, and `stop` had no answer. One
+    that an epoch has stopped runs as soon as it can: something else may have its disk locked.
+    """
+    service: Any = Protection.__new__(Protection)
+    did, left = list[str](), [refusals]
+
+    async def done() -> None:
+        did.append("output")
+
+    async def resume() -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise CommandRefusedError("web", "cont", "Resetting the Virtual Machine is required")
+        did.append("runs")
+
+    async def status(_monitor: object) -> RunState:
+        return RunState(state, running=False)
+
+    monkeypatch.setattr(commands, "query_status", status)
+    monkeypatch.setattr(protection, "RETRY_S", 0.001)
+    service._keeper = SimpleNamespace(free=lambda: None)
+    intake = SimpleNamespace(let_go=lambda: None)
+    service._grip = SimpleNamespace(
+        mirrors=SimpleNamespace(intake=intake), output=SimpleNamespace(let_go=done),
+        capture=SimpleNamespace(resume=resume),
+    )  # fmt: skip
+    service._monitor, service._qemu_lives = None, lambda: True
+
+    async def main() -> None:
+        async with asyncio.timeout(5):
+            await service._let_go()
+
+    asyncio.run(main())
+    assert did[0] == "output"
+    assert ("runs" in did) == (state != "internal-error")
 
 
 @pytest.mark.parametrize(

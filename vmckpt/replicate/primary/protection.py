@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from vmckpt.deadlines import poll
+from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.hosts.processes.process import is_exiting
 from vmckpt.qemu import commands
@@ -375,16 +376,28 @@ class Protection:
         return None if solo.result() else ProtectionEnding.REPLACED
 
     async def _let_go(self) -> None:
-        """The guest runs, with nothing of its output held, when this returns, or QEMU has ended."""
+        """The guest runs, with nothing of its output held, when this returns, or QEMU has ended.
+
+        Or it stands still by itself (an error inside QEMU): that is nothing that this would end.
+        """
         # No replica may take over, so that the guest runs on whether or not the lease is renewed.
         self._keeper.free()
         self._grip.mirrors.intake.let_go()
         while self._qemu_lives():
             with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
                 await self._grip.output.let_go()
-                await self._grip.capture.resume()
-                return
+                if await self._runs_by_now():
+                    return
             await asyncio.sleep(RETRY_S)
+
+    async def _runs_by_now(self) -> bool:
+        """Whether the guest runs, or what was done for an epoch is not what keeps it from that."""
+        try:
+            await self._grip.capture.resume()
+        except CommandRefusedError:
+            state = await commands.query_status(self._monitor)
+            return state.status not in STOPPED_FOR_AN_EPOCH
+        return True
 
     def hand_over(self) -> None:
         """Have the standby take the guest over: this host goes down (SIGTERM)."""
