@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -33,7 +34,13 @@ from vmckpt.replicate.standby.following import LOST, Following
 from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.frames import FrameKind
-from vmckpt.replicate.wire.messages import DiskWrite, Hello, HelloDisk, decode_digests
+from vmckpt.replicate.wire.messages import (
+    DiskWrite,
+    Hello,
+    HelloDisk,
+    decode_digests,
+    decode_failure,
+)
 
 PAGES, SIZE = 16, 3 * BLOCK_BYTES
 DISKS = (HelloDisk("disk0", SIZE),)
@@ -120,6 +127,28 @@ async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
                 await asyncio.gather(receiving, both.ended, return_exceptions=True)
                 theirs.abort()
                 await asyncio.gather(replica.disks.applied(), return_exceptions=True)
+
+
+def test_a_primary_whose_guest_has_more_memory_than_its_replica_is_refused(ram_path: Path) -> None:
+    """Its pages would be of no file, and its epochs larger than the standby has memory for."""
+
+    async def main() -> None:
+        here, there = socket.socketpair()
+        ours = Channel(*await asyncio.open_connection(sock=here), 7)
+        theirs = Channel(*await asyncio.open_connection(sock=there), 7)
+        with mapped(ram_path) as ram, replica_in(ram, DisksJournal([])) as replica:
+            primary = Following("b/1", replica, _has_all, NO_SECOND_PATH)
+            receiving = asyncio.ensure_future(primary.receive(theirs))
+            hello = replace(HELLO, ram_bytes=1 << 40, disks=())
+            await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
+            head, payload = await ours.receive()
+            assert head.kind is FrameKind.FAILURE
+            assert "memory" in decode_failure(payload).what
+            assert await receiving == ALONE
+        ours.abort()
+        theirs.abort()
+
+    asyncio.run(main())
 
 
 def test_writes_are_applied_with_their_epoch_and_dropped_without_it(

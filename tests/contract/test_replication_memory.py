@@ -39,8 +39,8 @@ from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.promised import promised
 from vmckpt.replicate.wire.epoch import Assembler, Composer
 from vmckpt.replicate.wire.errors import WireError
-from vmckpt.replicate.wire.frames import HEAD_BYTES, Inbound, Outbound, require_whole
-from vmckpt.replicate.wire.messages import Begin
+from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Outbound, require_whole
+from vmckpt.replicate.wire.messages import Begin, DiskWrite, HelloDisk
 from vmckpt.replicate.wire.pages import Encoder, Shadow
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -219,6 +219,23 @@ def test_the_standby_takes_no_larger_epoch_than_it_has_memory_for() -> None:
         fed(whole, number, 2)
     with pytest.raises(WireError, match="larger than any"):
         fed(whole, 4, 4)
+
+
+def test_writes_of_zeroes_which_bring_no_data_count_for_what_they_are_kept_as() -> None:
+    disks, most = (HelloDisk("disk0", 1 << 30),), 1 << 20
+    assembler = Assembler(64, disks, last=0, most_bytes=most)
+    composer = Composer(Outbound(1), Encoder(Shadow(64)))
+    zeroes = [DiskWrite(0, 4096 * at, b"", zero_bytes=4096) for at in range(most // 64)]
+    inbound = Inbound(0)
+
+    def take(frame: list[Buffer]) -> None:
+        data = b"".join(bytes(part) for part in frame)
+        assembler.take(inbound.head(data[:HEAD_BYTES]), memoryview(data)[HEAD_BYTES:])
+
+    take(composer.begin(1, Begin(0, 0, 0)))
+    (writes,) = composer.disk(zeroes)
+    with pytest.raises(WireError, match="larger than any"):
+        take(writes)
 
 
 class Guest:

@@ -155,6 +155,7 @@ class Following:
             self.second.begin(self.hello.heartbeat_port)
             await self._work(channel, self._try_means(self.hello, self.term))
             pages = ram_pages(self.hello.ram_bytes)
+            self._replica.require_same(self.hello.ram_bytes)
             self._replica.disks.require_same(self.hello.disks)
             self._assembler = Assembler(
                 pages,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from vmckpt.errors import OperationFailedError
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile
 from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.wire.epoch import ReceivedEpoch
@@ -30,6 +31,15 @@ class Replica:
     def complete(self) -> bool:
         """Whether a guest can go on from it, once nothing `is_applying`."""
         return (bool(self.device_state) or self._was_complete) and self.disks.is_sound
+
+    def require_same(self, ram_bytes: int) -> None:
+        """The memory is of that guest. Raises OperationFailedError."""
+        if ram_pages(ram_bytes) != len(self._words):
+            raise OperationFailedError(
+                "the primary's guest has other memory than the standby's",
+                why=f"it has {ram_bytes} bytes, here are {self._words.nbytes}",
+                remedy="begin anew: vmckpt replicate start",
+            )
 
     async def apply(self, epoch: ReceivedEpoch) -> None:
         """Bring it to a whole epoch, in a thread; its disks follow behind.

@@ -21,6 +21,8 @@ from vmckpt.replicate.wire.sections import Packer
 _DEVICE_BYTES = 1 << 20
 # Writes are sent in frames of this size, or one write's if that is more.
 _DISK_BYTES = 1 << 20
+# What a write is kept as besides its data, as `disks/intake.py` counts it.
+_WRITE_BYTES = 256
 _PARTS = frozenset({FrameKind.PAGES, FrameKind.BASE, FrameKind.DEVICE, FrameKind.DISK})
 
 
@@ -216,7 +218,7 @@ class Assembler:
             now.writes += writes
             data_bytes = sum(len(write.data) for write in writes)
             totals.disk_bytes += data_bytes
-            now.held_bytes += data_bytes
+            now.held_bytes += data_bytes + len(writes) * _WRITE_BYTES
         if now.held_bytes > self._most_bytes:
             raise senseless(
                 f"epoch {now.number} is larger than any",
