@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faulty_host import FaultyHost, silence
+from tests.faulty_host import Fault, FaultyHost, silence
 from tests.scripted_qmp import Server
 from vmckpt.errors import (
     HostDownError,
@@ -823,6 +823,26 @@ def test_a_disk_that_a_replaced_home_left_is_known_and_makes_way_for_the_vm(
     asyncio.run(made(asyncio.run(planned())))
     assert not left.exists()
     assert (files.path.exists(), vm.directory.path.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("before", ["stop_for_good", "remove"])
+def test_a_home_that_came_back_while_the_stale_one_was_removed_stays(
+    hosts: tuple[LocalHost, LocalHost], before: str
+) -> None:
+    """Who removed it was frozen in it; another had done so meanwhile, and moved the VM back."""
+    vm, done = home(hosts[0], "old"), list[str]()
+
+    def comes_back(*_: object) -> None:
+        if not done:
+            done.append(before)
+            shutil.rmtree(vm.directory.path)
+            home(hosts[0], "newer")
+
+    fault = Fault(before, first=comes_back)
+    host = FaultyHost("a", hosts[0].state_dir, "127.0.0.1", faults=(fault,))
+    asyncio.run(remove_stale_home(host, "web", "old"))
+    back = asyncio.run(read_vm(hosts[0], "web"))
+    assert done and back is not None and back.qemu.files.qemu_id == "newer"
 
 
 def test_a_stale_home_on_a_full_disk_goes_for_which_the_guest_was_handed_over(

@@ -25,11 +25,23 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return
     await end_stale(stale)
+    if not await _is_there(host, stale):
+        return
     is_noted = await _noted(host, stale)
     await remove_qemu_files(host, stale.spec.ram_dir, stale.qemu.files)
+    if not await _is_there(host, stale):
+        return
     await host.remove(stale.directory.path)
     if not is_noted:
         await _noted(host, stale)
+
+
+async def _is_there(host: Host, stale: Vm) -> bool:
+    """Whether it is still what is there: while this stood still another may have removed it, and
+    the VM be back.
+    """
+    now = await read_vm(host, stale.name)
+    return now is not None and now.qemu.files.qemu_id == stale.qemu.files.qemu_id
 
 
 async def _noted(host: Host, stale: Vm) -> bool:
