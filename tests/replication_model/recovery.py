@@ -13,6 +13,7 @@ from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.recovery import ARBITER_S
+from vmckpt.replicate.request import PROMOTED
 
 NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)
 
@@ -140,6 +141,8 @@ class Recovery(Proc):
                 found = await host.read("web")
                 if found is None:
                     if self.at_any_rate:
+                        if not self._is_dead and host.home is not None and host.home.claim:
+                            raise _not_ours("nobody")
                         return True
                 elif (holder := found.record.holder) == claimant:
                     return True
@@ -213,22 +216,32 @@ class Abandon(Proc):
         if await end_waiting(self, host):
             if host.home is None:
                 await give_up_term(host, self._files)
-            elif (qemu := host.qemu_of(host.home)) is not None and not qemu.runs:
-                await self._run_again(qemu)
+            elif (qemu := host.qemu_of(host.home)) is not None and (
+                qemu.runs or await self._run_again(qemu)
+            ):
+                self._note_taken_over()
         self.end()
 
-    async def _run_again(self, qemu: Qemu) -> None:
+    def _note_taken_over(self) -> None:
+        """recovery._note_taken_over"""
+        home, files = self.host.home, self._files
+        old = files.primary.name, files.primary_id
+        if home is not None and home.replaces == old and files.word is None:
+            files.word = files.say(PROMOTED, qemu_id=home.id)
+
+    async def _run_again(self, qemu: Qemu) -> bool:
         """recovery._runs_again"""
         host, files = self.host, self._files
         while (lease := await _taken_again(host, files)) is not None:
             if host.clock() + MARGIN_S < lease.held_until_s:
                 with suppress(QemuLostError):
                     await qemu.ask(qemu.cont)
-                return
+                return True
         with suppress(VmckptError):
             found = await host.read("web")
             if found is not None and not files.is_standbys(found.record.holder):
                 remove_stale_home(host, qemu.id)
+        return False
 
 
 async def give_up_term(host: Host, files: Files) -> None:
