@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ from vmckpt.replicate.control import GO_ALONE, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, StandbyFile, prepare, read_mark
 from vmckpt.replicate.operator import begin, sides
 from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator.failback import _is_protected_by
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 from vmckpt.replicate.operator.leftovers import remove_stale_home
 from vmckpt.replicate.operator.operate import require_decided, settle
@@ -823,6 +825,35 @@ def test_a_disk_that_a_replaced_home_left_is_known_and_makes_way_for_the_vm(
     asyncio.run(made(asyncio.run(planned())))
     assert not left.exists()
     assert (files.path.exists(), vm.directory.path.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_service_that_says_less_than_it_might_ends_no_command(
+    hosts: tuple[LocalHost, LocalHost], role: Role
+) -> None:
+    """Of another version, or of a host that was broken into: commands ended with a KeyError."""
+    home(hosts[0], "new")
+    theirs = ServiceFiles.of(hosts[0], "web")
+    theirs.path.mkdir(parents=True)
+    theirs.request.write_text("{}")
+    state = "promoted" if role is Role.STANDBY else "protected"
+    less = ReplicaStatus(role=role, state=state, qemu_id="new")
+
+    async def answer(_word: str) -> ReplicaStatus:
+        return less
+
+    async def main() -> None:
+        async with answering(theirs.control, answer):
+            assert not await settle("web", hosts)
+            with pytest.raises(RefusedError, match="is being replicated"):
+                await _is_protected_by(hosts[1], "web", hosts)
+            with pytest.raises(RefusedError, match="not certain"):
+                told = replace(less, arbiter_fails="it is down")
+                await stopping._end_standby("web", told, hosts, is_dead=False)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("before", ["stop_for_good", "remove"])

@@ -13,7 +13,7 @@ from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.recovery import ARBITER_S
-from vmckpt.replicate.request import PROMOTED
+from vmckpt.replicate.status import PROMOTED
 
 NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)
 

@@ -134,7 +134,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         for side in found
         if side.status.is_primary and side.status.has_ended
         if not side.status.has_left
-    }
+    } - {None}  # of who does not say, nothing is known
     for side in found:
         told = side.status
         is_dead = told.state == DEAD

@@ -195,8 +195,10 @@ async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
     """The same by what the standby's service said."""
     for side in await sides(name, hosts):
         told = side.status
-        if told.is_primary or told.state != PROMOTED or told.primary_qemu_id is None:
+        if told.is_primary or told.state != PROMOTED:
             continue
+        if told.primary_qemu_id is None or told.primary is None:
+            continue  # it does not say what it took over
         if not await _is_at_home(name, side):
             continue
         old = [host for host in hosts if host.name == told.primary != side.host.name]
