@@ -1,6 +1,7 @@
 """What killed services of a replication leave, with the arbiter and on hosts, and how it goes."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, StandbyFile, prepare, read_mark
-from vmckpt.replicate.operator import begin, sides
+from vmckpt.replicate.operator import begin, leftover_copies, sides
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.failback import _is_protected_by
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
@@ -505,6 +506,23 @@ def test_copies_of_a_killed_standby_go_or_are_there_for_the_next_one(
         prepare([copy], "web", "2")
         settle_here(ServiceFiles.of(hosts[1], "web").path, CopiesFate.UNDO)
         assert copy.path.exists()
+
+
+@pytest.mark.parametrize("fate", CopiesFate)
+def test_copies_that_cannot_be_settled_are_an_error_of_storage(
+    hosts: tuple[LocalHost, LocalHost],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fate: CopiesFate,
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    requested(hosts, tmp_path, (CopiedDisk(0, 4096),))
+    for name in ("keep", "discard"):
+        monkeypatch.setattr(leftover_copies, name, fails)
+    with pytest.raises(StorageError, match="settle the copies"):
+        settle_here(ServiceFiles.of(hosts[1], "web").path, fate)
 
 
 @pytest.mark.parametrize("fate", CopiesFate)

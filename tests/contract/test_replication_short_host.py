@@ -1,12 +1,15 @@
 """A standby whose host has no free thread or descriptor for a moment: it has the only guest."""
 
 import asyncio
+import fcntl
+import os
 import socket
 import subprocess
 import threading
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,16 +26,18 @@ from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import StandbyMove
 from vmckpt.lease.store import ArbiterDownError
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 from vmckpt.replicate.disks.image import WritableImage
 from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.fencing.agent import this_machine
-from vmckpt.replicate.standby import takeover
+from vmckpt.replicate.standby import takeover, warm
 from vmckpt.replicate.standby.replica import Replica
 from vmckpt.replicate.standby.takeover import TakeOver
+from vmckpt.replicate.standby.warm import Warm
 from vmckpt.replicate.wire.epoch import ReceivedEpoch
 from vmckpt.replicate.wire.messages import DiskWrite, Process
 from vmckpt.replicate.wire.pages import PageBatch, as_words
+from vmckpt.vm.start import Qemu
 
 
 class Threads:
@@ -167,3 +172,33 @@ def test_what_is_acknowledged_is_applied_as_soon_as_there_is_a_thread(
     asyncio.run(main())
     assert bytes(ram) == page.tobytes()
     assert path.read_bytes()[:4] == b"disk"
+
+
+def test_a_large_device_state_waits_for_a_thread_that_feeds_it_to_qemu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the pipe holds: it cannot be written before QEMU reads."""
+    threads = Threads(monkeypatch)
+    reader, writer = os.pipe()
+    device_state = bytes(range(256)) * (fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) // 128)
+    read = bytearray()
+
+    async def has_loaded(*_: object) -> bool:
+        while len(read) < len(device_state):
+            await asyncio.sleep(0.01)
+            with suppress(BlockingIOError):
+                read.extend(os.read(reader, 1 << 20))
+        return True
+
+    async def load() -> None:
+        monitor: Any = SimpleNamespace(events=lambda *_: nullcontext())
+        spec: Any = SimpleNamespace(name="web")
+        host, no_qemu = LocalHost("b", tmp_path, "127.0.0.1"), cast("Qemu", None)
+        threads.refused = 2
+        await asyncio.wait_for(Warm(host, spec, no_qemu, monitor, writer).load(device_state), 10)
+
+    monkeypatch.setattr(warm, "has_loaded", has_loaded)
+    os.set_blocking(reader, False)
+    with open_fd(reader):
+        asyncio.run(load())
+    assert (bytes(read), threads.refused) == (device_state, 0)

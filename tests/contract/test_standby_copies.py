@@ -115,6 +115,18 @@ def test_a_qcow2_that_cannot_be_gone_on_from_is_left_as_it_is(tmp_path: Path) ->
         assert path.read_bytes() == before
 
 
+def test_a_file_that_appears_meanwhile_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, theirs = tmp_path / "new.raw", tmp_path / "theirs.raw"
+    theirs.write_bytes(b"y" * SIZE)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # it is created right after
+    with pytest.raises(StorageError, match="cannot make a copy"):
+        prepare([StandbyFile(new, SIZE, "raw"), StandbyFile(theirs, SIZE, "raw")], "web", "run1")
+    assert theirs.read_bytes() == b"y" * SIZE
+    assert not new.exists()
+
+
 def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
     new, theirs = tmp_path / "new.raw", tmp_path / "theirs.raw"
     theirs.write_bytes(b"y" * SIZE)

@@ -1,4 +1,4 @@
-"""What is asked of a checkpoint, and what there is afterwards."""
+"""Options and result of taking a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,11 +10,10 @@ from vmckpt.store.files.naming import IfTaken
 
 @dataclass(frozen=True, slots=True)
 class TakeOptions:
-    """What is asked of a checkpoint.
+    """Options of a checkpoint.
 
-    `id`, if given, is what it is to be called for good: then it is taken once, however often and by
-    whomever it is asked for. `if_taken`: what is done when another of the VM's in the store has the
-    name (`IfTaken`).
+    `id`, if given, makes the request idempotent: one checkpoint of that id is taken, however often
+    it is requested. `if_taken`: what to do if the name is in use in the store (`IfTaken`).
     """
 
     name: str
@@ -29,7 +28,7 @@ class TakeOptions:
 
 @dataclass(frozen=True, slots=True)
 class TakenCheckpoint:
-    """A checkpoint that is there now."""
+    """A committed checkpoint."""
 
     id: str
     facts: CheckpointFacts

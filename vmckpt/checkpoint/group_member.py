@@ -85,7 +85,7 @@ Stopped = Callable[[], None]
 
 
 class Alone:
-    """The part of a VM that is in no group: it waits for nobody, and its output is not held."""
+    """A VM outside any group: it does not wait for others, and its output is not held."""
 
     is_grouped = False
 
@@ -152,7 +152,7 @@ class Member:
         raise given_up(str(said.more.get("why", said.word)))
 
     def prompt(self) -> AbstractContextManager[None]:
-        """This process comes first: for what its guest stands still for, or others."""
+        """Run at high priority: its guest, or those of others, are paused meanwhile."""
         return session_prompt()
 
     @contextmanager

@@ -68,7 +68,11 @@ Tell = Callable[[str], None]
 
 
 class StoreJob(NamedTuple, Generic[Q, R]):
-    """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`."""
+    """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`.
+
+    `on_start` gets the job's run id before the job gets its order: what it records is known of
+    every job that has done anything.
+    """
 
     kind: JobKind[Q, R]
     host: Host
@@ -77,6 +81,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     place: StoreLocation
     access: Access
     held_s: float | None = None
+    on_start: Callable[[str], None] = lambda _: None
 
 
 async def create(
@@ -123,9 +128,15 @@ async def restore_to(
     wish: RestoreOptions,
     tell: Tell,
     key: KeySource | None = None,
+    *,
+    on_start: Callable[[str], None] = lambda _: None,
 ) -> Restored:
-    """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
-    return await have_done(await _restoring(RESTORE, host, entry, wish, key), tell)
+    """Have the host make a running VM of a checkpoint; returns as soon as the guest runs.
+
+    `on_start`: see `StoreJob`.
+    """
+    work = await _restoring(RESTORE, host, entry, wish, key)
+    return await have_done(work._replace(on_start=on_start), tell)
 
 
 async def restore_disks_to(
@@ -289,6 +300,7 @@ async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
         try:
             found = work.access
             store = StoreAsked(work.place.path, key_path, found.store_id, found.may_be_made)
+            work.on_start(run)
             await job.give(work.vm, work.request(store, work.held_s))
         except BaseException:
             await finish(job.remove())

@@ -171,12 +171,7 @@ async def make_plan(
     the monotonic clock. Raises RefusedError when nothing is known of the pair or no way is open,
     BusyError when the VM is moving.
     """
-    if vm.host.name == target.name:
-        raise RefusedError(
-            f"'{vm.name}' is on {target.name} already",
-            why="moving needs another host",
-            remedy="name another: vmckpt host list",
-        )
+    _require_other_host(vm, target)
     await require_measurable(vm)
     never = intent.never_risk_postcopy or options.never_risk_postcopy
     intent = replace(intent, never_risk_postcopy=never)
@@ -222,6 +217,15 @@ async def make_plan(
         warned=warnings({road.way: road.checks for road in roads if road.link}),
         devices=devices,
     )
+
+
+def _require_other_host(vm: Vm, target: Host) -> None:
+    if vm.host.name == target.name:
+        raise RefusedError(
+            f"'{vm.name}' is on {target.name} already",
+            why="moving needs another host",
+            remedy="name another: vmckpt host list",
+        )
 
 
 async def _devices(vm: Vm, target: Host, records: Sequence[RunRecord]) -> DevicePhases | None:

@@ -78,8 +78,8 @@ class Right(StrEnum):
 def right_of(record: LeaseRecord | None, holder: str, standby: str) -> Right:
     """The right of `holder` (the primary's service), and of what acts for it after its death.
 
-    A term that its own standby's service gave up was for a guest that did not go on there; one that
-    another gave up is of a guest that did.
+    If its own `standby` released the term, the guest never ran there. If another service did, the
+    guest has run elsewhere since.
     """
     if record is None:
         return Right.FORGOTTEN

@@ -75,9 +75,10 @@ def decide(view: StandbyView, *, now_s: float, margin_s: float, silence_s: float
 
 
 def is_left_to(record: LeaseRecord, me: Claimant, follows_term: int) -> bool:
-    """Whether the next term may be this standby's: its replica has all that the world has seen.
+    """Whether this standby may take the next term: its replica has all output that was released.
 
-    Of a later term than its primary's it has that only if the arbiter says so, whoever gave it up.
+    After a later term than its primary's that is so only if the arbiter records it as in sync,
+    whoever released that term.
     """
     is_of_its_primary = record.in_sync == me.replica or record.term == follows_term
     return is_of_its_primary and is_entitled(record, me)

@@ -109,14 +109,14 @@ async def abandon(directory: Path) -> None:
 
 
 async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
-    """Write down the last word of a service that took over and was killed before it had one.
+    """Record that the service took over, if it was killed before it could.
 
-    Once the guest has moved on nothing else tells it from one that never had it, whose term is
-    given up: to the old primary, whose guest is older.
+    Once the guest has moved on, nothing else distinguishes it from a standby that never had the
+    guest, whose term is released: to the old primary, whose guest is older.
     """
     host, files = request.standby, ServiceFiles.of(request.standby, request.vm)
     if vm.qemu.replaces != Replaced(request.primary.name, request.qemu_id):
-        return  # it came here in another way
+        return  # it was migrated or started here
     if await last_word(host, files) is not None:
         return
     about = ReplicaStatus(
@@ -130,7 +130,7 @@ async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
         qemu_id=vm.qemu.files.qemu_id,
         primary_qemu_id=request.qemu_id,
     )
-    with suppress(StorageError):  # the disk is full: it goes on all the same
+    with suppress(StorageError):  # on a full disk the guest runs all the same
         await write_last_word(host, files, about)
     tell_event(host, about)
 
@@ -260,11 +260,11 @@ async def _takes_term(
     replication, or has: that needs the VM's lock, which is held here.
 
     A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
-    has forgotten ours, or is not mounted: it is waited for, but not `at_any_rate`. Then it may be
-    of a service that was killed before it had a term, which has left no claim; else only
-    `standby_is_dead` says that no standby has the guest. With that one that gives no answer is not
-    needed: the next protection is told which replica it may still have. Raises RefusedError when
-    the term is neither side's, or nobody's, StorageError.
+    has forgotten ours, or is not mounted: wait for it, but not `at_any_rate`. Then, with no claim,
+    the service was killed before it had a term; with one, only `standby_is_dead` rules out that the
+    standby has the guest. With that, an arbiter that does not answer is not needed either: the next
+    protection records which replica it may still have. Raises RefusedError when the term is neither
+    side's or the arbiter has no record, StorageError.
     """
     us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
@@ -310,14 +310,16 @@ async def _takes_term(
 
 
 async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -> None:
-    """No standby has the guest, of which the arbiter knows nothing. Raises RefusedError."""
+    """The arbiter has no record: require that no standby can have the guest. RefusedError."""
     claim = vm_dir(request.primary.state_dir, request.vm).claim
     if not standby_is_dead and await request.primary.exists(claim):
         raise RefusedError(
             f"where '{request.vm}' may run is not certain",
             why=f"{request.standby.name} was its standby, and the arbiter has no record of it: its "
             "directory may not be mounted",
-            remedy="see to the arbiter, and to hosts that give no answer",
+            remedy="restore access to the arbiter and to hosts that do not answer, then try again; "
+            f"if {request.standby.name} is off for certain: vmckpt replicate stop {request.vm} "
+            "--standby-is-dead",
         )
 
 

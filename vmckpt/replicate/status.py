@@ -1,4 +1,4 @@
-"""The status of a replication's service: what it answers, and writes down at its end."""
+"""Status of a replication service: its answer to every request, and its record on exit."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,11 +22,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """What one side says of itself.
+    """One side's status.
 
-    None: the other role's field, not known yet, or the service is of a version of vmckpt that does
-    not tell it. Milliseconds, bytes, and rates per second, as their names say. docs/replicate.md
-    explains those that people read.
+    None: a field of the other role, not known yet, or not reported by that version of vmckpt. Units
+    are in the names. docs/replicate.md explains the fields shown to users.
     """
 
     role: Role
@@ -97,7 +96,7 @@ class ReplicaStatus:
         return convert(cls, value)
 
     def to_json(self) -> dict[str, Any]:
-        """All that is known."""
+        """All known fields."""
         told: dict[str, Any] = builtins(self)
         return {name: value for name, value in told.items() if value is not None}
 
@@ -108,7 +107,7 @@ class ReplicaStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the service came to its end, and was not killed."""
+        """Whether the service exited by itself, and was not killed."""
         return self.state in ENDED
 
     @property
@@ -123,11 +122,11 @@ class ReplicaStatus:
 
 
 class ReplicationOutcome(NamedTuple):
-    """What `start`, `failover` or `failback` came to.
+    """The result of `start`, `failover` or `failback`.
 
     `status`: of the primary that protects the VM now, or of the standby that took it over.
-    `guest_downtime_ms`: the longest silence of the guest's heartbeats, None where nothing hears
-    them.
+    `guest_downtime_ms`: the longest silence of the guest's heartbeats, None if nothing
+    listens for them.
     """
 
     status: ReplicaStatus

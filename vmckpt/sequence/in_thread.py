@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-# How soon a thread is asked for again.
+# Retry interval.
 AGAIN_S = 0.02
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 async def in_thread_at_last(work: Callable[[], T]) -> T:
-    """As `in_thread`, as soon as the kernel starts a thread: for what others rely on."""
+    """As `in_thread`, retried until the kernel starts a thread: for work that must be done."""
     while True:
         try:
             return await in_thread(work)

@@ -1,4 +1,4 @@
-"""What is asked of a restore, and what there is afterwards."""
+"""Options, source and result of a restore."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from vmckpt.vm.identity import new_identity
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
+    """Options of a restore. `name`: of a copy; None: the VM itself. `trust`: see `foreign.py`."""
 
     name: str | None
     in_place: bool
@@ -52,9 +52,9 @@ class CheckpointSource(NamedTuple):
     is_foreign: bool = True
 
     def identity_for(self, manifest: Manifest, name: str | None) -> str:
-        """Which VM it is from now on: the checkpoint's own, or, as a copy (`name`), a new one.
+        """The VM's identity: the checkpoint's, or a new one for a copy (`name`).
 
-        So is one that nobody here vouches for: a VM's uid follows from its identity
+        An untrusted checkpoint gets a new one too: a VM's uid follows from its identity
         (vm/users/users.py).
         """
         theirs = manifest.vm_id if name is None and self.known else None

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,7 @@ async def undo(record: GuardRecord, tools: GuardTools) -> GuardRecord:
     async with _only_one(record.vm):
         record = _begun(record)
         await point_of(record)
+        record = replace(record, restore=None)  # an earlier rollback is not what is asked for
         return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
 
 

@@ -107,6 +107,14 @@ class GuardWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardRestore:
+    """The restore job that rolls the VM back: its host and run id, recorded before it begins."""
+
+    host: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class GuardRecord:
     """A guard, as far as it has come. Times are Unix seconds; None: not yet.
 
@@ -128,6 +136,7 @@ class GuardRecord:
     why: str = ""
     watch_began: ClockReading | None = None
     over_since: ClockReading | None = None
+    restore: GuardRestore | None = None
 
     @property
     def vm(self) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
@@ -20,12 +19,13 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.guard.command import end_worker, environment
 from vmckpt.fleet.guard.health import ailments, parse_command
-from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, ended, save
+from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, GuardRestore, ended, save
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
-from vmckpt.jobs.handle import revoke
+from vmckpt.jobs.handle import attach, revoke
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.lifecycle import restore_is_cut_off
 
 # What the command left at work on the VM, a migration say, is waited for so long.
 BUSY_S, BUSY_POLL_S = 120.0, 0.5
@@ -65,6 +65,7 @@ async def roll_back(
 ) -> GuardRecord:
     """End the command, put the VM back, and run what is to be run after that.
 
+    If `record.restore` has already put it back, it is not restored again: the guest has run since.
     With `insist` also where it is not certain that the command has ended (`end_worker`).
     Raises GuardOpenError when it cannot be put back now.
     """
@@ -73,7 +74,9 @@ async def roll_back(
     try:
         if record.worker is not None:
             await end_worker(find_host(record.worker.host), record.worker, insist=insist)
-        vm = await _put_back(record, find, tell)
+        if not await _was_put_back(record, find, tell):
+            record = await _put_back(record, find, tell)
+        vm = await _require_well(record, find, tell)
     except VmckptError as exc:
         _noted(record, tell, phase=GuardPhase.OPEN, why=f"{why}; not rolled back: {exc}")
         raise left_open(record, f"{why}; it could not be rolled back: {exc}") from exc
@@ -92,24 +95,68 @@ def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
         return replace(record, **changes)
 
 
-async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> Vm:
+async def _was_put_back(record: GuardRecord, find: Find, tell: Tell) -> bool:
+    """Whether the recorded restore put the VM back; one that is at work is cancelled first.
+
+    Raises OutcomeUnknownError: it may have, and the VM runs.
+    """
+    if record.restore is None:
+        return False
+    host = find_host(record.restore.host)
+    await _revoke_restores(record, host)
+    job = attach(RESTORE, host, record.restore.run)
+    outcome = await job.told()
+    if outcome is not None:
+        return outcome.result is not None
+    if await host.exists(job.files.path) and await job.worker() is None:
+        return False  # it never began
+    try:
+        vm = await find(record.vm, tell)
+    except NotFoundError:
+        return False
+    if await vm.is_alive() and not await restore_is_cut_off(vm):
+        raise OutcomeUnknownError(
+            f"it is unknown whether '{record.vm}' was put back",
+            why=f"restore {record.restore.run} on {host.name} left no outcome, and the VM runs",
+            remedy="check what the guest has done since: a rollback discards it",
+        )
+    return False
+
+
+async def _revoke_restores(record: GuardRecord, host: Host) -> None:
+    """Put back by a killed guard's job later than by us, the VM would lose what it did since."""
+
+    def puts_back(vm: str, asked: Restore) -> bool:
+        return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
+
+    await revoke(RESTORE, host, puts_back)
+
+
+async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
     entry = await point_of(record)
     given_up_s = time.monotonic() + BUSY_S
     while True:
         try:
             host, in_place = await _home(record, find, tell)
-            # Put back by a killed one later than by us, it would lose what it did since.
-            await revoke(RESTORE, host, partial(_puts_back, record))
+            await _revoke_restores(record, host)
             wish = RestoreOptions(
                 name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True
             )
-            await restore_to(host, entry, wish, tell)
-            break
+
+            def note(run: str, host: Host = host) -> None:
+                nonlocal record
+                record = _noted(record, tell, restore=GuardRestore(host.name, run))
+
+            await restore_to(host, entry, wish, tell, on_start=note)
+            return record
         except BusyError as exc:
             if time.monotonic() > given_up_s:
                 raise
             tell(f"waiting: {exc.why}")
         await asyncio.sleep(BUSY_POLL_S)
+
+
+async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Vm:
     vm = await find(record.vm, tell)
     if found := await ailments(vm, ()):
         raise OutcomeUnknownError(
@@ -118,10 +165,6 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> Vm:
             remedy=f"see vmckpt vm show {record.vm}",
         )
     return vm
-
-
-def _puts_back(record: GuardRecord, vm: str, asked: Restore) -> bool:
-    return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
 
 
 async def _home(record: GuardRecord, find: Find, tell: Tell) -> tuple[Host, bool]:

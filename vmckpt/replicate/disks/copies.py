@@ -17,7 +17,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -82,8 +82,8 @@ def prepare(copies: Iterable[StandbyFile], vm: str, run: str) -> None:
             if os.path.lexists(copy.path):
                 _require_base(copy, vm)
             else:
-                made.append(copy.path)
                 _create(copy, Mark(_COPY, run, vm))
+                made.append(copy.path)
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
@@ -126,19 +126,23 @@ def _set(file: Path | int, mark: Mark) -> None:
 
 
 def _create(copy: StandbyFile, mark: Mark) -> None:
+    """Create the file. On an error it is removed, unless another process created it."""
     path = copy.path
-    try:
-        make_dir_durably(path.parent)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open_fd(os.open(path, flags, 0o600)) as fd:
-            _set(fd, mark)
-            if copy.image_format == "raw":
-                os.ftruncate(fd, copy.size_bytes)
-            else:
-                placed.create(fd, copy.size_bytes)
-        sync_directory(path.parent)
-    except OSError as exc:
-        raise _no_copy(path, exc) from exc
+    with ExitStack() as undo:
+        try:
+            make_dir_durably(path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open_fd(os.open(path, flags, 0o600)) as fd:
+                undo.callback(path.unlink, missing_ok=True)
+                _set(fd, mark)
+                if copy.image_format == "raw":
+                    os.ftruncate(fd, copy.size_bytes)
+                else:
+                    placed.create(fd, copy.size_bytes)
+            sync_directory(path.parent)
+        except OSError as exc:
+            raise _no_copy(path, exc) from exc
+        undo.pop_all()
 
 
 def _no_copy(path: Path, exc: OSError) -> StorageError:

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vmckpt.replicate.disks.known import KnownBlocks
-from vmckpt.replicate.wire.messages import DiskWrite
+from vmckpt.replicate.wire.messages import WRITE_BYTES, DiskWrite
 
 # With so much waiting an epoch ends early; with all of it the guest's writes wait for one.
 EARLY_BYTES, MOST_BYTES = 16 << 20, 64 << 20
-# What a write costs here and there besides its data.
-_ENTRY_BYTES = 256
 
 
 class Intake:
@@ -98,7 +96,7 @@ class Intake:
         if self._is_dropped:
             return
         self._writes.append(write)
-        self._queued_bytes += data_bytes + _ENTRY_BYTES
+        self._queued_bytes += data_bytes + WRITE_BYTES
         if self._queued_bytes >= EARLY_BYTES:
             self.is_early.set()
         if self._queued_bytes >= MOST_BYTES and not self._is_open:

@@ -7,6 +7,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.disks.copies import discard, keep
 from vmckpt.replicate.request import ServiceFiles, read_request
+from vmckpt.state.durable import storage_errors
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
@@ -44,7 +45,8 @@ def settle_here(directory: Path, fate: CopiesFate) -> None:
         return  # there are no copies: these are the disks
     spec = parse_spec(request.spec, str(home.spec), home.path)
     paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
-    if fate is CopiesFate.KEEP:
-        keep(paths, request.vm)
-    else:
-        discard(paths, request.vm, request.run if fate is CopiesFate.UNDO else None)
+    with storage_errors(f"settle the copies of the disks of '{request.vm}'"):
+        if fate is CopiesFate.KEEP:
+            keep(paths, request.vm)
+        else:
+            discard(paths, request.vm, request.run if fate is CopiesFate.UNDO else None)

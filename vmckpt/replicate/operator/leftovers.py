@@ -37,8 +37,9 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
 
 
 async def _is_there(host: Host, stale: Vm) -> bool:
-    """Whether it is still what is there: while this stood still another may have removed it, and
-    the VM be back.
+    """Whether this home is still there.
+
+    While this command was suspended another may have removed it, and the VM may be back.
     """
     now = await read_vm(host, stale.name)
     return now is not None and now.qemu.files.qemu_id == stale.qemu.files.qemu_id

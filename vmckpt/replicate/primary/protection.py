@@ -378,7 +378,7 @@ class Protection:
     async def _let_go(self) -> None:
         """The guest runs, with nothing of its output held, when this returns, or QEMU has ended.
 
-        Or it stands still by itself (an error inside QEMU): that is nothing that this would end.
+        A guest that QEMU itself stopped (an internal error) stays stopped.
         """
         # No replica may take over, so that the guest runs on whether or not the lease is renewed.
         self._keeper.free()
@@ -391,7 +391,7 @@ class Protection:
             await asyncio.sleep(RETRY_S)
 
     async def _runs_by_now(self) -> bool:
-        """Whether the guest runs, or what was done for an epoch is not what keeps it from that."""
+        """Resume the guest. True if it runs, or is stopped for another reason than an epoch."""
         try:
             await self._grip.capture.resume()
         except CommandRefusedError:

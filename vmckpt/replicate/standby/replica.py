@@ -33,12 +33,12 @@ class Replica:
         return (bool(self.device_state) or self._was_complete) and self.disks.is_sound
 
     def require_same(self, ram_bytes: int) -> None:
-        """The memory is of that guest. Raises OperationFailedError."""
+        """Require a guest with as much memory. Raises OperationFailedError."""
         if ram_pages(ram_bytes) != len(self._words):
             raise OperationFailedError(
-                "the primary's guest has other memory than the standby's",
-                why=f"it has {ram_bytes} bytes, here are {self._words.nbytes}",
-                remedy="begin anew: vmckpt replicate start",
+                "the memory sizes of the guest and of its replica differ",
+                why=f"{ram_bytes} bytes on the primary, {self._words.nbytes} on the standby",
+                remedy="start the replication again: vmckpt replicate start",
             )
 
     async def apply(self, epoch: ReceivedEpoch) -> None:

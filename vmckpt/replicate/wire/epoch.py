@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from vmckpt.replicate.wire import messages
 from vmckpt.replicate.wire.errors import damaged, senseless
 from vmckpt.replicate.wire.frames import Buffer, FrameHead, FrameKind, Outbound
-from vmckpt.replicate.wire.messages import Begin, Commit, DiskWrite, HelloDisk
+from vmckpt.replicate.wire.messages import WRITE_BYTES, Begin, Commit, DiskWrite, HelloDisk
 from vmckpt.replicate.wire.pages import Encoder, Numbers, PageBatch, Words, decode
 from vmckpt.replicate.wire.sections import Packer
 
@@ -21,8 +21,6 @@ from vmckpt.replicate.wire.sections import Packer
 _DEVICE_BYTES = 1 << 20
 # Writes are sent in frames of this size, or one write's if that is more.
 _DISK_BYTES = 1 << 20
-# What a write is kept as besides its data, as `disks/intake.py` counts it.
-_WRITE_BYTES = 256
 _PARTS = frozenset({FrameKind.PAGES, FrameKind.BASE, FrameKind.DEVICE, FrameKind.DISK})
 
 
@@ -218,7 +216,7 @@ class Assembler:
             now.writes += writes
             data_bytes = sum(len(write.data) for write in writes)
             totals.disk_bytes += data_bytes
-            now.held_bytes += data_bytes + len(writes) * _WRITE_BYTES
+            now.held_bytes += data_bytes + len(writes) * WRITE_BYTES
         if now.held_bytes > self._most_bytes:
             raise senseless(
                 f"epoch {now.number} is larger than any",

@@ -154,6 +154,10 @@ class Failure:
         return [_json(asdict(self))]
 
 
+# Memory that a write takes on each side besides its data.
+WRITE_BYTES = 256
+
+
 class DiskWrite(NamedTuple):
     """The guest wrote at `offset_bytes` of the disk with that place in HELLO.
 

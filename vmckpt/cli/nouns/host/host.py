@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from vmckpt.migrate.calibrate import Calibration
 
 Bridge = Annotated[str | None, typer.Option(help="The bridge that its guests' NICs join.")]
+StateDir = Annotated[
+    Path | None, typer.Option(help="Its state directory. [default: that of vmckpt there]")
+]
+SshConfig = Annotated[
+    Path | None, typer.Option(help="An SSH configuration instead of ~/.ssh/config.")
+]
 MigrationPorts = Annotated[
     str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
 ]
@@ -63,9 +69,7 @@ def add(
         str | None,
         typer.Option(help="Where it is heard too; or none. [default: where SSH comes in]"),
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Where it keeps its state. [default: as vmckpt there does]")
-    ] = None,
+    state_dir: StateDir = None,
     qemu: Annotated[str, typer.Option(help="The QEMU to start there.")] = "qemu-system-x86_64",
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
@@ -81,9 +85,7 @@ def add(
         ),
     ] = None,
     vmckpt: Annotated[str, typer.Option(help="The command vmckpt there.")] = "vmckpt",
-    ssh_config: Annotated[
-        Path | None, typer.Option(help="An SSH configuration instead of ~/.ssh/config.")
-    ] = None,
+    ssh_config: SshConfig = None,
     json: Json = False,
 ) -> None:
     """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
