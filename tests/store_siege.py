@@ -21,11 +21,12 @@ from tests.store_work import Changes, require_right, state
 from vmckpt.errors import NotFoundError, StorageError, VmckptError
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.local import LocalBackend, LocalWriter
+from vmckpt.store.backends.locations import is_url
 from vmckpt.store.bundles import merging
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
-from vmckpt.store.open import S3_SCHEME, open_store
+from vmckpt.store.open import open_store
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Origin, new_id
 
@@ -70,7 +71,7 @@ class LossyWriter(LocalWriter):
 
 def backend_at(place: str, seed: int) -> Backend:
     """A host's own way to the store."""
-    if not place.startswith(S3_SCHEME):
+    if not is_url(place):
         return LossyDirectory(Path(place), seed)
     from vmckpt.store.backends.s3 import S3Backend
 
@@ -222,7 +223,7 @@ class Siege:
 
 def honest(place: str) -> Backend:
     """A way to the store on which no answer is lost for good."""
-    if not place.startswith(S3_SCHEME):
+    if not is_url(place):
         return LocalBackend(Path(place))
     from vmckpt.store.backends.s3 import S3Backend
 

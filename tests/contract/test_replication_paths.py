@@ -28,14 +28,15 @@ from vmckpt.replicate.paths import (
     SILENT,
     WAITING,
     SecondPath,
-    paths_status,
     second_path,
 )
 from vmckpt.replicate.standby.following import LOST
 from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.replicate.wire.beats import Hearing, Sender
 
 FIRST = ("127.0.0.1", "127.0.0.1")
+STATUS = ReplicaStatus(role=Role.PRIMARY, state="protected")
 
 
 @pytest.fixture(autouse=True)
@@ -215,13 +216,14 @@ def test_a_lost_connection_is_told_from_a_lost_standby() -> None:
             await until(are(primary, standby, HEARD, HEARD))
             lost_s = boottime_s()
             await until(lambda: "only the connection is lost" in primary.told(lost_s))
-            told = paths_status(primary, FIRST, lost_s - 1.0, is_lost=False)
-            assert told["paths"] == {"replication": SILENT, "second": HEARD}
-            assert told["path_addresses"]["second"] == ("127.0.0.2", "127.0.0.3")
-            told = paths_status(primary, FIRST, boottime_s(), is_lost=True)
-            assert told["paths"]["replication"] == SILENT
-            told = paths_status(primary, FIRST, None, is_lost=False)
-            assert told["paths"]["replication"] == WAITING
+            told = primary.added_to(STATUS, FIRST, lost_s - 1.0, is_lost=False)
+            assert told.paths == {"replication": SILENT, "second": HEARD}
+            assert told.path_addresses is not None
+            assert told.path_addresses["second"] == ("127.0.0.2", "127.0.0.3")
+            told = primary.added_to(STATUS, FIRST, boottime_s(), is_lost=True)
+            assert told.paths == {"replication": SILENT, "second": HEARD}
+            told = primary.added_to(STATUS, FIRST, None, is_lost=False)
+            assert told.paths == {"replication": WAITING, "second": HEARD}
 
     asyncio.run(main())
 

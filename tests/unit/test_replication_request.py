@@ -1,7 +1,6 @@
 """What both services of a replication are told, and what they tell."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.codec import builtins
-from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import TlsEndpoint
@@ -20,7 +18,6 @@ from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter, require_place
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.begin import last_error
-from vmckpt.replicate.primary.figures import PrimaryFigures
 from vmckpt.replicate.primary.stream import numbers_of
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
 from vmckpt.vm.argv import Platform
@@ -74,34 +71,6 @@ def test_spans_are_the_pages_in_them(runs: list[tuple[int, int]]) -> None:
     spans = tuple((first * PAGE_BYTES, (first + length) * PAGE_BYTES) for first, length in runs)
     expected = [page for first, length in runs for page in range(first, first + length)]
     assert numbers_of(spans).tolist() == expected
-
-
-def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
-    figures = PrimaryFigures()
-    assert figures.to_json()["pause_p50_ms"] is None
-    assert figures.to_json()["lag_ms"] is None
-    for number in range(100):
-        pause = Pause(0.001 * (number + 1), 0.0, 0.0, 0.0)
-        figures.taken(
-            Epoch(number, Pages(((0, PAGE_BYTES),), bytes(PAGE_BYTES)), b"", b"state", pause)
-        )
-    figures.safe(99, 0.0)
-    told = figures.to_json()
-    assert (told["epochs"], told["dirty_pages"], told["acknowledged_epoch"]) == (100, 100, 99)
-    assert (told["pause_p50_ms"], told["pause_p99_ms"], told["pause_worst_ms"]) == (51, 100, 100)
-    assert told["lag_ms"] >= 0
-
-
-def test_what_a_failover_would_lose_now_is_as_old_as_the_last_safe_epoch() -> None:
-    figures, began_s = PrimaryFigures(), time.monotonic()
-    assert figures.to_json()["rpo_now_ms"] is None
-    figures.safe(1, began_s - 0.5)
-    assert figures.to_json()["output_latency_p50_ms"] is None  # since when it was sent is unknown
-    figures.safe(2, began_s - 0.3)
-    told = figures.to_json()
-    late_ms = (time.monotonic() - began_s) * 1e3
-    assert 300 <= told["rpo_now_ms"] <= 300.1 + late_ms
-    assert 400 <= told["output_latency_p50_ms"] <= 400.1 + late_ms
 
 
 def test_what_a_service_said_last_is_told_as_an_error() -> None:

@@ -9,6 +9,7 @@ from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
+from vmckpt.store.backends.locations import is_url
 from vmckpt.store.files.manifest import MOST_SEQUENCE
 
 
@@ -47,7 +48,7 @@ class History:
         """After a checkpoint was taken, or restored, by `host` from the store at `place`."""
         largest = max(self.sequence, sequence or 0)
         name = place
-        if "://" not in place:
+        if not is_url(place):
             if place == own(host).path:
                 return History(checkpoint_id, self.stores, largest)
             name = f"{host.name}:{place}"

@@ -9,6 +9,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from vmckpt.errors import OperationFailedError
@@ -16,6 +17,7 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.preflight.replication.checks import lacks_second
 from vmckpt.replicate.channel import HEARTBEAT_S, PATIENCE_S
 from vmckpt.replicate.request import ReplicationRequest
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire.beats import Hearing, Sender, beat_key
 from vmckpt.replicate.wire.errors import WireError
 
@@ -128,30 +130,35 @@ class SecondPath(asyncio.DatagramProtocol):
             return f"{self._other} was heard at {self.here} until a moment ago"
         return f"nor is {self._other} heard at {self.here} any more"
 
+    def added_to(
+        self,
+        status: ReplicaStatus,
+        first: tuple[str, str],
+        heard_s: float | None,
+        *,
+        is_lost: bool,
+    ) -> ReplicaStatus:
+        """The status with both paths: their state, addresses, and when each was last heard.
 
-def paths_status(
-    second: SecondPath, first: tuple[str, str], heard_s: float | None, *, is_lost: bool
-) -> dict[str, Any]:
-    """Both paths, for a status: how they are, between which addresses, and when they were heard.
-
-    `heard_s`: when anything last came over the connection between `first`; None: it is not there
-    yet.
-    """
-    now_s = boottime_s()
-    if heard_s is None:
-        connection = WAITING
-    else:
-        connection = SILENT if is_lost or now_s - heard_s > PATIENCE_S else HEARD
-    times_s = {FIRST: heard_s, SECOND: second.heard_s}
-    return {
-        "paths": {FIRST: connection, SECOND: second.state()},
-        "path_addresses": {FIRST: first, SECOND: (second.here, second.there)},
-        "path_heard_ms_ago": {
-            path: None if at_s is None else round((now_s - at_s) * 1e3, 1)
-            for path, at_s in times_s.items()
-        },
-        "second_path_lacks": second.lacks,
-    }
+        `heard_s`: when anything last came over the connection between the addresses `first`; None:
+        there is no connection yet.
+        """
+        now_s = boottime_s()
+        if heard_s is None:
+            connection = WAITING
+        else:
+            connection = SILENT if is_lost or now_s - heard_s > PATIENCE_S else HEARD
+        times_s = {FIRST: heard_s, SECOND: self.heard_s}
+        return replace(
+            status,
+            paths={FIRST: connection, SECOND: self.state()},
+            path_addresses={FIRST: first, SECOND: (self.here, self.there)},
+            path_heard_ms_ago={
+                path: None if at_s is None else round((now_s - at_s) * 1e3, 1)
+                for path, at_s in times_s.items()
+            },
+            second_path_lacks=self.lacks,
+        )
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """Making and opening stores, wherever they are.
 
-A location is a directory, `s3://BUCKET/PREFIX`, `ssh://HOST/DIRECTORY`, or an exported file, which
-can only be read; or a back end that was opened already.
+A location is what `backends/locations.py` knows; or a backend that was opened already.
 """
 
 import os
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
-from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
+from vmckpt.store.backends.archive import NewArchive
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.cached import CachedBackend, cache_folder
-from vmckpt.store.backends.local import LocalBackend
-from vmckpt.store.backends.ssh import SSH_SCHEME, SshBackend
+from vmckpt.store.backends.locations import backend_at
 from vmckpt.store.bundles.bundled import BundledBackend
 from vmckpt.store.bundles.layout import BundleFiles
 from vmckpt.store.damage.elsewhere import Elsewhere
@@ -38,7 +36,6 @@ from vmckpt.store.sealing.seal import Sealer
 from vmckpt.store.sealing.wrapping import clear, renamed, unwrap, wrap
 from vmckpt.store.store import Store
 
-S3_SCHEME = "s3://"
 # Enough for 8 TiB of new content.
 MOST_FILES = 65536
 
@@ -160,24 +157,6 @@ def _allow_many_files() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def backend_at(place: str) -> Backend:
-    """Where a store lies, or is to lie. Raises RefusedError, UsageError, DamagedError."""
-    if place.startswith(S3_SCHEME):
-        try:
-            from vmckpt.store.backends.s3 import S3Backend
-        except ImportError as exc:
-            raise RefusedError(
-                f"{place} cannot be used",
-                why="object storage takes the package obstore, which is not installed",
-                remedy="pip install 'vmckpt[s3]'",
-            ) from exc
-        return S3Backend(place)
-    if place.startswith(SSH_SCHEME):
-        return SshBackend(place)
-    path = Path(place).absolute()
-    return ArchiveBackend(path) if path.is_file() else LocalBackend(path)
 
 
 def _open(backend: Backend, config: Config, secret: bytes) -> Store:

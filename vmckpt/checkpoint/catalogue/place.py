@@ -30,11 +30,10 @@ from vmckpt.hosts.inventory.inventory import find_host, local_host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.store.backends.lent import LentBackend
-from vmckpt.store.backends.ssh import SSH_SCHEME
+from vmckpt.store.backends.locations import canonical_url, is_url, require_known
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.config import NAMES, OBJECT_FOLDERS, Config, chosen
 from vmckpt.store.open import (
-    S3_SCHEME,
     Access,
     config_at,
     create_store,
@@ -52,7 +51,7 @@ _OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """A store's place: a directory as `host` has it, or object storage, which is no host's."""
+    """A store's location: a directory of `host`; or a URL, the same from every host (None)."""
 
     host: Host | None
     path: str
@@ -70,10 +69,8 @@ class StoreLocation:
     @property
     def location(self) -> str:
         """What the operator's side remembers it by: the same for every name that it is given."""
-        if self.host is None and self.path.startswith(SSH_SCHEME):
-            return self.path.rstrip("/")
         if self.host is None:
-            return f"{os.environ.get('AWS_ENDPOINT_URL', '')} {self.path.rstrip('/')}".strip()
+            return canonical_url(self.path)
         path = os.path.normpath(self.path)
         return path if self.host.is_this_machine else f"{self.host.name}:{path}"
 
@@ -106,14 +103,8 @@ def parse_place(text: str, at: Host | None = None) -> StoreLocation:
             why="the place is empty",
             remedy="write a directory, HOST: or a URL",
         )
-    if "://" in text:
-        if not text.startswith((S3_SCHEME, SSH_SCHEME)):
-            raise UsageError(
-                f"no store can be in {text}",
-                why="a place is a directory, HOST:, HOST:/DIRECTORY, ssh://HOST/DIRECTORY or "
-                "s3://BUCKET/PREFIX",
-                remedy="write one of them",
-            )
+    if is_url(text):
+        require_known(text)
         return StoreLocation(None, text)
     if found := _OF_HOST.fullmatch(text):
         host = find_host(found[1])
@@ -123,7 +114,7 @@ def parse_place(text: str, at: Host | None = None) -> StoreLocation:
 
 
 async def is_there(place: StoreLocation) -> bool:
-    """Whether there is a store, or was one. Of object storage that is not asked. HostDownError."""
+    """Whether there is a store, or was one. A URL is assumed to have one. HostDownError."""
     if place.host is None:
         return True
     host, path = place.host, Path(place.path)

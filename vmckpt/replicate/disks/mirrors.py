@@ -8,6 +8,7 @@ and what is cut off there is the epoch's, not a byte more or less.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from vmckpt.qemu import block, commands, nbd_server
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
 from vmckpt.replicate.disks.intake import Intake
 from vmckpt.replicate.disks.known import KnownBlocks
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire.messages import DiskWrite, HelloDisk, decode_digests
 from vmckpt.sequence.steps import finish
 
@@ -116,12 +118,14 @@ class Mirrors:
         """QEMU has closed a mirror's connection."""
         self._lost = self._lost or f"QEMU has closed the mirror of {which}"
 
-    def status(self) -> dict[str, Any]:
-        """For the status: of all that was written, or copied, what the standby had already."""
+    def added_to(self, status: ReplicaStatus) -> ReplicaStatus:
+        """The status with what was written or copied, and what of it the standby had already."""
         if not self._sources:
-            return {}
+            return status
         intake = self.intake
-        return {"disk_bytes": intake.written_bytes, "disk_bytes_not_sent": intake.same_bytes}
+        return replace(
+            status, disk_bytes=intake.written_bytes, disk_bytes_not_sent=intake.same_bytes
+        )
 
     def _look(self) -> None:
         """Take in what QEMU said of its jobs: it says so before it answers what was asked later."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture
@@ -30,6 +30,7 @@ from vmckpt.replicate.primary.figures import PrimaryFigures
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.pace import EpochPace
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
+from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire.pages import nonzero_pages
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.units import format_size
@@ -89,15 +90,16 @@ class Epochs:
         self._by_s = math.inf  # when it is to be safe
         self._under_way = 0
 
-    def rates(self) -> dict[str, Any]:
-        """For the status: how fast the guest wrote, unslowed, and what the link takes; 0: unseen.
+    def added_to(self, status: ReplicaStatus) -> ReplicaStatus:
+        """The status with the figures, how fast the guest writes unslowed, and what the link takes.
 
-        Both in bytes of whole pages, however few of them change.
+        Both in bytes of whole pages, however few of them change; 0: not seen yet.
         """
-        return {
-            "written_bytes_per_s": round(self._writing.pages_per_s * PAGE_BYTES),
-            "link_bytes_per_s": round(self._brake.pages_per_s * PAGE_BYTES),
-        }
+        return replace(
+            self.figures.added_to(status),
+            written_bytes_per_s=round(self._writing.pages_per_s * PAGE_BYTES),
+            link_bytes_per_s=round(self._brake.pages_per_s * PAGE_BYTES),
+        )
 
     def has_standby(self) -> bool:
         """Whether a standby could go on with the guest, should its QEMU be dead.

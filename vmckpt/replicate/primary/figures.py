@@ -2,17 +2,21 @@
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from vmckpt.epoch.epoch import Epoch
+from vmckpt.replicate.status import ReplicaStatus
 
 WINDOW = 512
 
 
 @dataclass(slots=True)
 class PrimaryFigures:
-    """Kept by the primary; times on the monotonic clock."""
+    """Kept by the primary; times on the monotonic clock.
+
+    `acknowledged`: the last epoch of which the standby has said that it has all, at
+    `acknowledged_s`; `safe_until_s`: when that epoch's pause began.
+    """
 
     epochs: int = 0
     pages: int = 0
@@ -49,29 +53,30 @@ class PrimaryFigures:
             self._output_s.append(now_s - (self.safe_until_s + captured_s) / 2)
         self.safe_until_s = captured_s
 
-    def to_json(self) -> dict[str, Any]:
-        """For the status."""
+    def added_to(self, status: ReplicaStatus) -> ReplicaStatus:
+        """The status with these figures."""
         now_s = time.monotonic()
         pauses = sorted(self._pauses_s)
         spread_s = self._ends_s[-1] - self._ends_s[0] if len(self._ends_s) > 1 else 0.0
         held, output = sorted(self._held_s), sorted(self._output_s)
         safe_until_s = self.safe_until_s
-        return {
-            "epochs": self.epochs,
-            "epochs_per_s": round((len(self._ends_s) - 1) / spread_s, 1) if spread_s else 0.0,
-            "pause_p50_ms": _ms(pauses, 0.50),
-            "pause_p99_ms": _ms(pauses, 0.99),
-            "pause_worst_ms": _ms(pauses, 1.0),
-            "safe_after_p50_ms": _ms(held, 0.50),
-            "output_latency_p50_ms": _ms(output, 0.50),
-            "output_latency_p99_ms": _ms(output, 0.99),
-            "slowed_percent": round(100 * self.slowed_share),
-            "dirty_pages": self.pages,
-            "raw_bytes": self.raw_bytes,
-            "acknowledged_epoch": self.acknowledged,
-            "lag_ms": round((now_s - self.acknowledged_s) * 1e3, 1) if self.acknowledged else None,
-            "rpo_now_ms": None if safe_until_s is None else round((now_s - safe_until_s) * 1e3, 1),
-        }
+        return replace(
+            status,
+            epochs=self.epochs,
+            epochs_per_s=round((len(self._ends_s) - 1) / spread_s, 1) if spread_s else 0.0,
+            pause_p50_ms=_ms(pauses, 0.50),
+            pause_p99_ms=_ms(pauses, 0.99),
+            pause_worst_ms=_ms(pauses, 1.0),
+            safe_after_p50_ms=_ms(held, 0.50),
+            output_latency_p50_ms=_ms(output, 0.50),
+            output_latency_p99_ms=_ms(output, 0.99),
+            slowed_percent=round(100 * self.slowed_share),
+            dirty_pages=self.pages,
+            raw_bytes=self.raw_bytes,
+            acknowledged_epoch=self.acknowledged,
+            lag_ms=round((now_s - self.acknowledged_s) * 1e3, 1) if self.acknowledged else None,
+            rpo_now_ms=None if safe_until_s is None else round((now_s - safe_until_s) * 1e3, 1),
+        )
 
 
 def _ms(ascending: list[float], part: float) -> float | None:

@@ -21,7 +21,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import GO_ALONE, write_last_word
-from vmckpt.replicate.paths import SecondPath, paths_status
+from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary.epochs import Epochs, Grip
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
@@ -420,7 +420,7 @@ class Protection:
     def status(self) -> ReplicaStatus:
         """How it is, for people and programs."""
         options = self._request.options
-        return ReplicaStatus(
+        status = ReplicaStatus(
             role=Role.PRIMARY,
             vm=self._vm.name,
             run=self._request.run,
@@ -439,17 +439,15 @@ class Protection:
             epoch_is_auto=options.epoch_s is None,
             max_pause_ms=options.max_pause_s * 1e3,
             tracker=self._grip.capture.tracker,
-            **paths_status(
-                self._second,
-                (self._request.primary.migration_address, self._request.standby.migration_address),
-                self._stream.heard_s,
-                is_lost=self._stream.is_lost,
-            ),
             sent_bytes=self._stream.sent_bytes,
-            **self._grip.mirrors.status(),
-            **self._epochs.rates(),
-            **self._epochs.figures.to_json(),
         )
+        status = self._second.added_to(
+            status,
+            (self._request.primary.migration_address, self._request.standby.migration_address),
+            self._stream.heard_s,
+            is_lost=self._stream.is_lost,
+        )
+        return self._epochs.added_to(self._grip.mirrors.added_to(status))
 
     def _stands_still(self) -> str:
         state = self._epochs.stands_still

@@ -34,7 +34,7 @@ from vmckpt.replicate.disks.copies import StandbyFile, discard, keep, mark_as_di
 from vmckpt.replicate.disks.journal import DisksJournal, journal_of
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.operator.leftovers import remove_stale_home
-from vmckpt.replicate.paths import SecondPath, paths_status, second_path
+from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.promised import promised
 from vmckpt.replicate.recovery import give_up_term
@@ -326,7 +326,7 @@ class Standby:
     def status(self) -> ReplicaStatus:
         """How it is, for people and programs."""
         replica, held, primary = self._replica, self._lease.held, self._following
-        return ReplicaStatus(
+        status = ReplicaStatus(
             role=Role.STANDBY,
             vm=self._request.vm,
             run=self._request.run,
@@ -339,7 +339,6 @@ class Standby:
             epoch=replica.epoch if replica else 0,
             complete=bool(replica and replica.complete),
             heard_ms_ago=round((boottime_s() - primary.heard_s) * 1e3, 1) if primary else None,
-            **self._paths(),
             disk_bytes_applied=replica.disks.applied_bytes if replica else 0,
             received_bytes=primary.received_bytes if primary else 0,
             qemu_id=self._warm.qemu.files.qemu_id,
@@ -348,13 +347,11 @@ class Standby:
             fencing_ms=_ms(self._entitled_s - self._noticed_s) if self._took_over_s else None,
             took_over_ms=_ms(self._took_over_s) if self._took_over_s else None,
         )
-
-    def _paths(self) -> dict[str, Any]:
         if self._second is None:
-            return {}
-        primary, asked = self._following, self._request
-        return paths_status(
-            self._second,
+            return status
+        asked = self._request
+        return self._second.added_to(
+            status,
             (asked.standby.migration_address, asked.primary.migration_address),
             primary.heard_s if primary else None,
             is_lost=primary is not None and primary.is_lost,

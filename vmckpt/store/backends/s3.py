@@ -32,7 +32,6 @@ from vmckpt.store.backends.local import append_only_error
 from vmckpt.store.files.config import CONFIG
 from vmckpt.units import format_size
 
-SCHEME = "s3://"
 LOCKS = "locks"
 # What a lock holds that could not be removed; one that is held is empty.
 _LET_GO = b"let go"
@@ -54,7 +53,7 @@ class S3Backend:
     def __init__(
         self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0, retries: int = 5
     ) -> None:
-        bucket, _, prefix = place.removeprefix(SCHEME).partition("/")
+        bucket, _, prefix = place.removeprefix("s3://").partition("/")
         self.place = place
         self._expiry_s, self._refresh_s = expiry_s, refresh_s
         self._may_remove = True

@@ -15,7 +15,6 @@ import tempfile
 from vmckpt.errors import HostDownError, StorageError, UsageError
 from vmckpt.store.backends.lent import LentBackend
 
-SSH_SCHEME = "ssh://"
 # As BORG_RSH: another ssh, or more options for it.
 COMMAND = "VMCKPT_STORE_SSH"
 _PLACE = re.compile(r"ssh://(?:([A-Za-z0-9_][A-Za-z0-9._-]*)@)?([A-Za-z0-9][A-Za-z0-9.-]*)"

@@ -52,7 +52,7 @@ def backend_of(place: "Location") -> "Iterator[Backend]":
     """Where a store lies, for the block; of another host over the connection to that host."""
     from vmckpt.checkpoint.catalogue.place import lent
     from vmckpt.store.backends.lent import LentBackend
-    from vmckpt.store.open import backend_at
+    from vmckpt.store.backends.locations import backend_at
 
     if place.host is None or place.host.is_this_machine:
         with closing(backend_at(place.path)) as backend:
