@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests import job_program
 from tests.contract.test_jobs import Playing, plan, until
+from tests.faulty_host import Fault, FaultyHost, down, silence
 from tests.job_examples import EXAMPLES
 from vmckpt.checkpoint import operate
 from vmckpt.checkpoint.catalogue.place import StoreLocation
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
 from vmckpt.checkpoint.operate import StoreJob
-from vmckpt.errors import BusyError
+from vmckpt.errors import BusyError, OutcomeUnknownError
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import process
 from vmckpt.jobs import handle as handles
 from vmckpt.jobs.files import jobs_dir
@@ -30,7 +33,7 @@ def host(tmp_path: Path) -> Iterator[Playing]:
         process.kill(left)
 
 
-def work_of(kind: JobKind[Any, Any], host: Playing) -> StoreJob[Any, Any]:
+def work_of(kind: JobKind[Any, Any], host: LocalHost) -> StoreJob[Any, Any]:
     def request(_store: object, _held_s: object) -> Any:
         return EXAMPLES[kind.name].request
 
@@ -103,3 +106,45 @@ def test_ctrl_c_does_not_wait_for_good_for_a_job_that_is_frozen(
         assert list(directory.glob("*/order.json"))
 
     asyncio.run(run())
+
+
+def cut_off(tmp_path: Path, *then: Fault) -> FaultyHost:
+    """A host that `then` fails, just as its job is at work on the order that was written."""
+    real = LocalHost("far", tmp_path, "127.0.0.1")
+
+    async def order(path: Path, text: str) -> None:
+        await real.write_text(path, text)
+        await until((tmp_path / "waiting").exists)
+        if not then:
+            raise asyncio.CancelledError  # Ctrl-C
+        raise down("far")
+
+    faults = (
+        Fault("own_command", answers=job_program.command(tmp_path)),
+        Fault("write_text", of=lambda path, _: path.name == "order.json", by=order),
+        *then,
+    )
+    return FaultyHost("far", tmp_path, "127.0.0.1", faults=faults)
+
+
+@pytest.mark.parametrize("kind", [CHECKPOINT, RESTORE, FORK], ids=lambda kind: kind.name)
+def test_ctrl_c_as_the_order_is_written_ends_the_job_first(
+    host: Playing, tmp_path: Path, kind: JobKind[Any, Any]
+) -> None:
+    """The restore went on, unwatched: a VM came to run that nobody knew of."""
+    plan(host, "wait")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(operate.have_done(work_of(kind, cut_off(tmp_path)), lambda _: None))
+    assert (tmp_path / "undone").exists()
+    assert not left(host, kind)
+
+
+def test_a_host_that_falls_silent_as_the_order_is_written_keeps_the_jobs_files(
+    host: Playing, tmp_path: Path
+) -> None:
+    plan(host, "wait")
+    silent = cut_off(tmp_path, *silence("write_text", "interrupt", "remove"))
+    with pytest.raises(OutcomeUnknownError, match="whether the restore of 'web' has begun on far"):
+        asyncio.run(operate.have_done(work_of(RESTORE, silent), lambda _: None))
+    assert not (tmp_path / "undone").exists()
+    assert left(host, RESTORE)

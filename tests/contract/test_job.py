@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.faulty_host import Fault, FaultyHost, silence
+from tests import job_program
+from tests.faulty_host import Fault, FaultyHost, down, silence
 from tests.remote_hosts import PipedServes
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     NotFoundError,
     OperationFailedError,
@@ -114,6 +116,51 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
 
     asyncio.run(play())
     assert source.unused() + target.unused() == []
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_job_that_may_have_its_order_ends_before_its_listener_does(
+    state: Path, *, is_silent: bool
+) -> None:
+    """Ctrl-C, or the end of the connection, as the order is written. The job had no target then."""
+    a = state / "a"
+    real = LocalHost("a", a, "127.0.0.1")
+    a.mkdir()
+    (a / "plan.json").write_text('{"work": ["wait"], "release": [], "recovery": []}')
+    had_ended: list[bool] = []
+
+    async def order(path: Path, text: str) -> None:
+        await real.write_text(path, text)
+        async with asyncio.timeout(30):
+            await poll((a / "waiting").exists, every_s=0.01)
+        raise down("a") if is_silent else asyncio.CancelledError
+
+    source = FaultyHost(
+        "a",
+        a,
+        "127.0.0.1",
+        faults=(
+            Fault("own_command", answers=job_program.command(a)),
+            Fault("write_text", of=lambda path, _: path.name == "order.json", by=order),
+            *(silence("write_text", "interrupt", "remove") if is_silent else ()),
+        ),
+    )
+    look = Fault("remove", first=lambda _: had_ended.append((a / "undone").exists()))
+    target = FaultyHost("b", state / "b", "127.0.0.1", faults=(look,))
+
+    async def play() -> None:
+        async with ended(state):
+            with pytest.raises(OutcomeUnknownError if is_silent else asyncio.CancelledError):
+                await migrate_there(a_vm(source), target, MigrationOptions(), ignore)
+            assert bool(list((state / "b/jobs/migrate").iterdir())) is is_silent
+            assert bool(list((a / "jobs/migrate").iterdir())) is is_silent
+
+    try:
+        asyncio.run(play())
+    finally:
+        for left in process.find_by_argument(f"{a}/jobs/"):
+            process.kill(left)
+    assert had_ended == ([] if is_silent else [True])
 
 
 def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:

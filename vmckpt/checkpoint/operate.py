@@ -303,7 +303,7 @@ async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
             work.on_start(run)
             await job.give(work.vm, work.request(store, work.held_s))
         except BaseException:
-            await finish(job.remove())
+            await finish(job.withdraw(_what(work)))
             raise
         yield job
     if work.access.may_be_made:
@@ -321,10 +321,14 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
         return await job.outcome(heard)
     except asyncio.CancelledError:
         # A job that does not end still needs its files, and so does its recovery.
-        what, stays = f"the {work.kind.what} of '{work.vm}'", True
-        await finish(job.cancel(what))
+        stays = True
+        await finish(job.cancel(_what(work)))
         stays = work.kind.name == RESTORE.name
         raise
     finally:
         if not stays:
             await finish(job.remove())
+
+
+def _what(work: StoreJob[Any, Any]) -> str:
+    return f"the {work.kind.what} of '{work.vm}'"

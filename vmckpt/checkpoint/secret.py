@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import finish
 from vmckpt.state.durable import replace
@@ -46,7 +46,8 @@ async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterato
         await host.write_text(directory / _FILE, secret.hex())
         yield directory / _FILE
     finally:
-        await finish(host.remove(directory))
+        with suppress(HostDownError):  # a later job there removes it
+            await finish(host.remove(directory))
 
 
 def taken_from(path: Path | None) -> bytes | None:

@@ -51,7 +51,7 @@ async def serve(kind: JobKind[Any, Any], directory: Path, own_command: Sequence[
             stack.enter_context(job.telling())
             if me := identify(os.getpid()):
                 await save_to(job.host, files.process, PROCESS, me)
-            if files.revoked.exists():
+            if files.revoked.exists() or not files.order.exists():  # withdrawn
                 raise _cancelled(kind, job)
             forget_old(job.host.state_dir, kind.name, kind.kept_s, time.time())
             on_death = recovery(own_command, kind.name, directory)

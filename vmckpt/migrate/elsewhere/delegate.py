@@ -56,12 +56,10 @@ async def migrate_there(
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
         there_entry = HostEntry(**entry_fields(target))
         await job.give(vm.name, MigrationRequest(there_entry, options, link, forecast))
-    except BaseException as exc:
-        # Without its directory the listener ends; a job that began after all finds nobody there.
+    except BaseException:
+        # The listener ends without its directory, and a job at work needs it: the job comes first.
+        await finish(job.withdraw(f"the migration of '{vm.name}'"))
         await finish(_remove(target, there))
-        # A cancellation may have come after the order: the job needs its files to say so.
-        if isinstance(exc, Exception):
-            await finish(_remove(source, job.files.path))
         raise
     return await watch(job, emit)
 
