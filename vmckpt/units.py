@@ -1,6 +1,7 @@
 """Sizes, rates and durations, both ways between numbers and what people write."""
 
 import re
+import time
 
 from vmckpt.errors import UsageError
 
@@ -107,3 +108,14 @@ def format_duration(duration_s: float) -> str:
         return f"{minutes}m{seconds:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def format_time(unix_s: float) -> str:
+    """A moment in the local time zone, as "2026-11-27 00:17:21"; "?" for one beyond any calendar.
+
+    Guests, hosts and files give moments too.
+    """
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+    except (OverflowError, OSError, ValueError):
+        return "?"

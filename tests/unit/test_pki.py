@@ -1,7 +1,9 @@
 """Certificates of hosts, and when a migration between two hosts is encrypted, refused or clear."""
 
 import asyncio
+import itertools
 import json
+import ssl
 import stat
 import time
 from dataclasses import replace
@@ -133,6 +135,28 @@ def test_no_certificate_is_an_error() -> None:
     for text in ("", "hello", "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----"):
         with pytest.raises(ValueError, match=r".+"):
             parse_certificate(text)
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_a_certificate_that_a_host_made_up_is_none_or_proves_nothing(
+    state: Path, hosts: Two
+) -> None:
+    """Of another version, with a field twice or of no known type, of another kind of key."""
+    authority = read_authority(state)
+    assert authority is not None
+    parsed = 0
+    for real in (asyncio.run(issue(state, hosts[0])).server, authority):
+        der = ssl.PEM_cert_to_DER_cert(real.pem)
+        for place, value in itertools.product(range(len(der)), (0x01, 0x11, 0xA3)):
+            pem = ssl.DER_cert_to_PEM_cert(der[:place] + bytes([value]) + der[place + 1 :])
+            try:
+                found = parse_certificate(pem)
+            except ValueError:
+                continue
+            parsed += 1
+            is_issued_by(found, authority)
+            is_issued_by(real, found)
+    assert parsed > 100
 
 
 def test_hosts_of_one_authority_trust_one_another(state: Path, hosts: Two) -> None:

@@ -1,5 +1,7 @@
 """Sizes, rates and durations: read as written, shown so that they can be read back."""
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from vmckpt.units import (
     format_duration,
     format_rate,
     format_size,
+    format_time,
     parse_duration_s,
     parse_rate_bytes_per_s,
     parse_size_bytes,
@@ -144,3 +147,13 @@ def test_a_shown_duration_reads_back_within_its_digits(duration_s: float) -> Non
 def test_whole_numbers_lose_nothing(number: int, unit: str) -> None:
     factor = parse_size_bytes(f"1{unit}")
     assert parse_size_bytes(f"{number}{unit}") == number * factor
+
+
+@pytest.mark.parametrize("unix_s", [0, 1_795_000_000, 253e9])
+def test_a_moment_is_told_in_the_local_time_zone(unix_s: float) -> None:
+    assert format_time(unix_s) == f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%F %T}"
+
+
+@pytest.mark.parametrize("unix_s", [1 << 62, -(1 << 62), 10**400, 1e300])
+def test_a_moment_that_no_calendar_has_ends_no_list(unix_s: float) -> None:
+    assert format_time(unix_s) == "?"

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.domains.description import parse_xml
+from vmckpt.vm.domains.description import parse_xml, unreadable
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain, require_active
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -89,5 +89,9 @@ async def _find(domain: Domain, session: Libvirtd, name: str) -> LibvirtSnapshot
 
 
 def _read(snapshot: DomainSnapshot) -> LibvirtSnapshot:
-    root = parse_xml(snapshot.xml, f"the XML of snapshot '{snapshot.name}'")
-    return LibvirtSnapshot(snapshot.name, int(root.findtext("creationTime", "0")))
+    what = f"the XML of snapshot '{snapshot.name}'"
+    taken = parse_xml(snapshot.xml, what).findtext("creationTime", "0")
+    try:
+        return LibvirtSnapshot(snapshot.name, int(taken))
+    except ValueError as exc:
+        raise unreadable(what, f"creationTime: {exc}") from exc

@@ -1,12 +1,11 @@
 """Checkpoints as people see them: a tree, and all that one says of itself. Pure."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.whose import vm_labels
-from vmckpt.units import format_size
+from vmckpt.units import format_size, format_time
 
 
 def rows(entries: Sequence[CatalogueEntry]) -> list[tuple[str, ...]]:
@@ -42,7 +41,7 @@ def _row(entry: CatalogueEntry, mark: str, vm: str) -> tuple[str, ...]:
         manifest.id[:12],
         vm,
         ", ".join(place.label for place in entry.places),
-        f"{_when(manifest.created_unix_s)}",
+        format_time(manifest.created_unix_s),
         format_size(manifest.added_bytes),
         f"{facts.pause_ms:.1f} ms" if facts else "?",
         facts.trigger if facts else "?",
@@ -69,11 +68,11 @@ def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, s
         ("id", manifest.id),
         ("vm", manifest.vm),
         ("vm id", manifest.vm_id or "- (taken before VMs had one)"),
-        ("taken", _when(manifest.created_unix_s)),
+        ("taken", format_time(manifest.created_unix_s)),
         ("parent", manifest.parent or "-"),
         ("store", ", ".join(place.label for place in entry.places)),
         ("added", format_size(manifest.added_bytes)),
-        *(("pinned", f"{_when(pin.pinned_unix_s)}: {pin.in_words}") for pin in entry.pins),
+        *(("pinned", f"{format_time(pin.pinned_unix_s)}: {pin.in_words}") for pin in entry.pins),
     ]
     found += [
         (area.name, f"{format_size(area.chunks * area.chunk_bytes)} of "
@@ -111,9 +110,5 @@ def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, s
 
 def in_words(entry: CatalogueEntry) -> str:
     """Which checkpoint, of what VM, and when it was taken: in one line."""
-    taken = _when(entry.manifest.created_unix_s)
+    taken = format_time(entry.manifest.created_unix_s)
     return f"{entry.name} ({entry.id[:12]}) of {entry.manifest.vm}, taken {taken}"
-
-
-def _when(unix_s: float) -> str:
-    return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"

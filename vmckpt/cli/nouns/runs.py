@@ -1,6 +1,5 @@
 """vmckpt runs: list, show, attach, score."""
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,18 +21,18 @@ def list_(json: Json = False) -> None:
     from vmckpt.events.record import load_all
     from vmckpt.hosts.inventory.inventory import runs_dir
     from vmckpt.ui.tables import table
+    from vmckpt.units import format_time
     from vmckpt.vm.inventory import running_operations
 
     busy = output.run(running_operations())
     rows = []
     for record in load_all(runs_dir()):
-        when = datetime.fromtimestamp(record.began_unix_s, UTC).astimezone()
         result = record.result or {"outcome": _unfinished(record, busy)}
         target = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
         what = (record.operation, str(record.request.get("vm")), target)
         how = (str(result.get("method", "-")), str(result["outcome"]), total)
-        rows.append((record.run, f"{when:%Y-%m-%d %H:%M:%S}", *what, *how))
+        rows.append((record.run, format_time(record.began_unix_s), *what, *how))
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
     show({"runs": objects}, table(header, rows), as_json=json)

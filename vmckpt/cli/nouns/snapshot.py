@@ -1,6 +1,5 @@
 """vmckpt snapshot: save, list, load, delete."""
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,13 +38,10 @@ def list_(vm: Name, json: Json = False) -> None:
     """List a VM's snapshots, oldest first."""
     from vmckpt.cli.found import find
     from vmckpt.ui.tables import table
+    from vmckpt.units import format_time
 
     found = run(run(find(vm)).snapshots())
-    rows = [
-        (s.name, f"{datetime.fromtimestamp(s.taken_unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}",
-         _size(s), _clock(s))
-        for s in found
-    ]  # fmt: skip
+    rows = [(one.name, format_time(one.taken_unix_s), _size(one), _clock(one)) for one in found]
     text = table(("name", "taken", "memory", "guest clock"), rows)
     show({"vm": vm, "snapshots": [s.facts for s in found]}, text, as_json=json)
 

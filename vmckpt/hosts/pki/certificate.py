@@ -43,6 +43,19 @@ class Certificate:
 def parse_certificate(pem: str) -> Certificate:
     """The first certificate of a PEM text. Raises ValueError on anything else."""
     from cryptography import x509
+
+    try:
+        return _parsed(pem)
+    except (
+        x509.InvalidVersion,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+    ) as exc:
+        raise ValueError(f"not a valid certificate: {exc}") from exc
+
+
+def _parsed(pem: str) -> Certificate:
+    from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
 
     found = x509.load_pem_x509_certificate(pem.encode())
@@ -64,13 +77,13 @@ def parse_certificate(pem: str) -> Certificate:
 def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
     """Whether the authority's key signed the certificate."""
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
     issued = x509.load_pem_x509_certificate(certificate.pem.encode())
     issuer = x509.load_pem_x509_certificate(authority.pem.encode())
     try:
         issued.verify_directly_issued_by(issuer)
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
         return False
     return True
 

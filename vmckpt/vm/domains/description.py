@@ -94,7 +94,7 @@ def parse_domain(xml: str) -> Description:
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
     except (ValueError, KeyError) as exc:
-        raise _unreadable("a domain's XML", f"{type(exc).__name__}: {exc}") from exc
+        raise unreadable("a domain's XML", f"{type(exc).__name__}: {exc}") from exc
 
 
 def parse_xml(text: str, what: str) -> ElementTree.Element:
@@ -103,16 +103,17 @@ def parse_xml(text: str, what: str) -> ElementTree.Element:
     It is what others defined: bounded, and without entities of its own.
     """
     if len(text) > MOST_CHARS:
-        raise _unreadable(what, f"it has {len(text)} characters, more than {MOST_CHARS}")
+        raise unreadable(what, f"it has {len(text)} characters, more than {MOST_CHARS}")
     if "<!DOCTYPE" in text:
-        raise _unreadable(what, "it declares a document type, which libvirt's own never does")
+        raise unreadable(what, "it declares a document type, which libvirt's own never does")
     try:
         return ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, RecursionError) as exc:
-        raise _unreadable(what, f"{type(exc).__name__}: {exc}") from exc
+        raise unreadable(what, f"{type(exc).__name__}: {exc}") from exc
 
 
-def _unreadable(what: str, why: str) -> UsageError:
+def unreadable(what: str, why: str) -> UsageError:
+    """The error for XML of libvirt's that vmckpt cannot read."""
     return UsageError(f"{what} cannot be read", why=why, remedy="see it by virsh, and correct it")
 
 

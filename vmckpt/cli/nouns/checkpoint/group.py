@@ -1,6 +1,5 @@
 """vmckpt checkpoint create|show|rm|restore --group: several VMs at one consistent cut."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.confirm import confirm
@@ -55,7 +54,7 @@ def _most(points: dict[str, Any], name: str) -> str:
 def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: bool) -> None:
     """Show a group."""
     from vmckpt.ui.tables import table
-    from vmckpt.units import format_size
+    from vmckpt.units import format_size, format_time
 
     group = _find(text, store, key)
     rows, members = [], {}
@@ -74,7 +73,7 @@ def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: boo
             )
         )
     taken = [one.manifest.created_unix_s for one in group.entries.values()]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(taken)))
+    when = format_time(min(taken))
     state = f"not whole: {', '.join(group.missing)} missing" if group.missing else "whole"
     said = f"{group.name}, group {group.id}, taken {when}: {state}\n"
     said += table(("vm", "checkpoint", "store", "added", "pause", "host"), rows)
