@@ -10,5 +10,5 @@ from vmckpt.cli.results import print_error, show
 __all__ = ["Json", "at_end", "end_running", "print_error", "run", "show", "warn"]
 
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object on stdout; progress on stderr.")
+    bool, typer.Option("--json", help="Print one JSON object on stdout, progress on stderr.")
 ]

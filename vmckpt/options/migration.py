@@ -83,25 +83,25 @@ class AtTarget:
     Its name; its XML, while it runs there and when it starts the next time; where its display is.
     """
 
-    name: str | None = option(None, "--dname", "Of a libvirt domain: what it is called there.")
+    name: str | None = option(None, "--dname", "For libvirt domains: its name on the destination.")
     xml: str | None = option(
         None,
         "--xml",
-        "Of a libvirt domain: its XML there, while it runs.",
+        "For libvirt domains: its XML on the destination.",
         typed=Path | None,
         read=reading.domain_xml,
     )
     persistent_xml: str | None = option(
         None,
         "--persistent-xml",
-        "Of a libvirt domain: its XML there, once it was off.",
+        "For libvirt domains: its persistent XML on the destination.",
         typed=Path | None,
         read=reading.domain_xml,
     )
     graphics_uri: str | None = option(
         None,
         "--graphicsuri",
-        "Of a libvirt domain: where its display's viewers go to.",
+        "For libvirt domains: URI to which display clients reconnect.",
         about=About.MEMORY,
     )
 
@@ -131,14 +131,15 @@ class MigrationOptions:
     method: Method = option(
         Method.AUTO,
         "--method",
-        "auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
-        "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves.",
+        "auto: pre-copy that throttles a guest which dirties memory faster than the link; "
+        "hybrid: pre-copy, then post-copy if it does not converge; stop: paused while memory "
+        "is sent.",
         about=About.MEMORY,
     )
     max_downtime_ms: int = option(
         300,
         "--max-downtime",
-        "How long the VM may stand still.",
+        "Maximum downtime (QEMU treats it as an estimate).",
         typed=str,
         usual="300ms",
         read=reading.downtime_ms,
@@ -147,41 +148,42 @@ class MigrationOptions:
     bandwidth_bytes_per_s: int = option(
         0,
         "--bandwidth --max-bandwidth",
-        "At most this much a second.",
+        "Maximum bandwidth, per second.",
         read=reading.rate_bytes_per_s,
     )
     timeout_s: float | None = option(
         None,
         "--timeout",
-        "How long memory may take to move, e.g. 5m, or 5x: five times as long as sending it once "
-        "takes.",
+        "Time limit for memory, e.g. 5m; 5x: five times the duration of sending it once.",
         read=reading.timeout_s,
         about=About.MEMORY,
     )
     timeout_passes: float | None = also(None, "timeout_s", reading.timeout_passes)
-    on_timeout: OnTimeout = option(OnTimeout.ABORT, "--on-timeout", "What to do when that is over.")
+    on_timeout: OnTimeout = option(
+        OnTimeout.ABORT, "--on-timeout", "What to do when --timeout expires."
+    )
     auto_converge: bool = option(
-        False, "--auto-converge", "Slow the guest until pre-copy ends.", about=About.MEMORY
+        False, "--auto-converge", "Throttle the guest until pre-copy converges.", about=About.MEMORY
     )
     throttle_initial_percent: int | None = option(
         None,
         "--auto-converge-initial",
-        "By how many percent it is slowed first.",
+        "Initial throttling, in percent.",
         span=(1, 99),
         about=About.MEMORY | About.UNFORECAST,
     )
     throttle_increment_percent: int | None = option(
         None,
         "--auto-converge-increment",
-        "By how many percent more each time.",
+        "Throttling increment, in percent.",
         span=(1, 99),
         about=About.MEMORY | About.UNFORECAST,
     )
     compression: str | None = option(
         None,
         "--compress",
-        "Compress memory: zstd and zlib over parallel channels; xbzrle sends of a page that was "
-        "sent before only what differs.",
+        "Compress memory: zstd or zlib over parallel channels; xbzrle sends only the "
+        "differences of pages that were sent before.",
         typed=Compression,
         usual=Compression.NONE,
         read=lambda chosen: Compression(chosen).name_or_none,
@@ -190,78 +192,78 @@ class MigrationOptions:
     compression_level: int | None = option(
         None,
         "--compress-level",
-        "How hard: 0 to 20 for zstd, 0 to 9 for zlib.",
+        "Compression level: 0 to 20 for zstd, 0 to 9 for zlib.",
         span=(0, 20),
         about=About.UNFORECAST,
     )
     xbzrle_cache_bytes: int | None = option(
         None,
         "--xbzrle-cache",
-        "What xbzrle remembers pages in, e.g. 512MiB.",
+        "Size of the xbzrle page cache, e.g. 512MiB.",
         read=reading.cache_bytes,
     )
     channels: int | None = option(
         None,
         "--parallel",
-        "Send memory over so many channels.",
+        "Number of channels for memory.",
         span=(1, 64),
         about=About.MEMORY,
     )
     zero_copy: bool = option(
         False,
         "--zerocopy",
-        "Send memory without copying it (--parallel, not encrypted).",
+        "Send memory without copying it (with --parallel, unencrypted).",
         about=About.MEMORY | About.UNFORECAST,
     )
     postcopy_bandwidth_bytes_per_s: int = option(
         0,
         "--postcopy-bandwidth",
-        "At most this much a second of what nobody waits for.",
+        "Maximum bandwidth in post-copy for pages that the guest does not wait for, per second.",
         read=reading.rate_bytes_per_s,
         about=About.MEMORY | About.UNFORECAST,
     )
     abort_on_error: bool = option(
         False,
         "--abort-on-error",
-        "Give up when QEMU stops the guest for a disk's error.",
+        "Cancel the migration if QEMU stops the guest because of a disk error.",
         about=About.MEMORY,
     )
     never_risk_postcopy: bool = option(
-        False, "--never-risk-postcopy", "Refuse whatever could come to post-copy."
+        False, "--never-risk-postcopy", "Refuse everything that could switch to post-copy."
     )
     policy: Policy | None = option(
         None,
         "--policy",
-        "What to do when rounds gain nothing (TOML).",
+        "Policy file for rounds without progress (TOML).",
         typed=Path | None,
         read=reading.policy,
         about=About.MEMORY,
     )
-    observe_only: bool = option(False, "--observe-only", "The policy only says what it would do.")
+    observe_only: bool = option(False, "--observe-only", "Only report what the policy would do.")
     disks: Disks = option(
-        Disks.AUTO, "--disks", "auto: find out which disks both hosts share, and copy the others."
+        Disks.AUTO, "--disks", "auto: determine which disks both hosts share, and copy the others."
     )
     synchronous_writes: bool = option(
         False,
         "--synchronous-writes",
-        "Writes to disks that are copied wait for the target from the beginning.",
+        "Writes to copied disks wait for the destination from the start.",
         about=About.MEMORY | About.UNFORECAST,
     )
     tls: Tls = option(
         Tls.AUTO,
         "--tls",
-        "auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of one "
-        "machine that have none; psk: by a key made for this migration.",
+        "auto: with the hosts' certificates (`vmckpt pki`), unencrypted only between hosts of "
+        "one machine without certificates; psk: with a key generated for this migration.",
     )
     tls_name: str | None = option(
         None,
         "--tls-destination",
-        "Whom the target's certificate is for, if not for its address.",
+        "Name in the destination's certificate, if not its address.",
     )
     offline: bool = option(
         False,
         "--offline",
-        "Move a VM that is off, its disks as --disks says.",
+        "Migrate a VM that is off, with its disks according to --disks.",
         about=About.UNFORECAST,
     )
     at_target: AtTarget | None = group(AtTarget)

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 def check(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    hosts: Annotated[list[str], typer.Argument(help="Where it might run.", metavar="HOST...")],
+    hosts: Annotated[
+        list[str], typer.Argument(help="Possible destination hosts.", metavar="HOST...")
+    ],
     json: Json = False,
 ) -> None:
-    """Say whether a VM can move to each of some hosts, and what is against it; change nothing.
+    """Check whether a VM can migrate to each of several hosts; change nothing.
 
-    For other than `migrate`'s usual options: `vmckpt migrate VM HOST OPTIONS --dry-run`.
+    To check with options of `migrate`: `vmckpt migrate VM HOST OPTIONS --dry-run`.
     """
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import examined

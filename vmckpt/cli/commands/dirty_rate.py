@@ -18,11 +18,14 @@ WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
 def dirty_rate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    for_: Annotated[str, typer.Option("--for", help="How long to look.")] = "30s",
+    for_: Annotated[str, typer.Option("--for", help="How long to measure.")] = "30s",
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until Ctrl-C, with a chart of the last minute.")
+        bool,
+        typer.Option("--watch", help="Continue until Ctrl-C, with a chart of the last minute."),
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file, .png or .svg.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a chart to this file, .png or .svg.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure how fast a running VM dirties its memory, and what that memory holds."""

@@ -11,24 +11,26 @@ from vmckpt.cli.options.together import together
 
 @together
 def drain(
-    host: Annotated[str, typer.Argument(help="The host that is to be empty.")],
+    host: Annotated[str, typer.Argument(help="Host to drain.")],
     to: Annotated[
-        str | None, typer.Option(help="Only to these hosts.", metavar="HOST,HOST...")
+        str | None, typer.Option(help="Use only these destinations.", metavar="HOST,HOST...")
     ] = None,
     apart: Annotated[
-        list[str] | None, typer.Option(help="VMs that come to different hosts.", metavar="VM,VM...")
+        list[str] | None,
+        typer.Option(help="VMs to put on different hosts (repeatable).", metavar="VM,VM..."),
     ] = None,
     together: Annotated[
-        list[str] | None, typer.Option(help="VMs that come to one host.", metavar="VM,VM...")
+        list[str] | None,
+        typer.Option(help="VMs to put on the same host (repeatable).", metavar="VM,VM..."),
     ] = None,
     *,
     common: Common,
     options: Link,
 ) -> None:
-    """Move all VMs that run on a host elsewhere, and have nothing put there until `undrain`.
+    """Move all running VMs off a host, and keep others off it until `undrain`.
 
-    Exit code 1 when some stay, each with its reason; 4 when none could move. Killed or cancelled,
-    the same command goes on.
+    Exit code 1 if some stay, each with its reason; 4 if none could move. After a crash or Ctrl-C,
+    repeat the command to continue.
     """
     from vmckpt.fleet.drain.drain import drain as drain_
     from vmckpt.hosts.inventory.inventory import find_host

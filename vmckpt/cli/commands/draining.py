@@ -19,26 +19,33 @@ if TYPE_CHECKING:
 
 FinishWithin = Annotated[
     str | None,
-    typer.Option("--finish-within", help="Refuse unless it is all over in this time, e.g. 1h."),
+    typer.Option(
+        "--finish-within", help="Require completion within this time, e.g. 1h; otherwise refuse."
+    ),
 ]
 MaxParallel = Annotated[
     int | None,
     typer.Option(
         "--max-parallel",
         min=1,
-        help="So many at once leave a host, or come to one. [default: what is over first, up to 8]",
+        help="Maximum number of concurrent migrations per host. [default: whatever finishes "
+        "first, up to 8]",
     ),
 ]
-KeepFree = Annotated[str, typer.Option("--keep-free", help="Memory that stays free on each host.")]
+KeepFree = Annotated[
+    str, typer.Option("--keep-free", help="Memory to keep free on each destination.")
+]
 VcpusPerCpu = Annotated[
-    float, typer.Option("--vcpus-per-cpu", min=0.1, help="At most so many vCPUs for a processor.")
+    float, typer.Option("--vcpus-per-cpu", min=0.1, help="Maximum number of vCPUs per processor.")
 ]
-MaxVms = Annotated[int | None, typer.Option("--max-vms", min=1, help="At most so many on a host.")]
+MaxVms = Annotated[
+    int | None, typer.Option("--max-vms", min=1, help="Maximum number of VMs per destination.")
+]
 OneWay = Annotated[
-    bool, typer.Option("--one-way", help="A VM may go where it could not come back from.")
+    bool, typer.Option("--one-way", help="Allow destinations from which a VM could not return.")
 ]
-LookFor = Annotated[str, typer.Option("--for", help="How long to look at the guests beforehand.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+LookFor = Annotated[str, typer.Option("--for", help="How long to measure the guests beforehand.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 
 # Of a migration's options.

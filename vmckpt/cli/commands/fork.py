@@ -41,7 +41,7 @@ def fork(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Make running VMs of one instant, which share memory and disks until they write."""
+    """Start several VMs from one moment, which share memory and disks until they write."""
     from vmckpt.checkpoint.operate import fork_on
     from vmckpt.checkpoint.restore.fork import ForkOptions
     from vmckpt.hosts.inventory.inventory import check_name

@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 @together
 def migrate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
+    host: Annotated[str | None, typer.Argument(help="Destination host.")] = None,
     *,
     options: MigrationOptions,
     wishes: TimeLimits,
     wait_for_calm: Annotated[
         str | None,
-        typer.Option(help="Wait so long for a moment in which it dirties little."),
+        typer.Option(help="Wait up to this long until the guest dirties little memory."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
     recover: Annotated[
-        bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
+        bool, typer.Option("--recover", help="Finish or undo an interrupted migration.")
     ] = False,
     # For the dead-man's switch.
     insist: Annotated[bool, typer.Option("--insist", hidden=True)] = False,
     json: Json = False,
 ) -> None:
-    """Move a running VM to another host, or one that is off (--offline)."""
+    """Migrate a running VM to another host, or one that is off (--offline)."""
     from vmckpt.options.sense import of_memory, require_forecast, require_sense
 
     if recover:

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 @together
 def plan(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    host: Annotated[str, typer.Argument(help="Where it shall run.")],
+    host: Annotated[str, typer.Argument(help="Destination host.")],
     *,
     wishes: TimeLimits,
     options: Annotated[MigrationOptions, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
-    for_: Annotated[str, typer.Option("--for", help="How long to look at the guest.")] = "8s",
+    for_: Annotated[str, typer.Option("--for", help="How long to measure the guest.")] = "8s",
     json: Json = False,
 ) -> None:
-    """Forecast every way of moving a VM to a host and choose one; change nothing.
+    """Forecast every migration method for a VM and choose one; change nothing.
 
-    Exit code 4 when no way keeps what is asked for: then it names the least change that would.
+    Exit code 4 if no method satisfies the constraints; names the smallest change that would make
+    one possible.
     """
     from vmckpt.cli.found import find
     from vmckpt.hosts.inventory.inventory import find_host

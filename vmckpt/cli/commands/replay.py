@@ -9,11 +9,11 @@ from vmckpt.cli.output import Json, show
 
 
 def replay(
-    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
-    policy: Annotated[Path, typer.Option(help="The policy (TOML).")],
+    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
+    policy: Annotated[Path, typer.Option(help="Policy file (TOML).")],
     json: Json = False,
 ) -> None:
-    """Say what a policy would have done in a past migration, from its recorded samples."""
+    """Show what a policy would have done in a past migration, from its recorded samples."""
     from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
     from vmckpt.forecast.model.pilot import replay as play

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
-    html: Annotated[Path | None, typer.Option(help="Draw it into this page.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw it into this picture.")] = None,
+    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with charts.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture with charts.")] = None,
     json: Json = False,
 ) -> None:
-    """Say how one migration went, against its forecast if it had one; or draw it."""
+    """Show how a migration went, compared with its forecast if it had one."""
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory.inventory import check_name, runs_dir
     from vmckpt.ui.charts import require_plotting

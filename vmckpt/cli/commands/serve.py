@@ -13,15 +13,13 @@ if TYPE_CHECKING:
 
 
 def serve(
-    scheduler: Annotated[
-        bool, typer.Option("--scheduler", help="Run what is due of all schedules.")
-    ] = False,
+    scheduler: Annotated[bool, typer.Option("--scheduler", help="Run all schedules.")] = False,
     json: Json = False,
 ) -> None:
-    """Run schedules until Ctrl-C, telling what is done, a line each (with --json, of JSON).
+    """Run schedules until Ctrl-C, printing a line per event (with --json, as JSON).
 
-    What is cut off is gone on with by the next one. Without --scheduler it is the far side of
-    another vmckpt's connection, which people have no use for.
+    Interrupted runs are continued by the next scheduler. Without --scheduler it is the remote end
+    of another vmckpt's connection, and not for interactive use.
     """
     if not scheduler:
         from vmckpt.cli.hidden.far_side import far_side

@@ -14,14 +14,14 @@ STORES_EVERY = 10
 
 
 def top(
-    every: Annotated[str, typer.Option(help="Look again after so long.")] = "2s",
-    once: Annotated[bool, typer.Option("--once", help="One look.")] = False,
+    every: Annotated[str, typer.Option(help="Refresh interval.")] = "2s",
+    once: Annotated[bool, typer.Option("--once", help="Show it once.")] = False,
     json: Json = False,
 ) -> None:
-    """Show hosts, VMs, operations, protection and checkpoints, again and again until Ctrl-C.
+    """Show hosts, VMs, operations, protection and checkpoints, refreshed until Ctrl-C.
 
-    It only looks: rates are those that were measured last, and an encrypted store's checkpoints
-    are there if its key is in the environment or with the agent.
+    Read-only: dirty rates are the last ones measured, and checkpoints in an encrypted store are
+    listed if its key is in the environment or ssh-agent.
     """
     from vmckpt.cli.output import run
     from vmckpt.errors import UsageError

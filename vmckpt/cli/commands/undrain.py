@@ -10,14 +10,14 @@ from vmckpt.cli.options.together import together
 
 @together
 def undrain(
-    host: Annotated[str, typer.Argument(help="The host that was drained.")],
+    host: Annotated[str, typer.Argument(help="Host that was drained.")],
     *,
     common: Common,
     options: Link,
 ) -> None:
-    """Let a drained host have VMs again, and bring back those that were drained from it.
+    """Bring VMs back to a drained host, and allow new ones there.
 
-    Exit codes and interruptions are as with `drain`.
+    Exit codes and interruptions: as for `drain`.
     """
     from vmckpt.fleet.drain.drain import undrain as undrain_
     from vmckpt.hosts.inventory.inventory import find_host

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vmckpt.vm.passthrough.cards import Card
 
 app = typer.Typer(
-    help="Devices passed through to guests: which, how they move, and their hooks.",
+    help="Passed-through devices and their hooks.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(vm: Name, json: Json = False) -> None:
-    """Show a VM's passthrough devices, how each moves, and whether it is plugged in."""
+    """Show a VM's passed-through devices, their strategies, and whether they are plugged in."""
     from vmckpt.cli.found import find_own
     from vmckpt.devices.look import look_at_devices
     from vmckpt.ui.tables import table
@@ -42,11 +42,11 @@ def list_(vm: Name, json: Json = False) -> None:
 def cards(
     host: Annotated[str, typer.Argument(help="The host.")],
     match: Annotated[
-        str | None, typer.Option(help="Only those of VENDOR:DEVICE, as in a spec.")
+        str | None, typer.Option(help="Only cards that match VENDOR:DEVICE, as in a spec.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the PCI devices of a host, and which could be given to a guest now."""
+    """Show the PCI devices of a host, and which are available for guests."""
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.ui.tables import table
     from vmckpt.vm.passthrough.cards import states
@@ -64,9 +64,9 @@ def cards(
 
 @app.command()
 def recover(vm: Name, json: Json = False) -> None:
-    """Plug in what is missing and have the hooks bring back the jobs that used it.
+    """Plug in missing devices and let the hooks restore the jobs that used them.
 
-    For after "what used its device does not go on", when its reason has been mended.
+    For use after "what used its device does not go on", when the cause is fixed.
     """
     from vmckpt.cli.found import find_own
     from vmckpt.devices.absence import recover_now
@@ -79,8 +79,8 @@ def recover(vm: Name, json: Json = False) -> None:
 
 
 @app.command()
-def hook(vendor: Annotated[Vendor, typer.Argument(help="Whose.")]) -> None:
-    """Print a hook, to be put into guests: a program that needs nothing but what it names."""
+def hook(vendor: Annotated[Vendor, typer.Argument(help="Vendor of the hook.")]) -> None:
+    """Print a hook for installation in guests: a standalone program."""
     from vmckpt.devices.bundle import hook_file
     from vmckpt.errors import UsageError
 

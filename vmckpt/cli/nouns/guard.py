@@ -32,49 +32,64 @@ class _GuardGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_GuardGroup,
-    help="Risky work on a VM: vmckpt guard VM [OPTIONS] -- COMMAND... takes a checkpoint, proves "
-    "it, runs the command, watches the VM, and puts it back if anything fails.",
+    help="Run a risky command on a VM: vmckpt guard VM [OPTIONS] -- COMMAND... takes a "
+    "checkpoint, proves it, runs the command, watches the VM, and rolls it back on "
+    "failure.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Guarded = Annotated[str, typer.Argument(help="The VM, or the guard's RUN.", metavar="VM")]
+Guarded = Annotated[str, typer.Argument(help="VM, or the guard's run id.", metavar="VM")]
 
 
 In = Annotated[
     str,
-    typer.Option("--in", help="here, host (the VM's), or guest (by its agent): where it is run."),
+    typer.Option(
+        "--in", help="Where to run the command: here, host (the VM's), or guest (by its agent)."
+    ),
 ]
 Checks = Annotated[
     list[str] | None,
     typer.Option(
-        "--check", help="agent, tcp:PORT, tcp:ADDRESS:PORT, a URL, or a command. Any number."
+        "--check",
+        help="Health check: agent, tcp:PORT, tcp:ADDRESS:PORT, a URL, or a command (repeatable).",
     ),
 ]
 Address = Annotated[
-    str | None, typer.Option("--address", help="The guest's, for tcp:PORT; else its agent's.")
+    str | None,
+    typer.Option(
+        "--address", help="The guest's address, for tcp:PORT. [default: as the guest agent reports]"
+    ),
 ]
-For = Annotated[str, typer.Option("--for", help="How long the VM is watched after the command.")]
-Every = Annotated[str, typer.Option("--every", help="Between two looks.")]
+For = Annotated[str, typer.Option("--for", help="How long to watch the VM after the command.")]
+Every = Annotated[str, typer.Option("--every", help="Interval between checks.")]
 Failures = Annotated[
-    int, typer.Option("--failures", help="So many bad looks in a row mean failure.", min=1)
+    int,
+    typer.Option(
+        "--failures", help="Number of consecutive failed checks that count as failure.", min=1
+    ),
 ]
-Timeout = Annotated[str | None, typer.Option("--timeout", help="How long the command may take.")]
-Failing = Annotated[str, typer.Option("--on-failure", help="roll-back, or ask.")]
+Timeout = Annotated[str | None, typer.Option("--timeout", help="Time limit of the command.")]
+Failing = Annotated[
+    str, typer.Option("--on-failure", help="What to do on failure: roll-back or ask.")
+]
 ProofOption = Annotated[
-    str, typer.Option("--proof", help="run a copy of the checkpoint, or only read all of it.")
+    str,
+    typer.Option(
+        "--proof", help="How to prove the checkpoint: run a copy of it, or only read all of it."
+    ),
 ]
-Keep = Annotated[str, typer.Option("--keep", help="How long the checkpoint stays after that.")]
+Keep = Annotated[str, typer.Option("--keep", help="How long to keep the checkpoint afterwards.")]
 AfterRollback = Annotated[
     list[str] | None,
-    typer.Option("--after-rollback", help="A command for after a rollback. Any number."),
+    typer.Option("--after-rollback", help="Command to run after a rollback (repeatable)."),
 ]
-MaxPause = Annotated[str, typer.Option("--max-pause", help="How long the guest may stand still.")]
+MaxPause = Annotated[str, typer.Option("--max-pause", help="Maximum pause of the guest.")]
 
 
 @app.command("run")
 def run_(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    command: Annotated[list[str], typer.Argument(help="What to do, after --.")],
+    command: Annotated[list[str], typer.Argument(help="Command to run, after --.")],
     in_: In = "here",
     check: Checks = None,
     address: Address = None,
@@ -90,7 +105,7 @@ def run_(
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
-    """Guard a command. Exit code 0: kept; 7: rolled back; 9: open, decide; else: not begun."""
+    """Guard a command. Exit code 0: succeeded; 7: rolled back; 9: open; others: not started."""
     from vmckpt.fleet.guard.guard import guard
     from vmckpt.fleet.guard.health import parse_check, parse_command
     from vmckpt.fleet.guard.record import GuardProof, GuardRequest, OnFailure, Where
@@ -123,7 +138,7 @@ def run_(
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List guards: those that are open, and those whose checkpoint is still there."""
+    """List guards that are open or whose checkpoint still exists."""
     from vmckpt.fleet.guard.guard import expire, who_is_at_work
     from vmckpt.fleet.guard.record import load_all
     from vmckpt.ui.tables import table
@@ -147,7 +162,7 @@ def list_(json: Json = False) -> None:
 
 @app.command()
 def commit(guarded: Guarded, json: Json = False) -> None:
-    """End an open guard: what came of the command is kept."""
+    """End an open guard and keep the result of its command."""
     from vmckpt.fleet.guard.guard import commit as commit_
     from vmckpt.fleet.guard.record import find
 
@@ -157,7 +172,7 @@ def commit(guarded: Guarded, json: Json = False) -> None:
 
 @app.command()
 def rollback(guarded: Guarded, json: Json = False) -> None:
-    """Put the VM back to its guard's checkpoint; until that expires, also when it was kept."""
+    """Roll the VM back to its guard's checkpoint, as long as that exists."""
     from vmckpt.fleet.guard.guard import undo
     from vmckpt.fleet.guard.record import find
 
@@ -166,7 +181,7 @@ def rollback(guarded: Guarded, json: Json = False) -> None:
 
 @app.command()
 def resume(guarded: Guarded, json: Json = False) -> None:
-    """Go on with a guard that was cut off, as it goes on by itself when its command is killed."""
+    """Continue an interrupted guard. Happens by itself when its process is killed."""
     from vmckpt.fleet.guard.guard import resume as resume_
     from vmckpt.fleet.guard.record import find
 

@@ -10,7 +10,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.errors import UsageError
 
 app = typer.Typer(
-    help="Small QEMU hosts on this machine, to try things on.",
+    help="Small QEMU hosts on this machine, for trying things out.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -18,23 +18,25 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=16)] = 2,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=1, max=16)] = 2,
     qemu: Annotated[
         list[Path] | None, typer.Option(help="QEMU of the first, second, ... host (repeatable).")
     ] = None,
     real: Annotated[
         bool,
-        typer.Option("--real", help="Hosts that look like machines: sshd, libvirtd (as root)."),
+        typer.Option(
+            "--real", help="Make hosts that look like machines, with sshd and libvirtd (as root)."
+        ),
     ] = False,
     bare: Annotated[
-        bool, typer.Option("--bare", help="With --real: nothing but Debian and sshd on them.")
+        bool, typer.Option("--bare", help="With --real: only Debian and sshd on the hosts.")
     ] = False,
     packages: Annotated[
-        Path | None, typer.Option(help="For --real: the folder that images/hosts.py printed.")
+        Path | None, typer.Option(help="For --real: directory printed by images/hosts.py.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a lab: hosts lab-a, lab-b, ... with a network between their guests and this machine."""
+    """Create a lab: hosts lab-a, lab-b, ... with a network to this machine for their guests."""
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import up as lab_up
     from vmckpt.lab.real.build import MachineKit, check_look, usual_packages
@@ -93,7 +95,7 @@ def status(json: Json = False) -> None:
 
 @app.command()
 def down(yes: Yes = False, json: Json = False) -> None:
-    """Remove the lab and everything in it, VMs and their disks included."""
+    """Remove the lab with its VMs and their disks."""
     from dataclasses import asdict
 
     from vmckpt.checkpoint.catalogue.known_stores import forget_of_host
@@ -121,10 +123,10 @@ def _all_in_it(directory: Path) -> str:
 
 @app.command()
 def demo(
-    image: Annotated[Path, typer.Option(help="The guest image: `python3 images/build.py`.")],
-    qemu: Annotated[Path | None, typer.Option(help="The QEMU to use.")] = None,
+    image: Annotated[Path, typer.Option(help="Guest image (`python3 images/build.py`).")],
+    qemu: Annotated[Path | None, typer.Option(help="QEMU binary.")] = None,
 ) -> None:
-    """Show it: a lab, a guest under load, a live migration there and back, and what it cost."""
+    """Run a demonstration: live migration of a guest under load between two lab hosts."""
     from vmckpt.cli.demo import demo as run_demo
 
     run_demo(image, qemu or _installed_qemu())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 app = typer.Typer(
-    help="VMs, migrations, forecasts, replications and schedules for Prometheus.",
+    help="Metrics of VMs, migrations, forecasts, replications and schedules for Prometheus.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -41,9 +41,11 @@ def metrics(
 
 @app.command()
 def serve(
-    listen: Annotated[str, typer.Option(help="ADDR:PORT; port 0 is the kernel's choice.")] = LISTEN,
+    listen: Annotated[
+        str, typer.Option(help="ADDR:PORT; with port 0 the kernel chooses one.")
+    ] = LISTEN,
 ) -> None:
-    """Serve them over HTTP at /metrics until Ctrl-C, collected anew for each request."""
+    """Serve metrics over HTTP at /metrics until Ctrl-C, collected for each request."""
     run_until_interrupted(_serve(*_address(listen)))
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vmckpt.hosts.pki.certificate import Certificate
 
 app = typer.Typer(
-    help="Certificates, by which hosts encrypt migrations and know one another.",
+    help="Certificates for encrypted migrations.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -25,11 +25,11 @@ MOST_DAYS = 36_500
 @app.command()
 def init(
     days: Annotated[
-        int, typer.Option(help="How long the authority holds.", min=1, max=MOST_DAYS)
+        int, typer.Option(help="Validity of the CA, in days.", min=1, max=MOST_DAYS)
     ] = 3650,
     json: Json = False,
 ) -> None:
-    """Make a certificate authority; its key never leaves this machine."""
+    """Create a certificate authority (CA); its key never leaves this machine."""
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.hosts.pki.authority import make_authority
 
@@ -41,13 +41,13 @@ def init(
 
 @app.command()
 def issue(
-    hosts: Annotated[list[str], typer.Argument(help="The hosts' names.")],
+    hosts: Annotated[list[str], typer.Argument(help="Names of the hosts.")],
     days: Annotated[
-        int, typer.Option(help="How long the certificates hold.", min=1, max=MOST_DAYS)
+        int, typer.Option(help="Validity of the certificates, in days.", min=1, max=MOST_DAYS)
     ] = 365,
     json: Json = False,
 ) -> None:
-    """Give hosts new certificates, in place of any they have."""
+    """Issue new certificates to hosts, replacing existing ones."""
     from vmckpt.hosts.inventory.inventory import find_host, state_dir
     from vmckpt.hosts.pki.authority import issue as issue_to
 
@@ -63,11 +63,11 @@ def issue(
 @app.command("show")
 def show_(
     hosts: Annotated[
-        list[str] | None, typer.Argument(help="The hosts' names; all without any.")
+        list[str] | None, typer.Argument(help="Names of the hosts. [default: all]")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the authority and hosts' certificates: whom they name and how long they hold."""
+    """List the certificates of the CA and all hosts with their names and validity."""
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host, state_dir
     from vmckpt.hosts.pki.authority import read_authority
     from vmckpt.ui.tables import table

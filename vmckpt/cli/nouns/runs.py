@@ -40,7 +40,7 @@ def list_(json: Json = False) -> None:
 
 @app.command("show")
 def show_(
-    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
+    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
     json: Json = False,
 ) -> None:
     """Show one run: request, phases, notes, result."""
@@ -63,10 +63,10 @@ def show_(
 
 @app.command()
 def attach(
-    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
+    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
     json: Json = False,
 ) -> None:
-    """Show a migration from its beginning to its end, wherever it is carried out."""
+    """Show a migration from its start to its end, on whichever host its job runs."""
     from vmckpt.cli.commands.moving import show_outcome
 
     show_outcome(output.run(_attach(run)), as_json=json)
@@ -97,7 +97,7 @@ def _unfinished(record: "RunRecord", busy: set[str]) -> str:
 
 @app.command()
 def score(json: Json = False) -> None:
-    """Say how right the forecasts of past migrations were, by way of moving."""
+    """Show the accuracy of past forecasts, by migration method."""
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
     from vmckpt.forecast import score as scores

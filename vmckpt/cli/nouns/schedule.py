@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from vmckpt.fleet.schedule.run import Event, RunResult, SchedulerTools
 
 app = typer.Typer(
-    help="Checkpoints, and copies of them on other hosts, at their times. What is due is run by "
-    "`vmckpt serve --scheduler`, or by a timer of your own that calls `run-due`.",
+    help="Scheduled checkpoints, with copies on other hosts. They are run by `vmckpt serve "
+    "--scheduler`, or by a timer that calls `run-due`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 Name = Annotated[str, typer.Argument(help="The schedule's name.")]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(help="Schedules; all of them without any.", metavar="[NAME]..."),
+    typer.Argument(help="Schedules. [default: all]", metavar="[NAME]..."),
 ]
-Count = Annotated[int, typer.Option("--count", help="How many.", min=1, max=10_000)]
+Count = Annotated[int, typer.Option("--count", help="Number of runs to show.", min=1, max=10_000)]
 
 
 @app.command()
@@ -47,7 +47,7 @@ def add(
     stored: Stored,
     json: Json = False,
 ) -> None:
-    """Have a VM's checkpoints taken at their times; what a rule does not keep is removed."""
+    """Schedule checkpoints of a VM, with retention."""
     from vmckpt.cli.found import find_own
     from vmckpt.fleet.schedule.checks import require_sense, require_stores
     from vmckpt.fleet.schedule.record import add as add_
@@ -69,7 +69,7 @@ def add(
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List schedules: when each is due next, when one was last done, what stands in its way."""
+    """List schedules with their next and last runs and current problems."""
     from vmckpt.fleet.schedule.record import load_all
     from vmckpt.ui.tables import table
 
@@ -99,7 +99,7 @@ def list_(json: Json = False) -> None:
 
 @app.command("show")
 def show_(name: Name, json: Json = False) -> None:
-    """Show all of a schedule: what was asked for, what was learned, its last runs."""
+    """Show a schedule: its options, measurements and last runs."""
     from vmckpt.fleet.schedule.record import load
     from vmckpt.ui.tables import fields, table
 
@@ -145,7 +145,7 @@ def rm(name: Name, json: Json = False) -> None:
 
 @app.command("next")
 def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
-    """Show when the next runs are due, of all schedules together."""
+    """Show the next runs of all schedules."""
     from vmckpt.fleet.schedule.due import upcoming
     from vmckpt.fleet.schedule.record import load, load_all
     from vmckpt.fleet.schedule.run import clock
@@ -169,10 +169,9 @@ def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
 
 @app.command("run-due")
 def run_due(names: Names = None, json: Json = False) -> None:
-    """Run what is due now, and return when that is done. For timers of your own.
+    """Run what is due now, and return when it is done. For use by a timer.
 
-    The exit code is that of the first run that failed; those are tried again when they are asked
-    for again.
+    The exit code is that of the first failed run; failed runs are retried by the next call.
     """
     from vmckpt.fleet.schedule.scheduler import run_due as run_due_
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vmckpt.drivers.driver import VmSnapshot
 
 app = typer.Typer(
-    help="QEMU's internal snapshots on qcow2 (savevm): the VM is stopped while one is taken.",
+    help="QEMU's internal snapshots on qcow2 (savevm): the VM is paused while one is taken.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -48,7 +48,7 @@ def list_(vm: Name, json: Json = False) -> None:
 
 @app.command()
 def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
-    """Put a VM back to a snapshot; what came since is gone."""
+    """Return a VM to a snapshot; everything since then is lost."""
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The VM's name.")]
-HostOption = Annotated[str, typer.Option("--host", help="The host, see `vmckpt host list`.")]
+HostOption = Annotated[str, typer.Option("--host", help="Host (see `vmckpt host list`).")]
 
 
 @app.command("run")
@@ -41,16 +41,21 @@ def adopt(
     name: Name,
     qmp: Annotated[
         list[Path],
-        typer.Option(help="A QMP socket of the QEMU; up to three: to work, to look, for a rescue."),
+        typer.Option(
+            help="QMP socket of the QEMU; up to three: for operations, for status, for rescues."
+        ),
     ],
     host: HostOption = "local",
-    pid: Annotated[int | None, typer.Option(help="Its process, where that is in doubt.")] = None,
+    pid: Annotated[int | None, typer.Option(help="Process id, if it cannot be determined.")] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Open what it names, although another user started it.")
+        bool,
+        typer.Option(
+            "--trust", help="Open what its command line names, although another user started it."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Make a QEMU that somebody else started a VM; nothing about its process changes."""
+    """Make a running QEMU a VM, without changing its process."""
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.adopted.adopt import adopt as adopt_
 
@@ -86,7 +91,7 @@ def list_(json: Json = False) -> None:
 
 @app.command("show")
 def show_(name: Name, json: Json = False) -> None:
-    """Show one VM: where it is, how it is, who works on it."""
+    """Show a VM: its host, state and current operation."""
     from vmckpt.cli.found import find
     from vmckpt.ui.tables import fields
 
@@ -97,7 +102,7 @@ def show_(name: Name, json: Json = False) -> None:
 
 @app.command()
 def console(name: Name) -> None:
-    """Attach to the VM's serial console; Ctrl-] leaves it."""
+    """Attach to the VM's serial console; Ctrl-] detaches."""
     from vmckpt.cli.found import find
     from vmckpt.cli.terminal import attach
 
@@ -107,7 +112,7 @@ def console(name: Name) -> None:
 
 @app.command()
 def start(name: Name, json: Json = False) -> None:
-    """Start a stopped VM where it is, or let one run that is paused."""
+    """Start a VM that is off, or resume one that is paused."""
     from vmckpt.cli.found import find
 
     vm = run(find(name))
@@ -124,10 +129,12 @@ class NicConnection(StrEnum):
 @app.command()
 def network(
     name: Name,
-    connection: Annotated[NicConnection, typer.Argument(help="From its next start on.")],
+    connection: Annotated[
+        NicConnection, typer.Argument(help="plugged or isolated, from the VM's next start.")
+    ],
     json: Json = False,
 ) -> None:
-    """Connect a stopped VM's NICs, or cut them off: a copy and a fork are isolated at first."""
+    """Connect or isolate the NICs of a VM that is off. Copies and forks are isolated by default."""
     from vmckpt.cli.found import find_own
     from vmckpt.vm.lifecycle import set_network
 
@@ -141,9 +148,9 @@ def network(
 def stop(
     name: Name,
     force: Annotated[
-        bool, typer.Option("--force", help="End it at once, like a power cut.")
+        bool, typer.Option("--force", help="End it immediately, like a power cut.")
     ] = False,
-    timeout: Annotated[str, typer.Option(help="How long the guest may take.")] = "60s",
+    timeout: Annotated[str, typer.Option(help="Time limit for the guest's shutdown.")] = "60s",
     json: Json = False,
 ) -> None:
     """Press the VM's power button and wait until it is off."""
@@ -159,12 +166,15 @@ def stop(
 def rm(
     name: Name,
     disks: Annotated[
-        bool, typer.Option("--disks", help="Remove its disk images too, which nothing else uses.")
+        bool,
+        typer.Option(
+            "--disks", help="Also remove its disk images, unless something else uses them."
+        ),
     ] = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Forget a stopped VM; its disk images stay. An adopted QEMU goes on by itself."""
+    """Remove a VM that is off; its disk images stay. An adopted QEMU keeps running."""
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import remove_with_disks
 

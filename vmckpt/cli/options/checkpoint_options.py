@@ -9,26 +9,24 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue.retention import RetentionRule
 
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
-OnlyVm = Annotated[str | None, typer.Argument(help="Only this VM's.")]
-Point = Annotated[str, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")]
+OnlyVm = Annotated[str | None, typer.Argument(help="Only checkpoints of this VM.")]
+Point = Annotated[str, typer.Argument(help="Checkpoint: its name, or a prefix of its id.")]
 MaybePoint = Annotated[
-    str | None, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")
+    str | None, typer.Argument(help="Checkpoint: its name, or a prefix of its id.")
 ]
 MaybeVm = Annotated[str | None, typer.Argument(help="The VM's name.")]
 Members = Annotated[
     str | None,
-    typer.Option("--group", help="Several VMs, VM,VM,...: of all of them, as of one moment."),
+    typer.Option("--group", help="Take a consistent checkpoint of several VMs: VM,VM,..."),
 ]
 OfGroup = Annotated[
-    str | None, typer.Option("--group", help="Of a group: its name, or the beginning of its id.")
+    str | None, typer.Option("--group", help="A group: its name, or a prefix of its id.")
 ]
 MaxHold = Annotated[
     str | None,
-    typer.Option(
-        "--max-hold", help="With --group: how long their output may be held: 250ms unless told."
-    ),
+    typer.Option("--max-hold", help="With --group: how long output may be held. [default: 250ms]"),
 ]
-Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names, or ids.")]
+Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names or ids.")]
 
 
 class CheckpointKind(StrEnum):
@@ -43,34 +41,42 @@ KindOption = Annotated[
     CheckpointKind,
     typer.Option(
         "--kind",
-        help="epoch: into a store, while it runs; file: into a store, saved as a whole, the VM "
-        "stopped for it; savevm: into the qcow2 image, the VM stopped for it.",
+        help="epoch: to a store, while the VM runs; file: to a store, as a whole, with the VM "
+        "paused; savevm: to the qcow2 image, with the VM paused.",
     ),
 ]
-OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
-Name = Annotated[str | None, typer.Option("--name", help="What to call it.")]
+OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: the snapshot's VM.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the checkpoint.")]
 Replace = Annotated[
     bool,
     typer.Option(
-        "--replace", help="Remove the VM's checkpoint of that name once this one is complete."
+        "--replace",
+        help="Remove the VM's existing checkpoint of that name once the new one is complete.",
     ),
 ]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="key=value, any number.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="Tag, key=value (repeatable).")]
 MaxPause = Annotated[
     str | None,
-    typer.Option("--max-pause", help="How long the guest may stand still: 10ms unless told."),
+    typer.Option(
+        "--max-pause", help="Maximum time for copying memory during a pause. [default: 10ms]"
+    ),
 ]
-Trigger = Annotated[str, typer.Option("--trigger", help="Why it is taken.")]
+Trigger = Annotated[str, typer.Option("--trigger", help="What triggered the checkpoint.")]
 
-KeepLast = Annotated[int, typer.Option("--keep-last", help="The newest so many.")]
-Hourly = Annotated[int, typer.Option("--hourly", help="The newest of so many hours.")]
-Daily = Annotated[int, typer.Option("--daily", help="The newest of so many days.")]
-Weekly = Annotated[int, typer.Option("--weekly", help="The newest of so many weeks.")]
+KeepLast = Annotated[int, typer.Option("--keep-last", help="Keep this many of the newest.")]
+Hourly = Annotated[
+    int, typer.Option("--hourly", help="Keep the newest of each of this many hours.")
+]
+Daily = Annotated[int, typer.Option("--daily", help="Keep the newest of each of this many days.")]
+Weekly = Annotated[
+    int, typer.Option("--weekly", help="Keep the newest of each of this many weeks.")
+]
 MaxAge = Annotated[
-    str | None, typer.Option("--max-age", help="None older than this is kept, e.g. 720h.")
+    str | None, typer.Option("--max-age", help="Remove checkpoints older than this, e.g. 720h.")
 ]
 MaxSize = Annotated[
-    str | None, typer.Option("--max-size", help="The oldest go until this is kept, e.g. 20GiB.")
+    str | None,
+    typer.Option("--max-size", help="Remove the oldest until the rest fits, e.g. 20GiB."),
 ]
 
 
@@ -104,59 +110,68 @@ VmId = Annotated[
     str | None,
     typer.Option(
         "--vm-id",
-        help="Which of several VMs of that name: the beginning of its id, or none: checkpoints "
-        "taken before VMs had ids.",
+        help="Select one of several VMs of that name by a prefix of its id; none: checkpoints "
+        "from before VMs had ids.",
     ),
 ]
-Apply = Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")]
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
+]
 
 InPlace = Annotated[
-    bool, typer.Option("--in-place", help="The VM goes back to it; what came since is gone.")
+    bool, typer.Option("--in-place", help="Return the VM to it; everything since then is lost.")
 ]
 As = Annotated[
     str | None,
-    typer.Option("--as", help="Make a copy of this name, with an identity of its own."),
+    typer.Option("--as", help="Make a copy with this name and its own identity."),
 ]
-Where = Annotated[str | None, typer.Option("--host", help="Where; else where it was.")]
+Where = Annotated[
+    str | None, typer.Option("--host", help="Destination host. [default: the VM's own]")
+]
 DisksOnly = Annotated[
     bool,
     typer.Option(
         "--disks-only",
-        help="Its disks without memory and devices: the VM is off, and may be of another machine.",
+        help="Restore the disks without memory and devices; the VM is off afterwards.",
     ),
 ]
-Eager = Annotated[
-    bool, typer.Option("--eager", help="Have all of its memory there before it runs.")
-]
+Eager = Annotated[bool, typer.Option("--eager", help="Load all memory before the guest runs.")]
 Network = Annotated[
     str | None,
-    typer.Option("--network", help="plugged or isolated; a copy is isolated unless told."),
+    typer.Option("--network", help="plugged or isolated. [default: copies are isolated]"),
 ]
 KeepMacs = Annotated[
-    bool, typer.Option("--keep-macs", help="A copy starts anew with the original's MACs.")
+    bool, typer.Option("--keep-macs", help="The copy keeps the original's MAC addresses.")
 ]
 
 Overcommit = Annotated[
     bool,
     typer.Option(
-        "--overcommit", help="Also when all they may write does not fit: guests die if it runs out."
+        "--overcommit",
+        help="Fork even if the memory that all forks may write exceeds the host's; guests "
+        "die if it runs out.",
     ),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Of a checkpoint that this site did not take: open for it all that it names.",
+        help="Open everything that a checkpoint of another site refers to.",
     ),
 ]
 
-Source = Annotated[str, typer.Argument(help="A checkpoint (name or id), or a running VM.")]
+Source = Annotated[str, typer.Argument(help="Checkpoint (name or id), or a running VM.")]
 MOST_FORKS = 1000
-Count = Annotated[int, typer.Option("--count", help="How many.", min=1, max=MOST_FORKS)]
+Count = Annotated[
+    int, typer.Option("--count", help="Number of forks.", min=1, max=MOST_FORKS)
+]
 ForksName = Annotated[
-    str | None, typer.Option("--name", help="They are called NAME-1, NAME-2, ...")
+    str | None, typer.Option("--name", help="Name of the forks: NAME-1, NAME-2, ...")
 ]
 Plugged = Annotated[
     bool,
-    typer.Option("--network-plugged", help="Into the host's bridge, all with one address."),
+    typer.Option(
+        "--network-plugged",
+        help="Connect the forks to the host's bridge, all with the same IP address.",
+    ),
 ]

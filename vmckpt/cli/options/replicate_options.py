@@ -15,40 +15,40 @@ AUTO = "auto"
 
 Epoch = Annotated[
     str | None,
-    typer.Option(help="How long the guest runs between two epochs, or 'auto'. 25ms by default."),
+    typer.Option(help="How long the guest runs between two epochs, or 'auto'. [default: 25ms]"),
 ]
 MaxPause = Annotated[
     str | None,
-    typer.Option("--max-pause", help="What is copied in a pause may take so long. 10ms by default"),
+    typer.Option(
+        "--max-pause", help="Maximum time for copying memory during a pause. [default: 10ms]"
+    ),
 ]
 Lease = Annotated[
     str | None,
     typer.Option(
-        help="Where it is written who may run the VM: a directory that both hosts share, or "
-        "etcd:URL,URL..."
+        help="Where leases are kept: a directory that both hosts share, or etcd:URL,URL..."
     ),
 ]
 LeaseTime = Annotated[
     str | None,
     typer.Option(
         "--lease-time",
-        help="How long the primary's lease lasts unrenewed, and so how long a standby waits that "
-        "cannot fence it: 2.5s to 10s, 3s by default.",
+        help="Lifetime of the primary's lease, for which a standby without fencing waits: 2.5s "
+        "to 10s. [default: 3s]",
     ),
 ]
 LeaseCredentials = Annotated[
     str | None,
     typer.Option(
         "--lease-credentials",
-        help="A file on both hosts with what etcd over https wants to know them by; see "
-        "docs/replicate.md.",
+        help="File on both hosts with credentials for etcd over https; see docs/replicate.md.",
     ),
 ]
 Fence = Annotated[
     str | None,
     typer.Option(
-        help="Between machines: a fencing agent and its arguments, {host} being the one to fence, "
-        "e.g. 'vmckpt-fence-by-kill ssh {host}'."
+        help="Between machines: fencing agent and its arguments, with {host} for the host to "
+        "fence, e.g. 'vmckpt-fence-by-kill ssh {host}'."
     ),
 ]
 
@@ -63,15 +63,16 @@ class DisksChoice(StrEnum):
 Disks = Annotated[
     DisksChoice | None,
     typer.Option(
-        help="Of disks that can be written: the standby gets copies (default), or both hosts see "
-        "the same raw files."
+        help="Writable disks: the standby gets copies (default), or both hosts use the same "
+        "raw files."
     ),
 ]
 UnsafeNoOutputCommit = Annotated[
     bool,
     typer.Option(
         "--unsafe-no-output-commit",
-        help="Let out at once what the guest sends: a failover may take back what was said.",
+        help="Do not hold output: a failover may lose state that the guest has already "
+        "communicated.",
     ),
 ]
 

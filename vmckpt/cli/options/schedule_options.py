@@ -18,53 +18,64 @@ LEAST_EVERY_S = 1.0
 Every = Annotated[
     str | None,
     typer.Option(
-        "--every", help="Again after so long, e.g. 15m; auto: as often as loses least, learned."
+        "--every",
+        help="Interval, e.g. 15m; auto: the interval with the least expected loss, from "
+        "measurements.",
     ),
 ]
 Cron = Annotated[
     str | None,
-    typer.Option("--cron", help="At these times: five fields as in crontab(5), e.g. '0 3 * * *'."),
+    typer.Option("--cron", help="Calendar times: five fields as in crontab(5), e.g. '0 3 * * *'."),
 ]
 Zone = Annotated[
     str | None,
-    typer.Option("--timezone", help="Of --cron and --window, e.g. Europe/Berlin; else this one's."),
+    typer.Option(
+        "--timezone",
+        help="Time zone of --cron and --window, e.g. Europe/Berlin. [default: this machine's]",
+    ),
 ]
 WindowOption = Annotated[
-    str | None, typer.Option("--window", help="Begin runs in this part of the day, 22:00-06:00.")
+    str | None,
+    typer.Option("--window", help="Start runs in this part of the day only, e.g. 22:00-06:00."),
 ]
 Jitter = Annotated[
     str | None,
-    typer.Option("--jitter", help="Begin each up to so much later, so that not all do at once."),
+    typer.Option(
+        "--jitter", help="Delay each run by up to this much, so that not all start at once."
+    ),
 ]
 CatchUpOption = Annotated[
     str,
     typer.Option(
-        "--catch-up", help="What was missed while nothing ran: once (one run for all), or skip."
+        "--catch-up",
+        help="Runs missed while the scheduler was not running: once (a single run replaces "
+        "them), or skip.",
     ),
 ]
 Rpo = Annotated[
     str | None,
-    typer.Option("--rpo", help="With --every auto: a failure takes the VM back no further."),
+    typer.Option("--rpo", help="With --every auto: maximum loss after a failure."),
 ]
 Mtbf = Annotated[
     str | None,
-    typer.Option(
-        "--mtbf", help="With --every auto: how long it runs between failures, as far as you know."
-    ),
+    typer.Option("--mtbf", help="With --every auto: your estimate of the time between failures."),
 ]
 CopyTo = Annotated[
     list[str] | None,
-    typer.Option("--copy-to", help="Copy each to this store too, e.g. lab-b:. Any number."),
+    typer.Option(
+        "--copy-to", help="Also copy each checkpoint to this store, e.g. lab-b: (repeatable)."
+    ),
 ]
 Check = Annotated[
     str | None,
     typer.Option(
         "--check",
-        help="After each run read this part of its stores, e.g. 2%, each time the next; 100%: all.",
+        help="After each run, check this share of its stores' content, e.g. 2%, continuing "
+        "where the last check ended.",
     ),
 ]
 ScheduleName = Annotated[
-    str | None, typer.Option("--name", help="What to call it; else as the VM.")
+    str | None, typer.Option("--name", help="Name of the schedule. [default: the VM's]")
 ]
 
 

@@ -8,37 +8,36 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
     from vmckpt.store.sealing.keys import KeySource
 
-Place = Annotated[
-    str | None, typer.Argument(help="The store; this host's own when it is left out.")
-]
+Place = Annotated[str | None, typer.Argument(help="Store. [default: this host's own]")]
 CheckedPlace = Annotated[
     str | None,
-    typer.Argument(help="The store; all that hold checkpoints of known VMs when it is left out."),
+    typer.Argument(help="Store. [default: all stores with checkpoints of known VMs]"),
 ]
 StoreOption = Annotated[
-    str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
+    str | None, typer.Option("--store", help="Store. [default: this host's own]")
 ]
-KeyFile = Annotated[str | None, typer.Option("--key-file", help="A file with the store's key.")]
+KeyFile = Annotated[str | None, typer.Option("--key-file", help="File with the store's key.")]
 KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="A command that prints the store's key.")
+    str | None, typer.Option("--key-command", help="Command that prints the store's key.")
 ]
 TargetKeyFile = Annotated[
-    str | None, typer.Option("--target-key-file", help="A file with the target's key.")
+    str | None, typer.Option("--target-key-file", help="File with the destination store's key.")
 ]
 TargetKeyCommand = Annotated[
-    str | None, typer.Option("--target-key-command", help="A command that prints it.")
+    str | None,
+    typer.Option("--target-key-command", help="Command that prints the destination store's key."),
 ]
 ReadDataSubset = Annotated[
     str | None,
     typer.Option(
         "--read-data-subset",
-        help="Of the packs' content read only N% at random, or part n of t: 5%, 1/7. Tables, maps "
-        "and manifests are read in any case.",
+        help="Read only part of the packs' content: N% at random, or part n of t, e.g. 5% or "
+        "1/7. Metadata is always read.",
     ),
 ]
 Points = Annotated[
     list[str] | None,
-    typer.Argument(help="Checkpoints: ids, beginnings of ids, or names; all without any."),
+    typer.Argument(help="Checkpoints: names, ids, or prefixes of ids. [default: all]"),
 ]
 
 

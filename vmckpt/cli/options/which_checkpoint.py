@@ -15,15 +15,15 @@ StorePlace = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="A directory, HOST:, HOST:/DIRECTORY, ssh://... or s3://...; else wherever there are "
-        "any, and for a new one the host's own.",
+        help="Store: a directory, HOST:, HOST:/DIRECTORY, ssh://... or s3://... [default: all "
+        "known stores; for a new checkpoint, the host's own]",
     ),
 ]
 KeyFile = Annotated[
-    str | None, typer.Option("--key-file", help="An encrypted store: a file with its key.")
+    str | None, typer.Option("--key-file", help="Encrypted store: file with its key.")
 ]
 KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="An encrypted store: what prints its key.")
+    str | None, typer.Option("--key-command", help="Encrypted store: command that prints its key.")
 ]
 
 

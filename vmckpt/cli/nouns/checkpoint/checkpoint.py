@@ -48,7 +48,7 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
 app = typer.Typer(
-    help="Points in time of a VM that it can return to, or be forked from.",
+    help="Checkpoints of VMs: create, restore, fork, prune.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -70,9 +70,9 @@ def create(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Take a checkpoint of a running VM: memory, devices and disks as of one moment.
+    """Take a checkpoint of a running VM: memory, devices and disks at one moment.
 
-    With --group of several VMs, on whatever hosts: none has heard in it what another has not said.
+    With --group, a consistent checkpoint of several VMs on any hosts.
     """
     one = one_of(vm, group, "a VM")
     require_of_group(group, kind, {"--max-hold": max_hold})
@@ -125,7 +125,7 @@ def list_(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """List checkpoints, each below the one it was taken after."""
+    """List checkpoints as a tree, each below its parent."""
     if kind is CheckpointKind.savevm:
         snapshot.list_(whose(vm), json)
         return
@@ -167,7 +167,7 @@ def show_(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Show all that is known of a checkpoint, or which are of a group."""
+    """Show details of a checkpoint, or the members of a group."""
     if (one := one_of(point, group, "a checkpoint")) is None:
         key = key_source(key_file, key_command)
         groups.show_(str(group), store, key, as_json=json)
@@ -191,7 +191,7 @@ def diff(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Show how much of memory and disks differs between two checkpoints of one store."""
+    """Show how much memory and disk content differs between two checkpoints of a store."""
     from vmckpt.checkpoint.catalogue.look import differences
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
@@ -216,7 +216,7 @@ def verify(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Read all of a checkpoint and compare it with its checksums."""
+    """Read a whole checkpoint and verify its checksums."""
     from vmckpt.checkpoint.catalogue.look import verify as verify_
     from vmckpt.units import format_size
 
@@ -232,13 +232,13 @@ def verify(
 @app.command()
 def pin(
     point: Point,
-    reason: Annotated[str, typer.Option("--reason", help="Why it is kept.")] = "by hand",
+    reason: Annotated[str, typer.Option("--reason", help="Reason.")] = "by hand",
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Keep a checkpoint: rm, prune and schedules do not remove it until it is unpinned."""
+    """Protect a checkpoint from rm, prune and schedules until it is unpinned."""
     from vmckpt.checkpoint.catalogue.pinning import check_reason
     from vmckpt.checkpoint.catalogue.pinning import pin as pin_
 
@@ -253,14 +253,17 @@ def pin(
 def unpin(
     point: Point,
     force: Annotated[
-        bool, typer.Option("--force", help="Also the pin of a guard, which may need it yet.")
+        bool,
+        typer.Option(
+            "--force", help="Also remove a guard's pin, although the guard may still need it."
+        ),
     ] = False,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Remove a checkpoint's pins: rules and `rm` may remove it again."""
+    """Remove a checkpoint's pins."""
     from vmckpt.checkpoint.catalogue.pinning import unpin as unpin_
 
     key = key_source(key_file, key_command)
@@ -282,9 +285,9 @@ def rm(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints, from all stores that have them; none needs another.
+    """Remove checkpoints from all stores that have them. Others do not depend on them.
 
-    Space comes back by `vmckpt store gc`.
+    `vmckpt store gc` frees the space.
     """
     one_of(points[0] if points else None, group, "a checkpoint")
     points = points or []
@@ -326,7 +329,7 @@ def prune(
     stored: Stored,
     json: Json = False,
 ) -> None:
-    """Remove the checkpoints that a rule does not keep: shown first, done with --apply."""
+    """Show the checkpoints that a retention rule would remove; --apply removes them."""
     from vmckpt.checkpoint.catalogue.look import prune as prune_
     from vmckpt.checkpoint.catalogue.whose import chosen
     from vmckpt.hosts.inventory.inventory import all_hosts

@@ -17,25 +17,23 @@ from vmckpt.cli.output import Json, run, show, warn
 if TYPE_CHECKING:
     from vmckpt.errors import VmckptError
 
-DiskName = Annotated[
-    str, typer.Argument(help="Which disk: disk-0, disk-1, ..., or its image's path.")
-]
+DiskName = Annotated[str, typer.Argument(help="Disk: disk-0, disk-1, ..., or its image's path.")]
 EVERY_S = 1.0
 
 
 def export_disk(
     point: Point,
     disk: DiskName,
-    file: Annotated[Path, typer.Argument(help="The image to make; it must not exist.")],
+    file: Annotated[Path, typer.Argument(help="Image to create; must not exist.")],
     format_: Annotated[
-        str | None, typer.Option("--format", help="qcow2 or raw; else by the file's name.")
+        str | None, typer.Option("--format", help="qcow2 or raw. [default: by the file's name]")
     ] = None,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Write one disk of a checkpoint to an image file, sparse; every byte read is checked."""
+    """Write one disk of a checkpoint to a sparse image file; all content is verified."""
     from vmckpt.checkpoint.disks.export import ExportFile, format_of
     from vmckpt.checkpoint.disks.export import export_disk as export_disk_
     from vmckpt.units import format_size
@@ -62,7 +60,7 @@ def export_disk(
 
 def serve_disk(
     point: Point,
-    socket: Annotated[Path, typer.Argument(help="The Unix socket to make; it must not exist.")],
+    socket: Annotated[Path, typer.Argument(help="Unix socket to create; must not exist.")],
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
@@ -89,7 +87,7 @@ def serve_disk(
 
 def mount(
     point: Point,
-    folder: Annotated[Path, typer.Argument(help="Where: an empty directory.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Mount point: an empty directory.", metavar="DIR")],
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,

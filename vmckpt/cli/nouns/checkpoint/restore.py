@@ -56,9 +56,9 @@ def restore(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make a running VM of a checkpoint; returns when the guest runs.
+    """Restore a checkpoint as a running VM; returns when the guest runs.
 
-    With --group all VMs of a group go back to it, or none does. With --disks-only the VM is off.
+    With --group, all VMs of a group return to it, or none. With --disks-only the VM is off.
     """
     one = one_of(point, group, "a checkpoint")
     require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def check(
     name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
 ) -> None:
-    """Ask a host what it can do, and what it lacks; exit code 4 when it can run no VMs."""
+    """Show a host's capabilities and problems; exit code 4 if it can run no VMs."""
     from vmckpt.hosts.inventory.inventory import find_entry, find_host, local_host
     from vmckpt.preflight.host.checks import check_host
     from vmckpt.ui.tables import fields
@@ -34,11 +34,11 @@ def check(
 
 def doctor(
     names: Annotated[
-        list[str] | None, typer.Argument(help="The hosts; all without.", metavar="HOST...")
+        list[str] | None, typer.Argument(help="Hosts. [default: all]", metavar="HOST...")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what is wrong on each host and what mends it; exit code 4 when one can run no VMs."""
+    """Show the problems of hosts with fixes; exit code 4 if a host can run no VMs."""
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.preflight.host.checks import check_hosts
 

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
 
-Bridge = Annotated[str | None, typer.Option(help="The bridge that its guests' NICs join.")]
+Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.")]
 StateDir = Annotated[
-    Path | None, typer.Option(help="Its state directory. [default: that of vmckpt there]")
+    Path | None, typer.Option(help="State directory on the host. [default: vmckpt's default there]")
 ]
 SshConfig = Annotated[
-    Path | None, typer.Option(help="An SSH configuration instead of ~/.ssh/config.")
+    Path | None, typer.Option(help="SSH configuration file. [default: ~/.ssh/config]")
 ]
 MigrationPorts = Annotated[
     str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
 ]
 
-app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="The inventory of hosts.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List the hosts; none is asked."""
+    """List the hosts, without contacting them."""
     from vmckpt.hosts.inventory.inventory import all_entries
     from vmckpt.ui.tables import table
 
@@ -58,37 +58,37 @@ def _address(entry: "LocalHost | SshEntry") -> str | None:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What it shall be called.")],
+    name: Annotated[str, typer.Argument(help="Name of the VM.")],
     address: Annotated[
-        str, typer.Argument(help="ssh://USER@HOST:PORT; a Host of ~/.ssh/config will do.")
+        str, typer.Argument(help="ssh://USER@HOST:PORT, or a Host of ~/.ssh/config.")
     ],
     migration_addr: Annotated[
-        str | None, typer.Option(help="Where migrations come in. [default: where SSH does]")
+        str | None, typer.Option(help="Address for incoming migrations. [default: the SSH address]")
     ] = None,
     second_addr: Annotated[
         str | None,
-        typer.Option(help="Where it is heard too; or none. [default: where SSH comes in]"),
+        typer.Option(help="Second address; or none. [default: the SSH address]"),
     ] = None,
     state_dir: StateDir = None,
-    qemu: Annotated[str, typer.Option(help="The QEMU to start there.")] = "qemu-system-x86_64",
+    qemu: Annotated[str, typer.Option(help="QEMU binary on the host.")] = "qemu-system-x86_64",
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
     libvirt: Annotated[
         Path | None,
-        typer.Option(help="The socket of its libvirtd, e.g. /run/libvirt/libvirt-sock."),
+        typer.Option(help="Socket of the host's libvirtd, e.g. /run/libvirt/libvirt-sock."),
     ] = None,
     vm_uids: Annotated[
         str | None,
         typer.Option(
-            help="A user of its own for each VM's QEMU, of these uids, which are no one's.",
+            help="Run each VM's QEMU as a user of its own, from this range of unused uids.",
             metavar="FIRST-LAST",
         ),
     ] = None,
-    vmckpt: Annotated[str, typer.Option(help="The command vmckpt there.")] = "vmckpt",
+    vmckpt: Annotated[str, typer.Option(help="vmckpt command on the host.")] = "vmckpt",
     ssh_config: SshConfig = None,
     json: Json = False,
 ) -> None:
-    """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
+    """Add a host over SSH. It must be reachable; problems are shown."""
     from vmckpt.hosts.inventory.inventory import add_host, describing, greet, require_new_name
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
@@ -124,29 +124,31 @@ def add(
 def set_(
     name: Annotated[str, typer.Argument(help="The host's name.")],
     address: Annotated[
-        str | None, typer.Option(help="ssh://USER@HOST:PORT; it has to answer there now.")
+        str | None, typer.Option(help="ssh://USER@HOST:PORT; must be reachable.")
     ] = None,
-    migration_addr: Annotated[str | None, typer.Option(help="Where migrations come in.")] = None,
+    migration_addr: Annotated[
+        str | None, typer.Option(help="Address for incoming migrations.")
+    ] = None,
     second_addr: Annotated[
-        str | None, typer.Option(help="Where it is heard too, on another network; or none.")
+        str | None, typer.Option(help="Second address, on another network; or none.")
     ] = None,
-    qemu: Annotated[str | None, typer.Option(help="The QEMU to start there.")] = None,
+    qemu: Annotated[str | None, typer.Option(help="QEMU binary on the host.")] = None,
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
     libvirt: Annotated[
-        str | None, typer.Option(help="The socket of its libvirtd, which has to answer; or none.")
+        str | None, typer.Option(help="Socket of the host's libvirtd, which must answer; or none.")
     ] = None,
     vm_uids: Annotated[
         str | None,
         typer.Option(
-            help="A user of its own for each VM's QEMU, of these uids, which are no one's; or none."
-            " It takes effect when a VM next starts there.",
+            help="Run each VM's QEMU as a user of its own, from this range of unused uids; or "
+            "none. Takes effect when a VM next starts.",
             metavar="FIRST-LAST",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Change what the inventory says of a host; nothing on it changes."""
+    """Change a host's inventory entry; nothing on the host changes."""
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import change_host, describing, find_entry
     from vmckpt.preflight.host.entry import require_usable
@@ -241,7 +243,7 @@ def _ports(text: str | None) -> tuple[int, int] | None:
 def remove(
     name: Annotated[str, typer.Argument(help="The host's name.")], json: Json = False
 ) -> None:
-    """Forget a host; its VMs and all else on it stay as they are."""
+    """Remove a host from the inventory; nothing on the host changes."""
     from vmckpt.checkpoint.catalogue.known_stores import forget_of_host
     from vmckpt.hosts.inventory.inventory import remove_host
 
@@ -252,12 +254,12 @@ def remove(
 
 @app.command()
 def calibrate(
-    first: Annotated[str, typer.Argument(help="The one host.", metavar="A")],
-    second: Annotated[str, typer.Argument(help="The other.", metavar="B")],
-    size: Annotated[str, typer.Option(help="Memory of the guest that is moved.")] = "256M",
+    first: Annotated[str, typer.Argument(help="First host.", metavar="A")],
+    second: Annotated[str, typer.Argument(help="Second host.", metavar="B")],
+    size: Annotated[str, typer.Option(help="Memory size of the test guest.")] = "256M",
     json: Json = False,
 ) -> None:
-    """Learn what moving between two hosts costs: a small guest of its own moves there and back."""
+    """Measure the cost of migrations between two hosts with a small test guest."""
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.migrate.calibrate import LEAST_BYTES, calibrate

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def images(
-    host: Annotated[str | None, typer.Argument(help="The host. [default: all hosts]")] = None,
+    host: Annotated[str | None, typer.Argument(help="Host. [default: all hosts]")] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(help="Remove this image, which nothing uses (repeatable).")
+        list[str] | None, typer.Option(help="Remove this unused image (repeatable).")
     ] = None,
     remove_unused: Annotated[
-        bool, typer.Option("--remove-unused", help="Remove every image that nothing uses.")
+        bool, typer.Option("--remove-unused", help="Remove all unused images.")
     ] = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """List the images in a host's own folder and what uses each; remove unused ones."""
+    """List the images in a host's own directory and their users; remove unused ones."""
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.images import remove_images, unused

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
-    help="A standby that goes on with a VM within milliseconds.",
+    help="Continuous replication to a standby that takes over within milliseconds.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -27,12 +27,14 @@ Name = Annotated[str, typer.Argument(help="The VM's name.")]
 @together
 def start(
     name: Name,
-    standby: Annotated[str, typer.Argument(help="The host that is to go on with it.")],
+    standby: Annotated[
+        str, typer.Argument(help="Host that takes over the VM when the primary fails.")
+    ],
     *,
     wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
-    """Protect a running VM; returns when the standby could go on with it."""
+    """Protect a running VM; returns when the standby could take over."""
     from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
@@ -48,17 +50,17 @@ def start(
 def keep(
     name: Name,
     hosts: Annotated[
-        list[str], typer.Argument(help="The hosts that may run it, preferred standbys first.")
+        list[str], typer.Argument(help="Hosts that may run the VM, preferred standbys first.")
     ],
     window: Annotated[
         str | None,
-        typer.Option(help="Protect it in this part of each day only, e.g. 22:00-06:00."),
+        typer.Option(help="Protect the VM in this part of the day only, e.g. 22:00-06:00."),
     ] = None,
     *,
     wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
-    """Keep a VM protected for ever: again whenever its protection has ended. For a service."""
+    """Keep a VM protected: protect it again whenever protection has ended. For use as a service."""
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
     from vmckpt.replicate.operator.keep import keep as keep_
@@ -83,12 +85,12 @@ def failover(
         bool,
         typer.Option(
             "--primary-is-dead",
-            help="The arbiter is gone for good, and the primary's host certainly off.",
+            help="State that the arbiter is gone for good, and the primary's host certainly off.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Have the standby go on with the VM: handed over by the primary, or taken, if it is dead."""
+    """Switch the VM to the standby: handed over by the primary or, if that is dead, taken over."""
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.operator.operate import failover as failover_
 
@@ -103,13 +105,13 @@ def failback(
     name: Name,
     host: Annotated[
         str | None,
-        typer.Argument(help="Where it is to go; without it the host that it was taken over from."),
+        typer.Argument(help="Destination host. [default: the host that it was taken over from]"),
     ] = None,
     *,
     wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
-    """Have a host protect the VM, and when both are the same, go on with it."""
+    """Resynchronize a host, then switch the VM over to it."""
     from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.jobs.files import new_run
@@ -133,12 +135,12 @@ def stop(
         bool,
         typer.Option(
             "--standby-is-dead",
-            help="The standby's host does not answer and is certainly off.",
+            help="State that the standby's host is certainly off; it does not answer.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """End the VM's replication; it runs on where it is, unprotected."""
+    """Stop replicating the VM; it keeps running where it is, unprotected."""
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.operator.stop import stop as stop_
 

@@ -17,11 +17,11 @@ Name = Annotated[str, typer.Argument(help="The VM's name.")]
 def status(
     name: Name,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again each second; with --json a line each time.")
+        bool, typer.Option("--watch", help="Repeat every second; with --json, one line each.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show how the VM's replication is, as both sides tell it."""
+    """Show the state of the VM's replication on both sides."""
     from time import sleep
 
     from vmckpt.ui.replication import status_text
@@ -39,10 +39,12 @@ def status(
 
 def events(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", help="And what is told from now on.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Continue with new events until Ctrl-C.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show what the services on all hosts have told of the VM's replications, oldest first."""
+    """Show the history of the VM's replication from all hosts, oldest first."""
     from time import sleep
 
     from vmckpt.errors import NotFoundError

@@ -14,36 +14,33 @@ if TYPE_CHECKING:
     from vmckpt.store.sealing.wrapping import Wrapped
 
 app = typer.Typer(
-    help="The keys of an encrypted store, changed without writing its data anew; a backup of what "
-    "opens it.",
+    help="Keys of an encrypted store: change them without rewriting data, or back them up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 StoreOption = Annotated[
-    str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
+    str | None, typer.Option("--store", help="Store. [default: this host's own]")
 ]
-KeyFile = Annotated[
-    str | None, typer.Option("--key-file", help="A file with a key that opens the store.")
-]
+KeyFile = Annotated[str | None, typer.Option("--key-file", help="File with a key of the store.")]
 KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="A command that prints a key that opens it.")
+    str | None, typer.Option("--key-command", help="Command that prints a key of the store.")
 ]
 NewKeyFile = Annotated[
     str | None,
-    typer.Option("--new-key-file", help="The new key's file, made when it is not there."),
+    typer.Option("--new-key-file", help="File of the new key, created if it does not exist."),
 ]
 NewKeyCommand = Annotated[
-    str | None, typer.Option("--new-key-command", help="A command that prints the new key.")
+    str | None, typer.Option("--new-key-command", help="Command that prints the new key.")
 ]
 NewKeyAgent = Annotated[
-    bool, typer.Option("--new-key-agent", help="The new key is ssh-agent's first Ed25519 key.")
+    bool, typer.Option("--new-key-agent", help="Use ssh-agent's first Ed25519 key as the new key.")
 ]
-Name = Annotated[str, typer.Option("--name", help="What `list` calls the new key.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the new key.")]
 
 
 @app.command("list")
 def list_(store: StoreOption = None, json: Json = False) -> None:
-    """List a store's keys. It takes none of them."""
+    """List a store's keys. Needs no key."""
     from vmckpt.cli.nouns.store.opened import backend_of
     from vmckpt.cli.options.stores import location_of
     from vmckpt.store.files.config import read_config
@@ -73,7 +70,7 @@ def add(
     name: Name = "",
     json: Json = False,
 ) -> None:
-    """Let one more key open a store. Versions of vmckpt that know one key alone refuse it then."""
+    """Add a key to a store. Versions of vmckpt that support a single key refuse it afterwards."""
     from vmckpt.store.keyring import add_key
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
@@ -95,10 +92,10 @@ def rotate(
     name: Name = "",
     json: Json = False,
 ) -> None:
-    """Replace the key that is given by a new one. The store's data stay as they are.
+    """Replace the given key by a new one, without rewriting data.
 
-    Who has opened the store with the old key may have kept the secret that all of it is encrypted
-    with: against him only a new store helps (`store init`, `store copy`).
+    Does not revoke access from a person who could read the store's secret with the old key. To do
+    so, create a new store (`store init`, `store copy`).
     """
     from vmckpt.store.keyring import rotate_key
 
@@ -113,16 +110,16 @@ def rotate(
 
 @app.command()
 def remove(
-    key_id: Annotated[str, typer.Argument(help="Which key: see `list`.")],
+    key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).")],
     store: StoreOption = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Let a key open a store no more: any but the one that is given.
+    """Remove a key other than the given one from a store.
 
-    Who has opened the store with it may have kept the secret that all of it is encrypted with:
-    against him only a new store helps (`store init`, `store copy`).
+    Does not revoke access from a person who could read the store's secret with it. To do so, create
+    a new store (`store init`, `store copy`).
     """
     from vmckpt.store.keyring import remove_key
 
@@ -134,16 +131,17 @@ def remove(
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="The file to make; - prints it.")],
+    file: Annotated[Path, typer.Argument(help="File to create; - for stdout.")],
     store: StoreOption = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Short lines with checksums, to be printed and typed.")
+        bool,
+        typer.Option("--paper", help="Write short lines with checksums, for printing and typing."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Back up what a key needs to open a store: its file `store`.
+    """Back up the file `store`, which a key needs to open the store.
 
-    Of an encrypted store it is of no use without one of the keys: keep both, apart from each other.
+    For an encrypted store the backup is useless without one of the keys: keep them apart.
     """
     from vmckpt.checkpoint.catalogue.known_stores import require_as_before
     from vmckpt.cli.nouns.store.opened import backend_of
@@ -171,17 +169,17 @@ def export(
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(help="What `export` wrote, also typed from paper; - reads it from stdin."),
+        typer.Argument(help="File written by `export`, or typed from paper; - for stdin."),
     ],
     store: StoreOption = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also where a whole file `store` is that differs.")
+        bool, typer.Option("--replace", help="Also replace an intact file `store` that differs.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Restore the file `store` of a store from a backup. A key has to open it."""
+    """Restore the file `store` from a backup. A key must be able to open it."""
     from vmckpt.store.keyring import parse_backup, restore_backup
 
     config = parse_backup(_read(file))

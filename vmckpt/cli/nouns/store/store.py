@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vmckpt.store.store import Store
 
 app = typer.Typer(
-    help="Where checkpoints are kept: a directory, HOST: or HOST:/DIRECTORY, s3://BUCKET/PREFIX, "
+    help="Stores of checkpoints: a directory, HOST: or HOST:/DIRECTORY, s3://BUCKET/PREFIX, "
     "ssh://HOST/DIRECTORY, or an exported file.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -46,18 +46,23 @@ def init(
     place: Place = None,
     key_file: Annotated[
         str | None,
-        typer.Option("--key-file", help="Encrypt it; the key's file, made when it is not there."),
+        typer.Option(
+            "--key-file", help="Encrypt the store; key file, created if it does not exist."
+        ),
     ] = None,
     key_command: Annotated[
-        str | None, typer.Option("--key-command", help="Encrypt it; a command that prints the key.")
+        str | None,
+        typer.Option("--key-command", help="Encrypt the store; command that prints the key."),
     ] = None,
     key_agent: Annotated[
         bool,
-        typer.Option("--key-agent", help="Encrypt it; ssh-agent's first Ed25519 key opens it."),
+        typer.Option(
+            "--key-agent", help="Encrypt the store; ssh-agent's first Ed25519 key opens it."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Make a store, encrypted when a key is given."""
+    """Create a store, encrypted if a key is given."""
     from vmckpt.checkpoint.catalogue.known_stores import require_never_used
     from vmckpt.checkpoint.catalogue.place import require_as_known
     from vmckpt.store.files.config import require_no_store
@@ -97,7 +102,7 @@ def info(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Show what a store holds, and what that takes."""
+    """Show a store's contents and size."""
     from vmckpt.checkpoint.catalogue.known_stores import difference, known
     from vmckpt.ui.tables import fields
     from vmckpt.units import format_size
@@ -124,11 +129,11 @@ def info(
 
 @app.command()
 def accept(place: Place = None, json: Json = False) -> None:
-    """Use the store as it is now, although another was there before, or a key is given for it.
+    """Accept a store that differs from the one that was at this location before.
 
-    vmckpt remembers which store each location had, and refuses another one, one that is encrypted
-    no longer, and one with older keys, and in a store a folder that is not the one that it made.
-    Where no store is any more, the one that was is forgotten.
+    vmckpt remembers which store each location had. It refuses a different one, one that is no
+    longer encrypted, one with older keys, and directories that do not belong to the store. If the
+    store is gone, this command forgets it.
     """
     from vmckpt.checkpoint.catalogue.known_stores import accept as remember
     from vmckpt.checkpoint.catalogue.known_stores import forget
@@ -164,9 +169,9 @@ def check(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Read a store, and find all that is not what was written (exit code 11).
+    """Read a store and verify its checksums (exit code 11 if anything is damaged).
 
-    Damaged chunks are recorded in the store: no new checkpoint rests on them.
+    Damaged chunks are recorded in the store, so that no new checkpoint relies on them.
     """
     from vmckpt.cli.nouns.store.damage import all_checked, checked
     from vmckpt.errors import VmckptError
@@ -204,7 +209,9 @@ def _known_places() -> "tuple[list[Location], list[VmckptError]]":
 @app.command()
 def repair(
     place: Place = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
+    ] = False,
     remove_lost: Annotated[
         bool, typer.Option("--remove-lost", help="Remove checkpoints that cannot be restored.")
     ] = False,
@@ -213,10 +220,10 @@ def repair(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Check a store and repair it as far as that can be done: shown first, done with --apply.
+    """Check a store and show possible repairs; --apply makes them.
 
-    Damaged chunks whose content is elsewhere in the store are healed; the rest of `gc` is done too.
-    Checkpoints that cannot be restored stay unless --remove-lost is given.
+    Heals damaged chunks whose content exists elsewhere in the store, and does the work of `gc`.
+    Checkpoints that cannot be restored are kept unless --remove-lost is given.
     """
     from vmckpt.cli.nouns.store.damage import planned, repaired
     from vmckpt.store.damage.repair import plan_repair
@@ -251,13 +258,13 @@ def _say(said: "DamageOutput", *, as_json: bool) -> None:
 def gc(
     place: Place = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done.")
+        bool, typer.Option("--dry-run", help="Only show what would be done.")
     ] = False,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Give back the space that no checkpoint needs any more."""
+    """Free the space that no checkpoint needs any more."""
     from vmckpt.store.collect import Collected, collect, plan_gc
     from vmckpt.store.files.config import read_config
     from vmckpt.units import format_size
@@ -309,14 +316,14 @@ def gc(
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="The file to make.")],
+    file: Annotated[Path, typer.Argument(help="File to create.")],
     checkpoints: Points = None,
     store: StoreOption = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Write checkpoints to one file, to carry them elsewhere. Encrypted if the store is."""
+    """Write checkpoints to a single file, encrypted if the store is."""
     from vmckpt.store.open import new_archive
 
     with opened(store, key_file, key_command) as source, new_archive(file, source) as target:
@@ -325,7 +332,7 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A file that `export` made.")],
+    file: Annotated[Path, typer.Argument(help="File written by `export`.")],
     checkpoints: Points = None,
     store: StoreOption = None,
     key_file: KeyFile = None,
@@ -334,7 +341,7 @@ def import_(
     target_key_command: TargetKeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Take checkpoints from an exported file into a store. Those that it has are left out."""
+    """Copy checkpoints from an exported file to a store. Existing ones are skipped."""
     with (
         opened(str(file), key_file, key_command) as source,
         opened(store, target_key_file, target_key_command, to_write=True) as target,
@@ -344,7 +351,7 @@ def import_(
 
 @app.command()
 def copy(
-    target: Annotated[str, typer.Argument(help="The store to copy to.")],
+    target: Annotated[str, typer.Argument(help="Destination store.")],
     checkpoints: Points = None,
     store: StoreOption = None,
     key_file: KeyFile = None,
@@ -353,7 +360,7 @@ def copy(
     target_key_command: TargetKeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Copy checkpoints to another store. Those that it has are left out."""
+    """Copy checkpoints to another store. Existing ones are skipped."""
     with (
         opened(store, key_file, key_command) as source,
         opened(target, target_key_file, target_key_command, to_write=True) as other,
