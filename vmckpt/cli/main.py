@@ -8,6 +8,7 @@ from itertools import takewhile
 
 import click
 import typer
+from typer.core import TyperGroup
 
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
@@ -51,10 +52,41 @@ NOUNS = (
 )
 
 
+# How --help groups them.
+SECTIONS = {
+    "VMs": ("vm", "checkpoint", "fork", "snapshot", "device"),
+    "Migration": ("migrate", "check", "plan", "dirty-rate", "drain", "undrain"),
+    "Protection": ("replicate", "guard", "schedule", "serve"),
+    "Hosts and stores": ("host", "store", "pki", "lab"),
+    "Monitoring": ("top", "metrics", "runs", "report", "replay"),
+}
+
+
+class _Sections(TyperGroup):
+    """The root command: its `--help` groups the commands."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each section in turn, its columns as wide as those of all."""
+        widest = max(map(len, self.commands))
+        limit = formatter.width - 6 - widest
+        for title, names in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [
+                (name.ljust(widest), command.get_short_help_str(limit))
+                for name, command in found
+                if command is not None and not command.hidden
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 def command_line(words: Sequence[str]) -> typer.Typer:
     """The command line: the command or noun that `words` begin with, else all of them."""
     app = typer.Typer(
         name="vmckpt",
+        cls=_Sections,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         help="Move, protect and checkpoint whole virtual machines on stock QEMU.",
         epilog=EXIT_CODES,
         no_args_is_help=True,

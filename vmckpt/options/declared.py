@@ -28,7 +28,7 @@ class Declared(NamedTuple):
 
     `typed` is the type there, `usual` what it is when it is not given, `read` makes the field's
     value of what is given (None: it is the value). `span`: the least and most of a number.
-    `part_of`: another field, whose text this is, too.
+    `part_of`: another field, whose text this is, too. `metavar`: what help calls the value.
     """
 
     flags: tuple[str, ...] = ()
@@ -39,6 +39,7 @@ class Declared(NamedTuple):
     span: tuple[int | None, int | None] = (None, None)
     about: About = About.NOTHING
     part_of: str | None = None
+    metavar: str | None = None
 
 
 class GivenOption(NamedTuple):
@@ -60,14 +61,17 @@ def option(
     span: tuple[int, int] | None = None,
     about: About = About.NOTHING,
 ) -> T:
-    """A field that is an option: `flags` with spaces between them, `words` for `--help`.
+    """A field that is an option: `flags` as in "--bandwidth RATE", `words` for `--help`.
 
     `typed` is not said of a switch, a choice, a number with a `span`, or text.
     """
     chosen = isinstance(default, bool | Enum)
     kind = typed or (type(default) if chosen else int | None if span else str | None)
     given = default if chosen else usual
-    found = Declared(tuple(flags.split()), words, kind, given, read, span or (None, None), about)
+    names = [word for word in flags.split() if word.startswith("-")]
+    metavar = next((word for word in flags.split() if word not in names), None)
+    limits = span or (None, None)
+    found = Declared(tuple(names), words, kind, given, read, limits, about, metavar=metavar)
     return field(default=default, metadata={_KEY: found})
 
 

@@ -83,24 +83,26 @@ class AtTarget:
     Its name; its XML, while it runs there and when it starts the next time; where its display is.
     """
 
-    name: str | None = option(None, "--dname", "For libvirt domains: its name on the destination.")
+    name: str | None = option(
+        None, "--dname NAME", "For libvirt domains: its name on the destination."
+    )
     xml: str | None = option(
         None,
-        "--xml",
+        "--xml FILE",
         "For libvirt domains: its XML on the destination.",
         typed=Path | None,
         read=reading.domain_xml,
     )
     persistent_xml: str | None = option(
         None,
-        "--persistent-xml",
+        "--persistent-xml FILE",
         "For libvirt domains: its persistent XML on the destination.",
         typed=Path | None,
         read=reading.domain_xml,
     )
     graphics_uri: str | None = option(
         None,
-        "--graphicsuri",
+        "--graphicsuri URI",
         "For libvirt domains: URI to which display clients reconnect.",
         about=About.MEMORY,
     )
@@ -138,7 +140,7 @@ class MigrationOptions:
     )
     max_downtime_ms: int = option(
         300,
-        "--max-downtime",
+        "--max-downtime DURATION",
         "Maximum downtime (QEMU treats it as an estimate).",
         typed=str,
         usual="300ms",
@@ -147,13 +149,13 @@ class MigrationOptions:
     )
     bandwidth_bytes_per_s: int = option(
         0,
-        "--bandwidth --max-bandwidth",
+        "--bandwidth --max-bandwidth RATE",
         "Maximum bandwidth, per second.",
         read=reading.rate_bytes_per_s,
     )
     timeout_s: float | None = option(
         None,
-        "--timeout",
+        "--timeout DURATION",
         "Time limit for memory, e.g. 5m; 5x: five times the duration of sending it once.",
         read=reading.timeout_s,
         about=About.MEMORY,
@@ -167,14 +169,14 @@ class MigrationOptions:
     )
     throttle_initial_percent: int | None = option(
         None,
-        "--auto-converge-initial",
+        "--auto-converge-initial PERCENT",
         "Initial throttling, in percent.",
         span=(1, 99),
         about=About.MEMORY | About.UNFORECAST,
     )
     throttle_increment_percent: int | None = option(
         None,
-        "--auto-converge-increment",
+        "--auto-converge-increment PERCENT",
         "Throttling increment, in percent.",
         span=(1, 99),
         about=About.MEMORY | About.UNFORECAST,
@@ -191,20 +193,20 @@ class MigrationOptions:
     )
     compression_level: int | None = option(
         None,
-        "--compress-level",
+        "--compress-level LEVEL",
         "Compression level: 0 to 20 for zstd, 0 to 9 for zlib.",
         span=(0, 20),
         about=About.UNFORECAST,
     )
     xbzrle_cache_bytes: int | None = option(
         None,
-        "--xbzrle-cache",
+        "--xbzrle-cache SIZE",
         "Size of the xbzrle page cache, e.g. 512MiB.",
         read=reading.cache_bytes,
     )
     channels: int | None = option(
         None,
-        "--parallel",
+        "--parallel N",
         "Number of channels for memory.",
         span=(1, 64),
         about=About.MEMORY,
@@ -217,7 +219,7 @@ class MigrationOptions:
     )
     postcopy_bandwidth_bytes_per_s: int = option(
         0,
-        "--postcopy-bandwidth",
+        "--postcopy-bandwidth RATE",
         "Maximum bandwidth in post-copy for pages that the guest does not wait for, per second.",
         read=reading.rate_bytes_per_s,
         about=About.MEMORY | About.UNFORECAST,
@@ -233,7 +235,7 @@ class MigrationOptions:
     )
     policy: Policy | None = option(
         None,
-        "--policy",
+        "--policy FILE",
         "Policy file for rounds without progress (TOML).",
         typed=Path | None,
         read=reading.policy,
@@ -257,7 +259,7 @@ class MigrationOptions:
     )
     tls_name: str | None = option(
         None,
-        "--tls-destination",
+        "--tls-destination NAME",
         "Name in the destination's certificate, if not its address.",
     )
     offline: bool = option(

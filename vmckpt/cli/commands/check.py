@@ -20,9 +20,9 @@ def check(
     ],
     json: Json = False,
 ) -> None:
-    """Check whether a VM can migrate to each of several hosts; change nothing.
+    """Check whether a VM can migrate to other hosts.
 
-    To check with options of `migrate`: `vmckpt migrate VM HOST OPTIONS --dry-run`.
+    Changes nothing. To check with options of `migrate`: `vmckpt migrate VM HOST OPTIONS --dry-run`.
     """
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import examined

@@ -18,17 +18,19 @@ WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
 def dirty_rate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    for_: Annotated[str, typer.Option("--for", help="How long to measure.")] = "30s",
+    for_: Annotated[
+        str, typer.Option("--for", help="How long to measure.", metavar="DURATION")
+    ] = "30s",
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Continue until Ctrl-C, with a chart of the last minute."),
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a chart to this file, .png or .svg.")
+        Path | None, typer.Option(help="Write a chart to this file, .png or .svg.", metavar="FILE")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure how fast a running VM dirties its memory, and what that memory holds."""
+    """Measure how fast a VM dirties its memory."""
     from vmckpt.cli.found import find
     from vmckpt.errors import UsageError
     from vmckpt.forecast.measure.last_measured import keep

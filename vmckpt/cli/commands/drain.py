@@ -27,10 +27,10 @@ def drain(
     common: Common,
     options: Link,
 ) -> None:
-    """Move all running VMs off a host, and keep others off it until `undrain`.
+    """Move all running VMs off a host.
 
-    Exit code 1 if some stay, each with its reason; 4 if none could move. After a crash or Ctrl-C,
-    repeat the command to continue.
+    Other VMs are kept off it until `undrain`. Exit code 1 if some VMs stay, each with its reason; 4
+    if none could move. After a crash or Ctrl-C, repeat the command to continue.
     """
     from vmckpt.fleet.drain.drain import drain as drain_
     from vmckpt.hosts.inventory.inventory import find_host

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 FinishWithin = Annotated[
     str | None,
     typer.Option(
-        "--finish-within", help="Require completion within this time, e.g. 1h; otherwise refuse."
+        "--finish-within",
+        help="Require completion within this time, e.g. 1h; otherwise refuse.",
+        metavar="DURATION",
     ),
 ]
 MaxParallel = Annotated[
@@ -30,21 +32,30 @@ MaxParallel = Annotated[
         min=1,
         help="Maximum number of concurrent migrations per host. [default: whatever finishes "
         "first, up to 8]",
+        metavar="N",
     ),
 ]
 KeepFree = Annotated[
-    str, typer.Option("--keep-free", help="Memory to keep free on each destination.")
+    str,
+    typer.Option("--keep-free", help="Memory to keep free on each destination.", metavar="SIZE"),
 ]
 VcpusPerCpu = Annotated[
-    float, typer.Option("--vcpus-per-cpu", min=0.1, help="Maximum number of vCPUs per processor.")
+    float,
+    typer.Option(
+        "--vcpus-per-cpu", min=0.1, help="Maximum number of vCPUs per processor.", metavar="N"
+    ),
 ]
 MaxVms = Annotated[
-    int | None, typer.Option("--max-vms", min=1, help="Maximum number of VMs per destination.")
+    int | None,
+    typer.Option("--max-vms", min=1, help="Maximum number of VMs per destination.", metavar="N"),
 ]
 OneWay = Annotated[
     bool, typer.Option("--one-way", help="Allow destinations from which a VM could not return.")
 ]
-LookFor = Annotated[str, typer.Option("--for", help="How long to measure the guests beforehand.")]
+LookFor = Annotated[
+    str,
+    typer.Option("--for", help="How long to measure the guests beforehand.", metavar="DURATION"),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 

@@ -41,7 +41,10 @@ def fork(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Start several VMs from one moment, which share memory and disks until they write."""
+    """Start VMs from a checkpoint or VM that share memory and disks.
+
+    They share memory and disks until they write.
+    """
     from vmckpt.checkpoint.operate import fork_on
     from vmckpt.checkpoint.restore.fork import ForkOptions
     from vmckpt.hosts.inventory.inventory import check_name

@@ -25,7 +25,9 @@ def migrate(
     wishes: TimeLimits,
     wait_for_calm: Annotated[
         str | None,
-        typer.Option(help="Wait up to this long until the guest dirties little memory."),
+        typer.Option(
+            help="Wait up to this long until the guest dirties little memory.", metavar="DURATION"
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
     recover: Annotated[
@@ -35,7 +37,7 @@ def migrate(
     insist: Annotated[bool, typer.Option("--insist", hidden=True)] = False,
     json: Json = False,
 ) -> None:
-    """Migrate a running VM to another host, or one that is off (--offline)."""
+    """Migrate a VM to another host."""
     from vmckpt.options.sense import of_memory, require_forecast, require_sense
 
     if recover:

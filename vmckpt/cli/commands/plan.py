@@ -26,13 +26,15 @@ def plan(
     *,
     wishes: TimeLimits,
     options: Annotated[MigrationOptions, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
-    for_: Annotated[str, typer.Option("--for", help="How long to measure the guest.")] = "8s",
+    for_: Annotated[
+        str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
+    ] = "8s",
     json: Json = False,
 ) -> None:
-    """Forecast every migration method for a VM and choose one; change nothing.
+    """Forecast all migration methods for a VM and choose one.
 
-    Exit code 4 if no method satisfies the constraints; names the smallest change that would make
-    one possible.
+    Changes nothing. Exit code 4 if no method satisfies the constraints; names the smallest change
+    that would make one possible.
     """
     from vmckpt.cli.found import find
     from vmckpt.hosts.inventory.inventory import find_host

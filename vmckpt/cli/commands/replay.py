@@ -10,10 +10,10 @@ from vmckpt.cli.output import Json, show
 
 def replay(
     run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
-    policy: Annotated[Path, typer.Option(help="Policy file (TOML).")],
+    policy: Annotated[Path, typer.Option(help="Policy file (TOML).", metavar="FILE")],
     json: Json = False,
 ) -> None:
-    """Show what a policy would have done in a past migration, from its recorded samples."""
+    """Show what a policy would have done in a past migration."""
     from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
     from vmckpt.forecast.model.pilot import replay as play

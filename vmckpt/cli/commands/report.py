@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 def report(
     run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page with charts.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture with charts.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with charts.", metavar="FILE")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write a picture with charts.", metavar="FILE")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show how a migration went, compared with its forecast if it had one."""
+    """Compare a migration with its forecast."""
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory.inventory import check_name, runs_dir
     from vmckpt.ui.charts import require_plotting

@@ -16,10 +16,11 @@ def serve(
     scheduler: Annotated[bool, typer.Option("--scheduler", help="Run all schedules.")] = False,
     json: Json = False,
 ) -> None:
-    """Run schedules until Ctrl-C, printing a line per event (with --json, as JSON).
+    """Run schedules until Ctrl-C.
 
-    Interrupted runs are continued by the next scheduler. Without --scheduler it is the remote end
-    of another vmckpt's connection, and not for interactive use.
+    Prints a line per event (with --json, as JSON). Interrupted runs are continued by the next
+    scheduler. Without --scheduler it is the remote end of another vmckpt's connection, and not for
+    interactive use.
     """
     if not scheduler:
         from vmckpt.cli.hidden.far_side import far_side

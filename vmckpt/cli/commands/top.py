@@ -14,14 +14,14 @@ STORES_EVERY = 10
 
 
 def top(
-    every: Annotated[str, typer.Option(help="Refresh interval.")] = "2s",
+    every: Annotated[str, typer.Option(help="Refresh interval.", metavar="DURATION")] = "2s",
     once: Annotated[bool, typer.Option("--once", help="Show it once.")] = False,
     json: Json = False,
 ) -> None:
-    """Show hosts, VMs, operations, protection and checkpoints, refreshed until Ctrl-C.
+    """Show hosts, VMs and operations, refreshed until Ctrl-C.
 
-    Read-only: dirty rates are the last ones measured, and checkpoints in an encrypted store are
-    listed if its key is in the environment or ssh-agent.
+    Also shows protection and checkpoints. Dirty rates are the last ones measured; checkpoints in an
+    encrypted store are listed if its key is in the environment or ssh-agent.
     """
     from vmckpt.cli.output import run
     from vmckpt.errors import UsageError

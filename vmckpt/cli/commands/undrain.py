@@ -15,9 +15,9 @@ def undrain(
     common: Common,
     options: Link,
 ) -> None:
-    """Bring VMs back to a drained host, and allow new ones there.
+    """Bring VMs back to a drained host.
 
-    Exit codes and interruptions: as for `drain`.
+    Other VMs may use it again, too. Exit codes and interruptions: as for `drain`.
     """
     from vmckpt.fleet.drain.drain import undrain as undrain_
     from vmckpt.hosts.inventory.inventory import find_host

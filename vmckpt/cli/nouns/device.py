@@ -23,7 +23,10 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(vm: Name, json: Json = False) -> None:
-    """Show a VM's passed-through devices, their strategies, and whether they are plugged in."""
+    """Show a VM's passed-through devices.
+
+    With their strategies, and whether they are plugged in.
+    """
     from vmckpt.cli.found import find_own
     from vmckpt.devices.look import look_at_devices
     from vmckpt.ui.tables import table
@@ -42,11 +45,14 @@ def list_(vm: Name, json: Json = False) -> None:
 def cards(
     host: Annotated[str, typer.Argument(help="The host.")],
     match: Annotated[
-        str | None, typer.Option(help="Only cards that match VENDOR:DEVICE, as in a spec.")
+        str | None,
+        typer.Option(
+            help="Only cards that match VENDOR:DEVICE, as in a spec.", metavar="VENDOR:DEVICE"
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the PCI devices of a host, and which are available for guests."""
+    """Show a host's PCI devices and their availability."""
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.ui.tables import table
     from vmckpt.vm.passthrough.cards import states
@@ -64,7 +70,7 @@ def cards(
 
 @app.command()
 def recover(vm: Name, json: Json = False) -> None:
-    """Plug in missing devices and let the hooks restore the jobs that used them.
+    """Plug in missing devices and restore their jobs.
 
     For use after "what used its device does not go on", when the cause is fixed.
     """
@@ -80,7 +86,7 @@ def recover(vm: Name, json: Json = False) -> None:
 
 @app.command()
 def hook(vendor: Annotated[Vendor, typer.Argument(help="Vendor of the hook.")]) -> None:
-    """Print a hook for installation in guests: a standalone program."""
+    """Print a hook, a program to install in guests."""
     from vmckpt.devices.bundle import hook_file
     from vmckpt.errors import UsageError
 

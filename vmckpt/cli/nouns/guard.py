@@ -32,9 +32,9 @@ class _GuardGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_GuardGroup,
-    help="Run a risky command on a VM: vmckpt guard VM [OPTIONS] -- COMMAND... takes a "
-    "checkpoint, proves it, runs the command, watches the VM, and rolls it back on "
-    "failure.",
+    help="Run a risky command with a tested rollback.\n\nvmckpt guard VM [OPTIONS] -- "
+    "COMMAND... takes a checkpoint, proves it, runs the command, watches the VM, and "
+    "rolls it back on failure.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -44,7 +44,9 @@ Guarded = Annotated[str, typer.Argument(help="VM, or the guard's run id.", metav
 In = Annotated[
     str,
     typer.Option(
-        "--in", help="Where to run the command: here, host (the VM's), or guest (by its agent)."
+        "--in",
+        help="Where to run the command: here, host (the VM's), or guest (by its agent).",
+        metavar="here|host|guest",
     ),
 ]
 Checks = Annotated[
@@ -52,38 +54,61 @@ Checks = Annotated[
     typer.Option(
         "--check",
         help="Health check: agent, tcp:PORT, tcp:ADDRESS:PORT, a URL, or a command (repeatable).",
+        metavar="CHECK",
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
-        "--address", help="The guest's address, for tcp:PORT. [default: as the guest agent reports]"
+        "--address",
+        help="The guest's address, for tcp:PORT. [default: as the guest agent reports]",
+        metavar="ADDRESS",
     ),
 ]
-For = Annotated[str, typer.Option("--for", help="How long to watch the VM after the command.")]
-Every = Annotated[str, typer.Option("--every", help="Interval between checks.")]
+For = Annotated[
+    str,
+    typer.Option("--for", help="How long to watch the VM after the command.", metavar="DURATION"),
+]
+Every = Annotated[str, typer.Option("--every", help="Interval between checks.", metavar="DURATION")]
 Failures = Annotated[
     int,
     typer.Option(
-        "--failures", help="Number of consecutive failed checks that count as failure.", min=1
+        "--failures",
+        help="Number of consecutive failed checks that count as failure.",
+        min=1,
+        metavar="N",
     ),
 ]
-Timeout = Annotated[str | None, typer.Option("--timeout", help="Time limit of the command.")]
+Timeout = Annotated[
+    str | None, typer.Option("--timeout", help="Time limit of the command.", metavar="DURATION")
+]
 Failing = Annotated[
-    str, typer.Option("--on-failure", help="What to do on failure: roll-back or ask.")
+    str,
+    typer.Option(
+        "--on-failure", help="What to do on failure: roll-back or ask.", metavar="roll-back|ask"
+    ),
 ]
 ProofOption = Annotated[
     str,
     typer.Option(
-        "--proof", help="How to prove the checkpoint: run a copy of it, or only read all of it."
+        "--proof",
+        help="How to prove the checkpoint: run a copy of it, or only read all of it.",
+        metavar="run|read",
     ),
 ]
-Keep = Annotated[str, typer.Option("--keep", help="How long to keep the checkpoint afterwards.")]
+Keep = Annotated[
+    str,
+    typer.Option("--keep", help="How long to keep the checkpoint afterwards.", metavar="DURATION"),
+]
 AfterRollback = Annotated[
     list[str] | None,
-    typer.Option("--after-rollback", help="Command to run after a rollback (repeatable)."),
+    typer.Option(
+        "--after-rollback", help="Command to run after a rollback (repeatable).", metavar="COMMAND"
+    ),
 ]
-MaxPause = Annotated[str, typer.Option("--max-pause", help="Maximum pause of the guest.")]
+MaxPause = Annotated[
+    str, typer.Option("--max-pause", help="Maximum pause of the guest.", metavar="DURATION")
+]
 
 
 @app.command("run")
@@ -105,7 +130,10 @@ def run_(
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
-    """Guard a command. Exit code 0: succeeded; 7: rolled back; 9: open; others: not started."""
+    """Guard a command.
+
+    Exit code 0: succeeded; 7: rolled back; 9: open; others: not started.
+    """
     from vmckpt.fleet.guard.guard import guard
     from vmckpt.fleet.guard.health import parse_check, parse_command
     from vmckpt.fleet.guard.record import GuardProof, GuardRequest, OnFailure, Where
@@ -138,7 +166,7 @@ def run_(
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List guards that are open or whose checkpoint still exists."""
+    """List guards that are open or whose checkpoint exists."""
     from vmckpt.fleet.guard.guard import expire, who_is_at_work
     from vmckpt.fleet.guard.record import load_all
     from vmckpt.ui.tables import table
@@ -172,7 +200,7 @@ def commit(guarded: Guarded, json: Json = False) -> None:
 
 @app.command()
 def rollback(guarded: Guarded, json: Json = False) -> None:
-    """Roll the VM back to its guard's checkpoint, as long as that exists."""
+    """Roll the VM back to its guard's checkpoint."""
     from vmckpt.fleet.guard.guard import undo
     from vmckpt.fleet.guard.record import find
 
@@ -181,7 +209,10 @@ def rollback(guarded: Guarded, json: Json = False) -> None:
 
 @app.command()
 def resume(guarded: Guarded, json: Json = False) -> None:
-    """Continue an interrupted guard. Happens by itself when its process is killed."""
+    """Continue an interrupted guard.
+
+    Happens by itself when the guard's process is killed.
+    """
     from vmckpt.fleet.guard.guard import resume as resume_
     from vmckpt.fleet.guard.record import find
 

@@ -10,7 +10,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.errors import UsageError
 
 app = typer.Typer(
-    help="Small QEMU hosts on this machine, for trying things out.",
+    help="Small QEMU hosts on this machine for testing.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -18,9 +18,10 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=1, max=16)] = 2,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=1, max=16, metavar="N")] = 2,
     qemu: Annotated[
-        list[Path] | None, typer.Option(help="QEMU of the first, second, ... host (repeatable).")
+        list[Path] | None,
+        typer.Option(help="QEMU of the first, second, ... host (repeatable).", metavar="FILE"),
     ] = None,
     real: Annotated[
         bool,
@@ -32,11 +33,15 @@ def up(
         bool, typer.Option("--bare", help="With --real: only Debian and sshd on the hosts.")
     ] = False,
     packages: Annotated[
-        Path | None, typer.Option(help="For --real: directory printed by images/hosts.py.")
+        Path | None,
+        typer.Option(help="For --real: directory printed by images/hosts.py.", metavar="DIRECTORY"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Create a lab: hosts lab-a, lab-b, ... with a network to this machine for their guests."""
+    """Create a lab.
+
+    Hosts lab-a, lab-b, ... with a network to this machine for their guests.
+    """
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import up as lab_up
     from vmckpt.lab.real.build import MachineKit, check_look, usual_packages
@@ -123,10 +128,15 @@ def _all_in_it(directory: Path) -> str:
 
 @app.command()
 def demo(
-    image: Annotated[Path, typer.Option(help="Guest image (`python3 images/build.py`).")],
-    qemu: Annotated[Path | None, typer.Option(help="QEMU binary.")] = None,
+    image: Annotated[
+        Path, typer.Option(help="Guest image (`python3 images/build.py`).", metavar="IMAGE")
+    ],
+    qemu: Annotated[Path | None, typer.Option(help="QEMU binary.", metavar="FILE")] = None,
 ) -> None:
-    """Run a demonstration: live migration of a guest under load between two lab hosts."""
+    """Run a demonstration.
+
+    Live migration of a guest under load between two lab hosts.
+    """
     from vmckpt.cli.demo import demo as run_demo
 
     run_demo(image, qemu or _installed_qemu())

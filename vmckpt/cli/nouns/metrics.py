@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 app = typer.Typer(
-    help="Metrics of VMs, migrations, forecasts, replications and schedules for Prometheus.",
+    help="Metrics for Prometheus.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -24,7 +24,10 @@ def metrics(
     context: typer.Context,
     textfile: Annotated[
         Path | None,
-        typer.Option(help="Into this file, in one step, for node_exporter's textfile collector."),
+        typer.Option(
+            help="Into this file, in one step, for node_exporter's textfile collector.",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     """Print all metrics once, as Prometheus reads them."""
@@ -42,10 +45,14 @@ def metrics(
 @app.command()
 def serve(
     listen: Annotated[
-        str, typer.Option(help="ADDR:PORT; with port 0 the kernel chooses one.")
+        str,
+        typer.Option(help="ADDR:PORT; with port 0 the kernel chooses one.", metavar="ADDRESS:PORT"),
     ] = LISTEN,
 ) -> None:
-    """Serve metrics over HTTP at /metrics until Ctrl-C, collected for each request."""
+    """Serve metrics over HTTP at /metrics.
+
+    Until Ctrl-C, collected for each request.
+    """
     run_until_interrupted(_serve(*_address(listen)))
 
 

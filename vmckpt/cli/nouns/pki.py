@@ -25,11 +25,14 @@ MOST_DAYS = 36_500
 @app.command()
 def init(
     days: Annotated[
-        int, typer.Option(help="Validity of the CA, in days.", min=1, max=MOST_DAYS)
+        int, typer.Option(help="Validity of the CA, in days.", min=1, max=MOST_DAYS, metavar="DAYS")
     ] = 3650,
     json: Json = False,
 ) -> None:
-    """Create a certificate authority (CA); its key never leaves this machine."""
+    """Create a certificate authority (CA).
+
+    Its key never leaves this machine.
+    """
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.hosts.pki.authority import make_authority
 
@@ -43,7 +46,10 @@ def init(
 def issue(
     hosts: Annotated[list[str], typer.Argument(help="Names of the hosts.")],
     days: Annotated[
-        int, typer.Option(help="Validity of the certificates, in days.", min=1, max=MOST_DAYS)
+        int,
+        typer.Option(
+            help="Validity of the certificates, in days.", min=1, max=MOST_DAYS, metavar="DAYS"
+        ),
     ] = 365,
     json: Json = False,
 ) -> None:
@@ -67,7 +73,7 @@ def show_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the certificates of the CA and all hosts with their names and validity."""
+    """List the certificates of the CA and all hosts."""
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host, state_dir
     from vmckpt.hosts.pki.authority import read_authority
     from vmckpt.ui.tables import table

@@ -66,7 +66,10 @@ def attach(
     run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
     json: Json = False,
 ) -> None:
-    """Show a migration from its start to its end, on whichever host its job runs."""
+    """Show a migration from its start to its end.
+
+    On whichever host its job runs.
+    """
     from vmckpt.cli.commands.moving import show_outcome
 
     show_outcome(output.run(_attach(run)), as_json=json)
@@ -97,7 +100,7 @@ def _unfinished(record: "RunRecord", busy: set[str]) -> str:
 
 @app.command()
 def score(json: Json = False) -> None:
-    """Show the accuracy of past forecasts, by migration method."""
+    """Show the accuracy of past forecasts, by method."""
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
     from vmckpt.forecast import score as scores

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vmckpt.fleet.schedule.run import Event, RunResult, SchedulerTools
 
 app = typer.Typer(
-    help="Scheduled checkpoints, with copies on other hosts. They are run by `vmckpt serve "
+    help="Scheduled checkpoints, with copies on other hosts.\n\nThey are run by `vmckpt serve "
     "--scheduler`, or by a timer that calls `run-due`.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -32,7 +32,9 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(help="Schedules. [default: all]", metavar="[NAME]..."),
 ]
-Count = Annotated[int, typer.Option("--count", help="Number of runs to show.", min=1, max=10_000)]
+Count = Annotated[
+    int, typer.Option("--count", help="Number of runs to show.", min=1, max=10_000, metavar="N")
+]
 
 
 @app.command()
@@ -69,7 +71,7 @@ def add(
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List schedules with their next and last runs and current problems."""
+    """List schedules with their runs and problems."""
     from vmckpt.fleet.schedule.record import load_all
     from vmckpt.ui.tables import table
 
@@ -169,9 +171,10 @@ def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
 
 @app.command("run-due")
 def run_due(names: Names = None, json: Json = False) -> None:
-    """Run what is due now, and return when it is done. For use by a timer.
+    """Run what is due now, for use by a timer.
 
-    The exit code is that of the first failed run; failed runs are retried by the next call.
+    Returns when it is done. The exit code is that of the first failed run; failed runs are retried
+    by the next call.
     """
     from vmckpt.fleet.schedule.scheduler import run_due as run_due_
 

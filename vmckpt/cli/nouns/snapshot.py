@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from vmckpt.drivers.driver import VmSnapshot
 
 app = typer.Typer(
-    help="QEMU's internal snapshots on qcow2 (savevm): the VM is paused while one is taken.",
+    help="QEMU's internal snapshots (savevm).\n\nThey are stored in qcow2 images; the VM is "
+    "paused while one is taken.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -48,7 +49,10 @@ def list_(vm: Name, json: Json = False) -> None:
 
 @app.command()
 def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
-    """Return a VM to a snapshot; everything since then is lost."""
+    """Return a VM to a snapshot.
+
+    Everything since then is lost.
+    """
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 

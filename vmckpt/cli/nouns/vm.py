@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The VM's name.")]
-HostOption = Annotated[str, typer.Option("--host", help="Host (see `vmckpt host list`).")]
+HostOption = Annotated[
+    str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
+]
 
 
 @app.command("run")
@@ -42,11 +44,14 @@ def adopt(
     qmp: Annotated[
         list[Path],
         typer.Option(
-            help="QMP socket of the QEMU; up to three: for operations, for status, for rescues."
+            help="QMP socket of the QEMU; up to three: for operations, for status, for rescues.",
+            metavar="SOCKET",
         ),
     ],
     host: HostOption = "local",
-    pid: Annotated[int | None, typer.Option(help="Process id, if it cannot be determined.")] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="Process id, if it cannot be determined.", metavar="PID")
+    ] = None,
     trust: Annotated[
         bool,
         typer.Option(
@@ -134,7 +139,10 @@ def network(
     ],
     json: Json = False,
 ) -> None:
-    """Connect or isolate the NICs of a VM that is off. Copies and forks are isolated by default."""
+    """Connect or isolate the NICs of a VM that is off.
+
+    Copies and forks are isolated by default.
+    """
     from vmckpt.cli.found import find_own
     from vmckpt.vm.lifecycle import set_network
 
@@ -150,7 +158,9 @@ def stop(
     force: Annotated[
         bool, typer.Option("--force", help="End it immediately, like a power cut.")
     ] = False,
-    timeout: Annotated[str, typer.Option(help="Time limit for the guest's shutdown.")] = "60s",
+    timeout: Annotated[
+        str, typer.Option(help="Time limit for the guest's shutdown.", metavar="DURATION")
+    ] = "60s",
     json: Json = False,
 ) -> None:
     """Press the VM's power button and wait until it is off."""
@@ -174,7 +184,10 @@ def rm(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Remove a VM that is off; its disk images stay. An adopted QEMU keeps running."""
+    """Remove a VM that is off.
+
+    Its disk images stay. An adopted QEMU keeps running.
+    """
     from vmckpt.cli.found import find
     from vmckpt.drivers.driver import remove_with_disks
 

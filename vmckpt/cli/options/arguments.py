@@ -14,16 +14,19 @@ class TimeLimits(NamedTuple):
     """What is wished of a migration's time and pause."""
 
     max_pause: Annotated[
-        str | None, typer.Option(help="Maximum guest-visible downtime, e.g. 200ms.")
+        str | None,
+        typer.Option(help="Maximum guest-visible downtime, e.g. 200ms.", metavar="DURATION"),
     ] = None
     finish_within: Annotated[
-        str | None, typer.Option(help="Require completion within this time, e.g. 10m.")
+        str | None,
+        typer.Option(help="Require completion within this time, e.g. 10m.", metavar="DURATION"),
     ] = None
     finish_by: Annotated[
-        str | None, typer.Option(help="Require completion by this time of day, e.g. 02:00.")
+        str | None,
+        typer.Option(help="Require completion by this time of day, e.g. 02:00.", metavar="HH:MM"),
     ] = None
     max_slowdown: Annotated[
-        str | None, typer.Option(help="Maximum slowdown of the guest, e.g. 20%.")
+        str | None, typer.Option(help="Maximum slowdown of the guest, e.g. 20%.", metavar="PERCENT")
     ] = None
 
     def intent(self, *, never_risk_postcopy: bool) -> "Intent":

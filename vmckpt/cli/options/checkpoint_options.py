@@ -17,14 +17,23 @@ MaybePoint = Annotated[
 MaybeVm = Annotated[str | None, typer.Argument(help="The VM's name.")]
 Members = Annotated[
     str | None,
-    typer.Option("--group", help="Take a consistent checkpoint of several VMs: VM,VM,..."),
+    typer.Option(
+        "--group",
+        help="Take a consistent checkpoint of several VMs: VM,VM,...",
+        metavar="VM,VM,...",
+    ),
 ]
 OfGroup = Annotated[
-    str | None, typer.Option("--group", help="A group: its name, or a prefix of its id.")
+    str | None,
+    typer.Option("--group", help="A group: its name, or a prefix of its id.", metavar="NAME|ID"),
 ]
 MaxHold = Annotated[
     str | None,
-    typer.Option("--max-hold", help="With --group: how long output may be held. [default: 250ms]"),
+    typer.Option(
+        "--max-hold",
+        help="With --group: how long output may be held. [default: 250ms]",
+        metavar="DURATION",
+    ),
 ]
 Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names or ids.")]
 
@@ -45,8 +54,10 @@ KindOption = Annotated[
         "paused; savevm: to the qcow2 image, with the VM paused.",
     ),
 ]
-OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: the snapshot's VM.")]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the checkpoint.")]
+OfVm = Annotated[
+    str | None, typer.Option("--vm", help="With --kind savevm: the snapshot's VM.", metavar="VM")
+]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the checkpoint.", metavar="NAME")]
 Replace = Annotated[
     bool,
     typer.Option(
@@ -54,29 +65,45 @@ Replace = Annotated[
         help="Remove the VM's existing checkpoint of that name once the new one is complete.",
     ),
 ]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="Tag, key=value (repeatable).")]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="Tag, key=value (repeatable).", metavar="KEY=VALUE"),
+]
 MaxPause = Annotated[
     str | None,
     typer.Option(
-        "--max-pause", help="Maximum time for copying memory during a pause. [default: 10ms]"
+        "--max-pause",
+        help="Maximum time for copying memory during a pause. [default: 10ms]",
+        metavar="DURATION",
     ),
 ]
-Trigger = Annotated[str, typer.Option("--trigger", help="What triggered the checkpoint.")]
-
-KeepLast = Annotated[int, typer.Option("--keep-last", help="Keep this many of the newest.")]
-Hourly = Annotated[
-    int, typer.Option("--hourly", help="Keep the newest of each of this many hours.")
+Trigger = Annotated[
+    str, typer.Option("--trigger", help="What triggered the checkpoint.", metavar="TEXT")
 ]
-Daily = Annotated[int, typer.Option("--daily", help="Keep the newest of each of this many days.")]
+
+KeepLast = Annotated[
+    int, typer.Option("--keep-last", help="Keep this many of the newest.", metavar="N")
+]
+Hourly = Annotated[
+    int, typer.Option("--hourly", help="Keep the newest of each of this many hours.", metavar="N")
+]
+Daily = Annotated[
+    int, typer.Option("--daily", help="Keep the newest of each of this many days.", metavar="N")
+]
 Weekly = Annotated[
-    int, typer.Option("--weekly", help="Keep the newest of each of this many weeks.")
+    int, typer.Option("--weekly", help="Keep the newest of each of this many weeks.", metavar="N")
 ]
 MaxAge = Annotated[
-    str | None, typer.Option("--max-age", help="Remove checkpoints older than this, e.g. 720h.")
+    str | None,
+    typer.Option(
+        "--max-age", help="Remove checkpoints older than this, e.g. 720h.", metavar="DURATION"
+    ),
 ]
 MaxSize = Annotated[
     str | None,
-    typer.Option("--max-size", help="Remove the oldest until the rest fits, e.g. 20GiB."),
+    typer.Option(
+        "--max-size", help="Remove the oldest until the rest fits, e.g. 20GiB.", metavar="SIZE"
+    ),
 ]
 
 
@@ -105,13 +132,17 @@ class Retention(NamedTuple):
         )
 
 
-OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only checkpoints with this key=value.")]
+OnlyTag = Annotated[
+    str | None,
+    typer.Option("--tag", help="Only checkpoints with this key=value.", metavar="KEY=VALUE"),
+]
 VmId = Annotated[
     str | None,
     typer.Option(
         "--vm-id",
         help="Select one of several VMs of that name by a prefix of its id; none: checkpoints "
         "from before VMs had ids.",
+        metavar="ID",
     ),
 ]
 Apply = Annotated[
@@ -123,10 +154,11 @@ InPlace = Annotated[
 ]
 As = Annotated[
     str | None,
-    typer.Option("--as", help="Make a copy with this name and its own identity."),
+    typer.Option("--as", help="Make a copy with this name and its own identity.", metavar="NAME"),
 ]
 Where = Annotated[
-    str | None, typer.Option("--host", help="Destination host. [default: the VM's own]")
+    str | None,
+    typer.Option("--host", help="Destination host. [default: the VM's own]", metavar="HOST"),
 ]
 DisksOnly = Annotated[
     bool,
@@ -138,7 +170,11 @@ DisksOnly = Annotated[
 Eager = Annotated[bool, typer.Option("--eager", help="Load all memory before the guest runs.")]
 Network = Annotated[
     str | None,
-    typer.Option("--network", help="plugged or isolated. [default: copies are isolated]"),
+    typer.Option(
+        "--network",
+        help="plugged or isolated. [default: copies are isolated]",
+        metavar="plugged|isolated",
+    ),
 ]
 KeepMacs = Annotated[
     bool, typer.Option("--keep-macs", help="The copy keeps the original's MAC addresses.")
@@ -163,10 +199,11 @@ Trust = Annotated[
 Source = Annotated[str, typer.Argument(help="Checkpoint (name or id), or a running VM.")]
 MOST_FORKS = 1000
 Count = Annotated[
-    int, typer.Option("--count", help="Number of forks.", min=1, max=MOST_FORKS)
+    int, typer.Option("--count", help="Number of forks.", min=1, max=MOST_FORKS, metavar="N")
 ]
 ForksName = Annotated[
-    str | None, typer.Option("--name", help="Name of the forks: NAME-1, NAME-2, ...")
+    str | None,
+    typer.Option("--name", help="Name of the forks: NAME-1, NAME-2, ...", metavar="NAME"),
 ]
 Plugged = Annotated[
     bool,

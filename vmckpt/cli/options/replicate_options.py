@@ -15,18 +15,24 @@ AUTO = "auto"
 
 Epoch = Annotated[
     str | None,
-    typer.Option(help="How long the guest runs between two epochs, or 'auto'. [default: 25ms]"),
+    typer.Option(
+        help="How long the guest runs between two epochs, or 'auto'. [default: 25ms]",
+        metavar="DURATION|auto",
+    ),
 ]
 MaxPause = Annotated[
     str | None,
     typer.Option(
-        "--max-pause", help="Maximum time for copying memory during a pause. [default: 10ms]"
+        "--max-pause",
+        help="Maximum time for copying memory during a pause. [default: 10ms]",
+        metavar="DURATION",
     ),
 ]
 Lease = Annotated[
     str | None,
     typer.Option(
-        help="Where leases are kept: a directory that both hosts share, or etcd:URL,URL..."
+        help="Where leases are kept: a directory that both hosts share, or etcd:URL,URL...",
+        metavar="LOCATION",
     ),
 ]
 LeaseTime = Annotated[
@@ -35,6 +41,7 @@ LeaseTime = Annotated[
         "--lease-time",
         help="Lifetime of the primary's lease, for which a standby without fencing waits: 2.5s "
         "to 10s. [default: 3s]",
+        metavar="DURATION",
     ),
 ]
 LeaseCredentials = Annotated[
@@ -42,13 +49,15 @@ LeaseCredentials = Annotated[
     typer.Option(
         "--lease-credentials",
         help="File on both hosts with credentials for etcd over https; see docs/replicate.md.",
+        metavar="FILE",
     ),
 ]
 Fence = Annotated[
     str | None,
     typer.Option(
         help="Between machines: fencing agent and its arguments, with {host} for the host to "
-        "fence, e.g. 'vmckpt-fence-by-kill ssh {host}'."
+        "fence, e.g. 'vmckpt-fence-by-kill ssh {host}'.",
+        metavar="AGENT",
     ),
 ]
 

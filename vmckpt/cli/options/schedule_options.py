@@ -21,27 +21,39 @@ Every = Annotated[
         "--every",
         help="Interval, e.g. 15m; auto: the interval with the least expected loss, from "
         "measurements.",
+        metavar="DURATION",
     ),
 ]
 Cron = Annotated[
     str | None,
-    typer.Option("--cron", help="Calendar times: five fields as in crontab(5), e.g. '0 3 * * *'."),
+    typer.Option(
+        "--cron",
+        help="Calendar times: five fields as in crontab(5), e.g. '0 3 * * *'.",
+        metavar="EXPRESSION",
+    ),
 ]
 Zone = Annotated[
     str | None,
     typer.Option(
         "--timezone",
         help="Time zone of --cron and --window, e.g. Europe/Berlin. [default: this machine's]",
+        metavar="ZONE",
     ),
 ]
 WindowOption = Annotated[
     str | None,
-    typer.Option("--window", help="Start runs in this part of the day only, e.g. 22:00-06:00."),
+    typer.Option(
+        "--window",
+        help="Start runs in this part of the day only, e.g. 22:00-06:00.",
+        metavar="HH:MM-HH:MM",
+    ),
 ]
 Jitter = Annotated[
     str | None,
     typer.Option(
-        "--jitter", help="Delay each run by up to this much, so that not all start at once."
+        "--jitter",
+        help="Delay each run by up to this much, so that not all start at once.",
+        metavar="DURATION",
     ),
 ]
 CatchUpOption = Annotated[
@@ -50,20 +62,29 @@ CatchUpOption = Annotated[
         "--catch-up",
         help="Runs missed while the scheduler was not running: once (a single run replaces "
         "them), or skip.",
+        metavar="once|skip",
     ),
 ]
 Rpo = Annotated[
     str | None,
-    typer.Option("--rpo", help="With --every auto: maximum loss after a failure."),
+    typer.Option(
+        "--rpo", help="With --every auto: maximum loss after a failure.", metavar="DURATION"
+    ),
 ]
 Mtbf = Annotated[
     str | None,
-    typer.Option("--mtbf", help="With --every auto: your estimate of the time between failures."),
+    typer.Option(
+        "--mtbf",
+        help="With --every auto: your estimate of the time between failures.",
+        metavar="DURATION",
+    ),
 ]
 CopyTo = Annotated[
     list[str] | None,
     typer.Option(
-        "--copy-to", help="Also copy each checkpoint to this store, e.g. lab-b: (repeatable)."
+        "--copy-to",
+        help="Also copy each checkpoint to this store, e.g. lab-b: (repeatable).",
+        metavar="LOCATION",
     ),
 ]
 Check = Annotated[
@@ -72,10 +93,12 @@ Check = Annotated[
         "--check",
         help="After each run, check this share of its stores' content, e.g. 2%, continuing "
         "where the last check ended.",
+        metavar="PERCENT",
     ),
 ]
 ScheduleName = Annotated[
-    str | None, typer.Option("--name", help="Name of the schedule. [default: the VM's]")
+    str | None,
+    typer.Option("--name", help="Name of the schedule. [default: the VM's]", metavar="NAME"),
 ]
 
 

@@ -14,18 +14,29 @@ CheckedPlace = Annotated[
     typer.Argument(help="Store. [default: all stores with checkpoints of known VMs]"),
 ]
 StoreOption = Annotated[
-    str | None, typer.Option("--store", help="Store. [default: this host's own]")
+    str | None,
+    typer.Option("--store", help="Store. [default: this host's own]", metavar="LOCATION"),
 ]
-KeyFile = Annotated[str | None, typer.Option("--key-file", help="File with the store's key.")]
+KeyFile = Annotated[
+    str | None, typer.Option("--key-file", help="File with the store's key.", metavar="FILE")
+]
 KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="Command that prints the store's key.")
+    str | None,
+    typer.Option("--key-command", help="Command that prints the store's key.", metavar="COMMAND"),
 ]
 TargetKeyFile = Annotated[
-    str | None, typer.Option("--target-key-file", help="File with the destination store's key.")
+    str | None,
+    typer.Option(
+        "--target-key-file", help="File with the destination store's key.", metavar="FILE"
+    ),
 ]
 TargetKeyCommand = Annotated[
     str | None,
-    typer.Option("--target-key-command", help="Command that prints the destination store's key."),
+    typer.Option(
+        "--target-key-command",
+        help="Command that prints the destination store's key.",
+        metavar="COMMAND",
+    ),
 ]
 ReadDataSubset = Annotated[
     str | None,
@@ -33,6 +44,7 @@ ReadDataSubset = Annotated[
         "--read-data-subset",
         help="Read only part of the packs' content: N% at random, or part n of t, e.g. 5% or "
         "1/7. Metadata is always read.",
+        metavar="N%|n/t",
     ),
 ]
 Points = Annotated[

@@ -77,6 +77,8 @@ def _declared(kind: Any, only: Collection[str] | None) -> Iterator[Parameter]:
     for name, found in declarations(kind):
         if only is None or name in only:
             least, most = found.span
-            option = typer.Option(*found.flags, help=found.help, min=least, max=most)
+            option = typer.Option(
+                *found.flags, help=found.help, min=least, max=most, metavar=found.metavar
+            )
             annotation: Any = Annotated[found.typed, option]
             yield Parameter(name, _BY_NAME, default=found.usual, annotation=annotation)

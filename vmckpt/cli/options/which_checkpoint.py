@@ -17,13 +17,18 @@ StorePlace = Annotated[
         "--store",
         help="Store: a directory, HOST:, HOST:/DIRECTORY, ssh://... or s3://... [default: all "
         "known stores; for a new checkpoint, the host's own]",
+        metavar="LOCATION",
     ),
 ]
 KeyFile = Annotated[
-    str | None, typer.Option("--key-file", help="Encrypted store: file with its key.")
+    str | None,
+    typer.Option("--key-file", help="Encrypted store: file with its key.", metavar="FILE"),
 ]
 KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="Encrypted store: command that prints its key.")
+    str | None,
+    typer.Option(
+        "--key-command", help="Encrypted store: command that prints its key.", metavar="COMMAND"
+    ),
 ]
 
 

@@ -70,9 +70,10 @@ def create(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Take a checkpoint of a running VM: memory, devices and disks at one moment.
+    """Take a checkpoint of a running VM.
 
-    With --group, a consistent checkpoint of several VMs on any hosts.
+    It contains memory, devices and disks at one moment. With --group, a consistent checkpoint of
+    several VMs on any hosts.
     """
     one = one_of(vm, group, "a VM")
     require_of_group(group, kind, {"--max-hold": max_hold})
@@ -191,7 +192,10 @@ def diff(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Show how much memory and disk content differs between two checkpoints of a store."""
+    """Show how much differs between two checkpoints.
+
+    Memory and disk content of two checkpoints in one store.
+    """
     from vmckpt.checkpoint.catalogue.look import differences
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
@@ -232,13 +236,16 @@ def verify(
 @app.command()
 def pin(
     point: Point,
-    reason: Annotated[str, typer.Option("--reason", help="Reason.")] = "by hand",
+    reason: Annotated[str, typer.Option("--reason", help="Reason.", metavar="TEXT")] = "by hand",
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Protect a checkpoint from rm, prune and schedules until it is unpinned."""
+    """Protect a checkpoint from removal.
+
+    `rm`, `prune` and schedules keep it until it is unpinned.
+    """
     from vmckpt.checkpoint.catalogue.pinning import check_reason
     from vmckpt.checkpoint.catalogue.pinning import pin as pin_
 
@@ -285,9 +292,9 @@ def rm(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints from all stores that have them. Others do not depend on them.
+    """Remove checkpoints from all stores that have them.
 
-    `vmckpt store gc` frees the space.
+    Other checkpoints do not depend on them. `vmckpt store gc` frees the space.
     """
     one_of(points[0] if points else None, group, "a checkpoint")
     points = points or []
@@ -329,7 +336,10 @@ def prune(
     stored: Stored,
     json: Json = False,
 ) -> None:
-    """Show the checkpoints that a retention rule would remove; --apply removes them."""
+    """Apply a retention rule to checkpoints.
+
+    Shows the checkpoints that it would remove; --apply removes them.
+    """
     from vmckpt.checkpoint.catalogue.look import prune as prune_
     from vmckpt.checkpoint.catalogue.whose import chosen
     from vmckpt.hosts.inventory.inventory import all_hosts

@@ -26,14 +26,20 @@ def export_disk(
     disk: DiskName,
     file: Annotated[Path, typer.Argument(help="Image to create; must not exist.")],
     format_: Annotated[
-        str | None, typer.Option("--format", help="qcow2 or raw. [default: by the file's name]")
+        str | None,
+        typer.Option(
+            "--format", help="qcow2 or raw. [default: by the file's name]", metavar="FORMAT"
+        ),
     ] = None,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Write one disk of a checkpoint to a sparse image file; all content is verified."""
+    """Write one disk of a checkpoint to an image file.
+
+    The file is sparse; all content is verified.
+    """
     from vmckpt.checkpoint.disks.export import ExportFile, format_of
     from vmckpt.checkpoint.disks.export import export_disk as export_disk_
     from vmckpt.units import format_size
@@ -66,7 +72,10 @@ def serve_disk(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Serve a checkpoint's disks over NBD, read-only, until Ctrl-C; exports disk-0, disk-1, ..."""
+    """Serve a checkpoint's disks over NBD, read-only.
+
+    Until Ctrl-C; exports disk-0, disk-1, ...
+    """
     import asyncio
 
     from vmckpt.checkpoint.disks.serve_disks import served
@@ -93,7 +102,10 @@ def mount(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Mount a checkpoint's disks as raw images, read-only, until Ctrl-C or umount (FUSE)."""
+    """Mount a checkpoint's disks as raw images (FUSE).
+
+    Read-only, until Ctrl-C or umount.
+    """
     from vmckpt.checkpoint.disks.mount import mount as mount_
 
     key = key_source(key_file, key_command)

@@ -56,9 +56,10 @@ def restore(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Restore a checkpoint as a running VM; returns when the guest runs.
+    """Restore a checkpoint as a running VM.
 
-    With --group, all VMs of a group return to it, or none. With --disks-only the VM is off.
+    Returns when the guest runs. With --group, all VMs of a group return to it, or none. With
+    --disks-only the VM is off.
     """
     one = one_of(point, group, "a checkpoint")
     require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)

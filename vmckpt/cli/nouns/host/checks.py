@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def check(
     name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
 ) -> None:
-    """Show a host's capabilities and problems; exit code 4 if it can run no VMs."""
+    """Show a host's capabilities and problems.
+
+    Exit code 4 if it can run no VMs.
+    """
     from vmckpt.hosts.inventory.inventory import find_entry, find_host, local_host
     from vmckpt.preflight.host.checks import check_host
     from vmckpt.ui.tables import fields
@@ -38,7 +41,10 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the problems of hosts with fixes; exit code 4 if a host can run no VMs."""
+    """Show problems of hosts, with commands that fix them.
+
+    Exit code 4 if a host can run no VMs.
+    """
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.preflight.host.checks import check_hosts
 

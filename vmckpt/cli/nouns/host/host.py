@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
 
-Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.")]
+Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.", metavar="BRIDGE")]
 StateDir = Annotated[
-    Path | None, typer.Option(help="State directory on the host. [default: vmckpt's default there]")
+    Path | None,
+    typer.Option(
+        help="State directory on the host. [default: vmckpt's default there]", metavar="DIRECTORY"
+    ),
 ]
 SshConfig = Annotated[
-    Path | None, typer.Option(help="SSH configuration file. [default: ~/.ssh/config]")
+    Path | None,
+    typer.Option(help="SSH configuration file. [default: ~/.ssh/config]", metavar="FILE"),
 ]
 MigrationPorts = Annotated[
     str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
@@ -63,19 +67,26 @@ def add(
         str, typer.Argument(help="ssh://USER@HOST:PORT, or a Host of ~/.ssh/config.")
     ],
     migration_addr: Annotated[
-        str | None, typer.Option(help="Address for incoming migrations. [default: the SSH address]")
+        str | None,
+        typer.Option(
+            help="Address for incoming migrations. [default: the SSH address]", metavar="ADDRESS"
+        ),
     ] = None,
     second_addr: Annotated[
         str | None,
-        typer.Option(help="Second address; or none. [default: the SSH address]"),
+        typer.Option(help="Second address; or none. [default: the SSH address]", metavar="ADDRESS"),
     ] = None,
     state_dir: StateDir = None,
-    qemu: Annotated[str, typer.Option(help="QEMU binary on the host.")] = "qemu-system-x86_64",
+    qemu: Annotated[
+        str, typer.Option(help="QEMU binary on the host.", metavar="FILE")
+    ] = "qemu-system-x86_64",
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
     libvirt: Annotated[
         Path | None,
-        typer.Option(help="Socket of the host's libvirtd, e.g. /run/libvirt/libvirt-sock."),
+        typer.Option(
+            help="Socket of the host's libvirtd, e.g. /run/libvirt/libvirt-sock.", metavar="SOCKET"
+        ),
     ] = None,
     vm_uids: Annotated[
         str | None,
@@ -84,11 +95,16 @@ def add(
             metavar="FIRST-LAST",
         ),
     ] = None,
-    vmckpt: Annotated[str, typer.Option(help="vmckpt command on the host.")] = "vmckpt",
+    vmckpt: Annotated[
+        str, typer.Option(help="vmckpt command on the host.", metavar="FILE")
+    ] = "vmckpt",
     ssh_config: SshConfig = None,
     json: Json = False,
 ) -> None:
-    """Add a host over SSH. It must be reachable; problems are shown."""
+    """Add a host over SSH.
+
+    It must be reachable; problems are shown.
+    """
     from vmckpt.hosts.inventory.inventory import add_host, describing, greet, require_new_name
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
@@ -124,19 +140,25 @@ def add(
 def set_(
     name: Annotated[str, typer.Argument(help="The host's name.")],
     address: Annotated[
-        str | None, typer.Option(help="ssh://USER@HOST:PORT; must be reachable.")
+        str | None, typer.Option(help="ssh://USER@HOST:PORT; must be reachable.", metavar="ADDRESS")
     ] = None,
     migration_addr: Annotated[
-        str | None, typer.Option(help="Address for incoming migrations.")
+        str | None, typer.Option(help="Address for incoming migrations.", metavar="ADDRESS")
     ] = None,
     second_addr: Annotated[
-        str | None, typer.Option(help="Second address, on another network; or none.")
+        str | None,
+        typer.Option(help="Second address, on another network; or none.", metavar="ADDRESS"),
     ] = None,
-    qemu: Annotated[str | None, typer.Option(help="QEMU binary on the host.")] = None,
+    qemu: Annotated[
+        str | None, typer.Option(help="QEMU binary on the host.", metavar="FILE")
+    ] = None,
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
     libvirt: Annotated[
-        str | None, typer.Option(help="Socket of the host's libvirtd, which must answer; or none.")
+        str | None,
+        typer.Option(
+            help="Socket of the host's libvirtd, which must answer; or none.", metavar="SOCKET"
+        ),
     ] = None,
     vm_uids: Annotated[
         str | None,
@@ -148,7 +170,10 @@ def set_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Change a host's inventory entry; nothing on the host changes."""
+    """Change a host's inventory entry.
+
+    Nothing on the host changes.
+    """
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import change_host, describing, find_entry
     from vmckpt.preflight.host.entry import require_usable
@@ -243,7 +268,10 @@ def _ports(text: str | None) -> tuple[int, int] | None:
 def remove(
     name: Annotated[str, typer.Argument(help="The host's name.")], json: Json = False
 ) -> None:
-    """Remove a host from the inventory; nothing on the host changes."""
+    """Remove a host from the inventory.
+
+    Nothing on the host changes.
+    """
     from vmckpt.checkpoint.catalogue.known_stores import forget_of_host
     from vmckpt.hosts.inventory.inventory import remove_host
 
@@ -256,10 +284,15 @@ def remove(
 def calibrate(
     first: Annotated[str, typer.Argument(help="First host.", metavar="A")],
     second: Annotated[str, typer.Argument(help="Second host.", metavar="B")],
-    size: Annotated[str, typer.Option(help="Memory size of the test guest.")] = "256M",
+    size: Annotated[
+        str, typer.Option(help="Memory size of the test guest.", metavar="SIZE")
+    ] = "256M",
     json: Json = False,
 ) -> None:
-    """Measure the cost of migrations between two hosts with a small test guest."""
+    """Measure the cost of migrations between two hosts.
+
+    Migrates a small test guest back and forth.
+    """
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.migrate.calibrate import LEAST_BYTES, calibrate

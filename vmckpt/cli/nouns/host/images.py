@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def images(
     host: Annotated[str | None, typer.Argument(help="Host. [default: all hosts]")] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(help="Remove this unused image (repeatable).")
+        list[str] | None,
+        typer.Option(help="Remove this unused image (repeatable).", metavar="IMAGE"),
     ] = None,
     remove_unused: Annotated[
         bool, typer.Option("--remove-unused", help="Remove all unused images.")
@@ -25,7 +26,10 @@ def images(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """List the images in a host's own directory and their users; remove unused ones."""
+    """List a host's images and their users.
+
+    Images in its own directory; unused ones can be removed.
+    """
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.images import remove_images, unused

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
-    help="Continuous replication to a standby that takes over within milliseconds.",
+    help="Continuous replication to a standby host.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,7 +34,10 @@ def start(
     wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
-    """Protect a running VM; returns when the standby could take over."""
+    """Protect a running VM.
+
+    Returns when the standby could take over.
+    """
     from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
@@ -54,13 +57,19 @@ def keep(
     ],
     window: Annotated[
         str | None,
-        typer.Option(help="Protect the VM in this part of the day only, e.g. 22:00-06:00."),
+        typer.Option(
+            help="Protect the VM in this part of the day only, e.g. 22:00-06:00.",
+            metavar="HH:MM-HH:MM",
+        ),
     ] = None,
     *,
     wishes: ReplicateArguments,
     json: Json = False,
 ) -> None:
-    """Keep a VM protected: protect it again whenever protection has ended. For use as a service."""
+    """Keep a VM protected.
+
+    Protects it again whenever protection has ended. For use as a service.
+    """
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
     from vmckpt.replicate.operator.keep import keep as keep_
@@ -90,7 +99,10 @@ def failover(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Switch the VM to the standby: handed over by the primary or, if that is dead, taken over."""
+    """Switch the VM to the standby.
+
+    The primary hands it over; if the primary is dead, the standby takes it over.
+    """
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.operator.operate import failover as failover_
 
@@ -140,7 +152,10 @@ def stop(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Stop replicating the VM; it keeps running where it is, unprotected."""
+    """Stop replicating the VM.
+
+    It keeps running where it is, unprotected.
+    """
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.replicate.operator.stop import stop as stop_
 

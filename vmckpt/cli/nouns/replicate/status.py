@@ -44,7 +44,10 @@ def events(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show the history of the VM's replication from all hosts, oldest first."""
+    """Show the history of the VM's replication.
+
+    From all hosts, oldest first.
+    """
     from time import sleep
 
     from vmckpt.errors import NotFoundError

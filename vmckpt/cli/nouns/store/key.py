@@ -14,28 +14,38 @@ if TYPE_CHECKING:
     from vmckpt.store.sealing.wrapping import Wrapped
 
 app = typer.Typer(
-    help="Keys of an encrypted store: change them without rewriting data, or back them up.",
+    help="Keys of an encrypted store.\n\nThey can be changed without rewriting data, and "
+    "backed up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 StoreOption = Annotated[
-    str | None, typer.Option("--store", help="Store. [default: this host's own]")
+    str | None,
+    typer.Option("--store", help="Store. [default: this host's own]", metavar="LOCATION"),
 ]
-KeyFile = Annotated[str | None, typer.Option("--key-file", help="File with a key of the store.")]
+KeyFile = Annotated[
+    str | None, typer.Option("--key-file", help="File with a key of the store.", metavar="FILE")
+]
 KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="Command that prints a key of the store.")
+    str | None,
+    typer.Option(
+        "--key-command", help="Command that prints a key of the store.", metavar="COMMAND"
+    ),
 ]
 NewKeyFile = Annotated[
     str | None,
-    typer.Option("--new-key-file", help="File of the new key, created if it does not exist."),
+    typer.Option(
+        "--new-key-file", help="File of the new key, created if it does not exist.", metavar="FILE"
+    ),
 ]
 NewKeyCommand = Annotated[
-    str | None, typer.Option("--new-key-command", help="Command that prints the new key.")
+    str | None,
+    typer.Option("--new-key-command", help="Command that prints the new key.", metavar="COMMAND"),
 ]
 NewKeyAgent = Annotated[
     bool, typer.Option("--new-key-agent", help="Use ssh-agent's first Ed25519 key as the new key.")
 ]
-Name = Annotated[str, typer.Option("--name", help="Name of the new key.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the new key.", metavar="NAME")]
 
 
 @app.command("list")
@@ -70,7 +80,10 @@ def add(
     name: Name = "",
     json: Json = False,
 ) -> None:
-    """Add a key to a store. Versions of vmckpt that support a single key refuse it afterwards."""
+    """Add a key to a store.
+
+    Versions of vmckpt that support a single key refuse it afterwards.
+    """
     from vmckpt.store.keyring import add_key
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
@@ -92,10 +105,10 @@ def rotate(
     name: Name = "",
     json: Json = False,
 ) -> None:
-    """Replace the given key by a new one, without rewriting data.
+    """Replace the given key by a new one.
 
-    Does not revoke access from a person who could read the store's secret with the old key. To do
-    so, create a new store (`store init`, `store copy`).
+    Data is not rewritten. This does not revoke access from a person who could read the store's
+    secret with the old key. To do so, create a new store (`store init`, `store copy`).
     """
     from vmckpt.store.keyring import rotate_key
 
@@ -139,7 +152,7 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Back up the file `store`, which a key needs to open the store.
+    """Back up the file that a key needs to open a store.
 
     For an encrypted store the backup is useless without one of the keys: keep them apart.
     """
@@ -179,7 +192,10 @@ def import_(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Restore the file `store` from a backup. A key must be able to open it."""
+    """Restore that file from a backup.
+
+    The given key must be able to open it.
+    """
     from vmckpt.store.keyring import parse_backup, restore_backup
 
     config = parse_backup(_read(file))

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vmckpt.store.store import Store
 
 app = typer.Typer(
-    help="Stores of checkpoints: a directory, HOST: or HOST:/DIRECTORY, s3://BUCKET/PREFIX, "
-    "ssh://HOST/DIRECTORY, or an exported file.",
+    help="Stores of checkpoints.\n\nA store is a directory, HOST: or HOST:/DIRECTORY, "
+    "s3://BUCKET/PREFIX, ssh://HOST/DIRECTORY, or an exported file.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -47,12 +47,18 @@ def init(
     key_file: Annotated[
         str | None,
         typer.Option(
-            "--key-file", help="Encrypt the store; key file, created if it does not exist."
+            "--key-file",
+            help="Encrypt the store; key file, created if it does not exist.",
+            metavar="FILE",
         ),
     ] = None,
     key_command: Annotated[
         str | None,
-        typer.Option("--key-command", help="Encrypt the store; command that prints the key."),
+        typer.Option(
+            "--key-command",
+            help="Encrypt the store; command that prints the key.",
+            metavar="COMMAND",
+        ),
     ] = None,
     key_agent: Annotated[
         bool,
@@ -129,7 +135,7 @@ def info(
 
 @app.command()
 def accept(place: Place = None, json: Json = False) -> None:
-    """Accept a store that differs from the one that was at this location before.
+    """Accept a store that has replaced another.
 
     vmckpt remembers which store each location had. It refuses a different one, one that is no
     longer encrypted, one with older keys, and directories that do not belong to the store. If the
@@ -169,9 +175,10 @@ def check(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Read a store and verify its checksums (exit code 11 if anything is damaged).
+    """Read a store and verify its checksums.
 
-    Damaged chunks are recorded in the store, so that no new checkpoint relies on them.
+    Exit code 11 if anything is damaged. Damaged chunks are recorded in the store, so that no new
+    checkpoint relies on them.
     """
     from vmckpt.cli.nouns.store.damage import all_checked, checked
     from vmckpt.errors import VmckptError
@@ -220,10 +227,11 @@ def repair(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Check a store and show possible repairs; --apply makes them.
+    """Check a store and repair it.
 
-    Heals damaged chunks whose content exists elsewhere in the store, and does the work of `gc`.
-    Checkpoints that cannot be restored are kept unless --remove-lost is given.
+    Shows possible repairs; --apply makes them: heals damaged chunks whose content exists elsewhere
+    in the store, and does the work of `gc`. Checkpoints that cannot be restored are kept unless
+    --remove-lost is given.
     """
     from vmckpt.cli.nouns.store.damage import planned, repaired
     from vmckpt.store.damage.repair import plan_repair
@@ -323,7 +331,10 @@ def export(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Write checkpoints to a single file, encrypted if the store is."""
+    """Write checkpoints to a single file.
+
+    Encrypted if the store is.
+    """
     from vmckpt.store.open import new_archive
 
     with opened(store, key_file, key_command) as source, new_archive(file, source) as target:
@@ -341,7 +352,10 @@ def import_(
     target_key_command: TargetKeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Copy checkpoints from an exported file to a store. Existing ones are skipped."""
+    """Copy checkpoints from an exported file to a store.
+
+    Existing ones are skipped.
+    """
     with (
         opened(str(file), key_file, key_command) as source,
         opened(store, target_key_file, target_key_command, to_write=True) as target,
@@ -360,7 +374,10 @@ def copy(
     target_key_command: TargetKeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Copy checkpoints to another store. Existing ones are skipped."""
+    """Copy checkpoints to another store.
+
+    Existing ones are skipped.
+    """
     with (
         opened(store, key_file, key_command) as source,
         opened(target, target_key_file, target_key_command, to_write=True) as other,

@@ -1,0 +1,77 @@
+"""Plain words in help and documentation (docs/glossary.md), and help that is complete."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+from vmckpt.cli.main import SECTIONS, command_line
+
+pytestmark = pytest.mark.unit
+ROOT = Path(__file__).parents[2]
+DIALECT = re.compile(
+    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was) told|(?:go|goes|gone|going) on with"
+    r"|st(?:ands?|ood|anding) still|for ever|mend(?:s|ed|ing)?|wish(?:es|ed)?|in (?:the )?clear"
+    r"|fold(?:s|ed|ing)?|aside)\b",
+    re.IGNORECASE,
+)
+# Pages that were not rewritten yet.
+OLD = {"hardening.md", "measured.md", "tour.md", "watching.md"}
+# Output of commands, as it is.
+_LITERAL = re.compile(r"^(?: {4}.*|```.*?^```)$|`[^`]*`", re.MULTILINE | re.DOTALL)
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with its words, groups too."""
+
+    def of(command: click.Command, words: str) -> Iterator[tuple[str, click.Command]]:
+        if command.hidden:
+            return
+        yield words, command
+        if isinstance(command, click.Group):
+            for name, one in command.commands.items():
+                yield from of(one, f"{words} {name}".strip())
+
+    yield from of(typer.main.get_command(command_line([])), "")
+
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help_says_all_in_plain_words(words: str) -> None:
+    command = COMMANDS[words]
+    context = click.Context(command)
+    texts = [command.help or ""]
+    for one in command.params:
+        if isinstance(one, click.Option) and not one.hidden:
+            texts.append(one.help or "")
+            assert one.help, one.opts
+            assert one.is_flag or one.make_metavar(context) not in ("PATH", "FILENAME"), one.opts
+    found = [match[0] for text in texts for match in DIALECT.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words])
+def test_a_commands_summary_fits_into_80_columns(words: str) -> None:
+    text = COMMANDS[words].get_short_help_str(62)
+    assert text
+    assert not text.endswith("...") or "COMMAND..." in text
+
+
+def test_every_command_is_in_one_section_of_help() -> None:
+    named = [name for names in SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(word for word in COMMANDS if word and " " not in word)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in OLD], ids=str
+)
+def test_pages_use_the_terms_of_the_glossary(page: Path) -> None:
+    text = _LITERAL.sub("", page.read_text())
+    if page.name == "glossary.md":  # its last column has the others
+        text = re.sub(r"\|[^|\n]*\|$", "", text, flags=re.MULTILINE)
+    assert [match[0] for match in DIALECT.finditer(text)] == []
