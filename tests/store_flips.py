@@ -158,7 +158,7 @@ class Flipping:
             pages = 20 if parent else PAGES_OF_A_ROOT
             made = make(store, self._seed, parent, pages)
         except DamagedError:
-            self.counts["stored anew"] += 1
+            self.counts["stored again"] += 1
             made = make(store, self._seed, None, PAGES_OF_A_ROOT)
         # What is made is whole then, but for damage that was met by no one yet.
         self.counts["made"] += 1

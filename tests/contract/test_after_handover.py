@@ -74,7 +74,7 @@ class Moved(Migration):
         """Sent."""
 
     async def release(self) -> None:
-        raise HostDownError("a gives no answer", why="gone", remedy="-")
+        raise HostDownError("a does not answer", why="gone", remedy="-")
 
 
 class Running(Source):

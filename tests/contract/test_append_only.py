@@ -131,7 +131,7 @@ def test_a_damaged_copy_of_the_config_is_said_and_left_to_the_owner(path: Path) 
     with lent(path, append_only=True) as backend, open_store(backend) as store:
         [finding] = check(store).findings
         assert finding.name == NAMES[1]
-        assert "not written anew" in finding.why
+        assert "not rewritten" in finding.why
     with open_store(str(path)) as owner:
         assert len(check(owner).findings) == 1
     assert (path / NAMES[1]).read_bytes() == right

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
 UUID = "00000000-0000-0000-0000-000000000001"
 XML = f"<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><os><type>hvm</type></os></domain>"
 REFUSED = LibvirtRefusedError("no", why="disk full", remedy="free some", code=1)
-CUT = OutcomeUnknownError("no answer", why="the connection broke", remedy="ask again")
+CUT = OutcomeUnknownError("no answer", why="the connection broke", remedy="try again")
 
 
 class World:

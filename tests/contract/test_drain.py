@@ -126,7 +126,7 @@ class World:
         if name not in self.where:
             raise error(NotFoundError)
         if name == self.cut_off:
-            tell(f"{name}: ended what was cut off")
+            tell(f"{name}: ended what was interrupted")
             self.cut_off = ""
         return cast("Driver", Guest(self, name))
 
@@ -219,7 +219,7 @@ def stays(result: DrainResult) -> dict[str, str]:
 def test_what_is_ended_of_a_vm_when_it_is_found_is_told(world: World) -> None:
     world.cut_off = "vm3"
     assert world.drain().exit_code == 0
-    assert Said("vm3: ended what was cut off") in world.told
+    assert Said("vm3: ended what was interrupted") in world.told
 
 
 def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) -> None:
@@ -642,7 +642,7 @@ def test_what_cannot_be_meant_is_refused_and_leaves_the_host_open(world: World) 
         world.drain(to=("x",))
     with pytest.raises(RefusedError, match="not drained to itself"):
         world.drain(to=("a", "b"))
-    with pytest.raises(RefusedError, match="nobody can say how long"):
+    with pytest.raises(RefusedError, match="cannot be forecast"):
         world.drain(finish_within_s=60.0)
     assert not world.closed("a")
     assert len(at(world, "a")) == 5
@@ -650,7 +650,7 @@ def test_what_cannot_be_meant_is_refused_and_leaves_the_host_open(world: World) 
 
 def test_a_host_that_is_not_had_back_in_time_stays_closed(world: World) -> None:
     assert world.drain().exit_code == 0
-    with pytest.raises(RefusedError, match="nobody can say how long"):
+    with pytest.raises(RefusedError, match="cannot be forecast"):
         world.undrain(finish_within_s=1.0)
     assert world.closed("a")
     shown = world.undrain(dry_run=True)  # all come back, though the mark is there still

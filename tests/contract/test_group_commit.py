@@ -63,7 +63,9 @@ def test_what_all_have_committed_is_whole(state: Path) -> None:
 
 def test_what_one_has_not_committed_is_nobodys(state: Path) -> None:
     committed(state, both=False)
-    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it was removed"]
+    assert asyncio.run(settle_left()) == [
+        "group night was interrupted in its commit: it was removed"
+    ]
     assert not ids(state, "web")
     assert not list(groups_dir().glob("*.json"))
 
@@ -71,13 +73,13 @@ def test_what_one_has_not_committed_is_nobodys(state: Path) -> None:
 def test_of_a_store_that_does_not_answer_nothing_is_believed(state: Path) -> None:
     journal = committed(state, both=True)
     (state / "db").rename(state / "away")
-    with pytest.raises(OutcomeUnknownError, match="nobody knows yet"):
+    with pytest.raises(OutcomeUnknownError, match="not known yet"):
         asyncio.run(settle(journal))
     assert ids(state, "web")
     [said] = asyncio.run(settle_left())
-    assert "nobody knows yet" in said
+    assert "not known yet" in said
     (state / "away").rename(state / "db")
-    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it is whole"]
+    assert asyncio.run(settle_left()) == ["group night was interrupted in its commit: it is whole"]
 
 
 def test_what_was_committed_may_be_removed_before_all_have_answered(state: Path) -> None:
@@ -91,7 +93,7 @@ def test_what_was_committed_may_be_removed_before_all_have_answered(state: Path)
     with open_store(str(state / "web")) as store:
         store.remove(store.ids())
     (state / "away").rename(state / "db")
-    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it is whole"]
+    assert asyncio.run(settle_left()) == ["group night was interrupted in its commit: it is whole"]
     assert ids(state, "db")
 
 
@@ -114,7 +116,9 @@ def test_what_is_of_no_whole_group_may_have_gone_already(state: Path) -> None:
     replace(journal, parts=(replace(web, committed=True), db)).write()
     with open_store(str(state / "web")) as store:
         store.remove(store.ids())
-    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it was removed"]
+    assert asyncio.run(settle_left()) == [
+        "group night was interrupted in its commit: it was removed"
+    ]
 
 
 def test_whoever_leads_a_group_is_left_to_it(state: Path) -> None:

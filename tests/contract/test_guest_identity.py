@@ -109,8 +109,8 @@ def test_a_nic_that_the_guest_has_given_another_mac_is_said(tmp_path: Path) -> N
 
 def test_an_agent_that_may_run_nothing(tmp_path: Path) -> None:
     (said,) = told(tmp_path, Guest(may_run=False), copy(), plugged=True)
-    assert said.startswith(f"the guest goes on with MAC {OLD}, which the VM that it is a copy of")
-    assert f"until it starts again with {NEW} (guest-exec is not done here)" in said
+    assert said.startswith(f"the guest keeps MAC {OLD}, which the VM that it is a copy of")
+    assert f"until its next boot with {NEW} (guest-exec is not done here)" in said
 
 
 def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_without_an_agent_both_are_said(tmp_path: Path) -> None:
     agent = tmp_path / "agent.sock"
     clock, mac = asyncio.run(tell_guest(host, agent, facts(), spec, plugged=False))
     assert "clock is as it was" in clock
-    assert f"goes on with MAC {OLD}, until it starts again with {NEW} (no guest agent)" in mac
+    assert f"keeps MAC {OLD}, until its next boot with {NEW} (no guest agent)" in mac
     # One that is silent is the same; there is nobody at the socket.
     clock, mac = asyncio.run(tell_guest(host, agent, facts(), copy(), plugged=False))
     assert "clock is as it was" in clock

@@ -215,7 +215,7 @@ def test_a_doctor_sees_all_hosts_though_one_is_silent(operator: Operator, tmp_pa
     by_name = {host["name"]: host["checks"] for host in answer["hosts"]}
     assert by_name.keys() == {"local", "a", "b"}
     assert [check["code"] for check in by_name["b"]] == ["reachable"]
-    assert "nobody listens" in by_name["b"][0]["reason"]
+    assert "nothing listens" in by_name["b"][0]["reason"]
     login, _, advice = by_name["b"][0]["remedy"].partition("  # ")
     assert (f"-p {port} root@127.0.0.1 true" in login, advice != "") == (True, True)
     assert len(by_name["a"]) > 5

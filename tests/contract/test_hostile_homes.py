@@ -29,7 +29,7 @@ def hosts(tmp_path: Path) -> Hosts:
     return LocalHost("a", tmp_path / "a", "127.0.0.1"), LocalHost("b", tmp_path / "b", "127.0.0.1")
 
 
-@pytest.mark.parametrize("says", ["its home", "its service", "its home, protected anew"])
+@pytest.mark.parametrize("says", ["its home", "its service", "its home, protected again"])
 @pytest.mark.parametrize("standby", ["", "c"])
 def test_a_vm_that_was_not_protected_by_a_host_is_not_ended_by_its_word(
     hosts: Hosts, tmp_path: Path, says: str, standby: str
@@ -50,7 +50,7 @@ def test_a_vm_that_was_not_protected_by_a_host_is_not_ended_by_its_word(
         itself = identify(process.pid)
         assert itself is not None
         vm.directory.current.write_text(vm.qemu._replace(process=itself).to_json())
-        if says == "its home, protected anew":
+        if says == "its home, protected again":
             asyncio.run(remove_replaced(said, hosts[0]))
         else:
             asyncio.run(settle("web", hosts))

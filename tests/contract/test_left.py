@@ -274,7 +274,7 @@ def test_a_forgotten_end_that_alone_knows_is_named_with_what_can_be_done(
     async def play() -> None:
         await world.cut_off(JOURNAL)
         there = world.b if forgotten == "a" else world.a
-        with pytest.raises(OutcomeUnknownError, match="nobody knows whether 'web'") as raised:
+        with pytest.raises(OutcomeUnknownError, match="it is unknown whether 'web'") as raised:
             await recover("web", world.told.append, (there,))
         assert f"vmckpt host add {forgotten}" in raised.value.remedy
 

@@ -97,7 +97,7 @@ def test_who_has_the_term_alone_folds_and_then_nothing_stands_aside(
 ) -> None:
     recorded(tmp_path)
     (tmp_path / "broken").touch()
-    with pytest.raises(OperationFailedError, match="could not be written"):
+    with pytest.raises(OperationFailedError, match="could not be committed"):
         asyncio.run(fold(home(tmp_path).aside))
     assert home(tmp_path).aside.exists()
     (tmp_path / "broken").unlink()
@@ -187,7 +187,7 @@ def test_what_its_standby_will_never_take_or_has_given_up_is_taken_back(
 ) -> None:
     recorded(tmp_path, holder, in_sync, released=released)
     (tmp_path / "broken").touch()
-    with pytest.raises(OperationFailedError, match="could not be written"):
+    with pytest.raises(OperationFailedError, match="could not be committed"):
         asyncio.run(fold_there("web", hosts))
     now = term(tmp_path)
     assert (now.term, now.holder, now.in_sync) == (2, "a/1/fold", None)
@@ -327,7 +327,7 @@ def test_for_whom_it_stands_aside_is_not_guessed(
     recorded(tmp_path)
     home(tmp_path).aside_request.write_text(text)
     for ask in (stop("web", hosts), fold(home(tmp_path).aside)):
-        with pytest.raises(OperationFailedError, match="nobody knows for whom"):
+        with pytest.raises(OperationFailedError, match="unknown to which replication"):
             asyncio.run(ask)
     assert home(tmp_path).aside.exists()
 
@@ -353,7 +353,7 @@ def checked(tmp_path: Path, disk: str) -> list[Finding]:
         ('path = "web.raw"\nformat = "raw"', "ok", "disk-shared", "is there on both"),
         ('path = "web.qcow2"', "refuse", "disk-format", "qcow2"),
         ('image = "web.raw"\nformat = "raw"', "refuse", "disk-shared", "is not shared with b"),
-        ('path = "/proc/web.raw"\nformat = "raw"', "refuse", "disk-shared", "nobody knows"),
+        ('path = "/proc/web.raw"\nformat = "raw"', "refuse", "disk-shared", "it is unknown"),
         ('path = "gone.raw"\nformat = "raw"', "refuse", "disk-shared", "may not write"),
     ],
 )

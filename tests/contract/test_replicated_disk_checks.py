@@ -41,7 +41,7 @@ def checked(
     [
         ('path = "web.raw"\nformat = "raw"', "disk-shared", "shared with b"),
         ('path = "/dev/null"\nformat = "raw"', "disk-device", "device"),
-        ('path = "/proc/web.raw"\nformat = "raw"', "disk-shared", "nobody knows"),
+        ('path = "/proc/web.raw"\nformat = "raw"', "disk-shared", "it is unknown"),
     ],
 )
 def test_disks_that_cannot_go_along_are_refused(

@@ -487,7 +487,7 @@ def test_a_home_that_took_over_is_not_started_once_its_term_was_taken_from_it(
     vm = taken_over(hosts, tmp_path)
     for _ in "twice":
         asyncio.run(require_decided(vm))
-    vm.directory.current.write_text(vm.qemu.to_json().replace("new", "started-anew"))
+    vm.directory.current.write_text(vm.qemu.to_json().replace("new", "started-again"))
     robbed(tmp_path)
     elsewhere_, offline = (
         LocalHost("c", tmp_path / "c", "127.0.0.1"),
@@ -531,7 +531,7 @@ def test_a_twin_whose_term_was_taken_goes_when_the_other_home_is_seen(
 ) -> None:
     taken_over(hosts, tmp_path)
     robbed(tmp_path)
-    home(hosts[0], "started-anew")
+    home(hosts[0], "started-again")
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
     assert asyncio.run(read_vm(hosts[1], "web")) is None

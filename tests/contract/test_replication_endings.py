@@ -144,7 +144,7 @@ class QuickHost(LocalHost):
 
     def _answers(self) -> None:
         if self.is_off:
-            raise HostDownError(self.name, why="no answer", remedy="see to that host")
+            raise HostDownError(self.name, why="no answer", remedy="check that host")
 
 
 def made(case: Case, tmp_path: Path) -> Hosts:
@@ -273,7 +273,7 @@ def test_no_ending_leaves_a_vm_that_cannot_be_started_or_protected(
 ) -> None:
     async def start_vm(vm: Vm) -> Vm:
         async with held(vm, "vm start"):
-            anew = vm.qemu.to_json().replace(vm.qemu.files.qemu_id, f"anew-{vm.host.name}")
+            anew = vm.qemu.to_json().replace(vm.qemu.files.qemu_id, f"again-{vm.host.name}")
             vm.directory.current.write_text(anew)
         return vm
 

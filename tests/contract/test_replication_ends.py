@@ -211,7 +211,7 @@ def test_a_vm_whose_standby_may_go_on_with_it_is_neither_started_nor_moved(
         lambda: DirectVm(vm).migrate(elsewhere, options, lambda _: None),
         lambda: DirectVm(vm).examine(elsewhere, options),
     ):
-        with pytest.raises(RefusedError, match="may be about to go on"):
+        with pytest.raises(RefusedError, match="may be about to take over"):
             asyncio.run(begun())
     files.status.write_text('{"role": "primary", "state": "ended"}')
     asyncio.run(require_decided(vm))

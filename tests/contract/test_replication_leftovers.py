@@ -353,7 +353,7 @@ def test_a_guest_that_was_left_to_a_standby_that_died_is_taken_back_by_a_stop(
     record(tmp_path, holder, in_sync, released=holder == "a/1")
     left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "it died"}
     files.status.write_text(json.dumps(left))
-    with pytest.raises(RefusedError, match="a standby may be about to go on"):
+    with pytest.raises(RefusedError, match="a standby may be about to take over"):
         asyncio.run(require_decided(vm))
     with pytest.raises(OperationFailedError, match="is being replicated"):
         asyncio.run(begin._require_new(vm, hosts[1]))
@@ -760,7 +760,7 @@ def test_a_guest_that_was_left_to_a_standby_of_which_nothing_is_left_is_no_dead_
         with pytest.raises(RefusedError, match=r"may run it|may take 'web' over") as refused:
             asyncio.run(stop("web", [a, b]))
         assert "--standby-is-dead" in refused.value.remedy
-        with pytest.raises(RefusedError, match=r"may be about to go on|may take 'web' over"):
+        with pytest.raises(RefusedError, match=r"may be about to take over|may take 'web' over"):
             asyncio.run(require_decided(vm))
     asyncio.run(stop("web", [a, b], standby_is_dead=is_silent))
     asyncio.run(require_decided(vm))

@@ -218,7 +218,7 @@ def test_an_arbiter_that_knows_of_nothing_says_nothing_of_a_standby_that_is_sile
     with pytest.raises(VmckptError) as refused:
         asyncio.run(stop("web", known))
     assert "--standby-is-dead" in refused.value.remedy
-    with pytest.raises(RefusedError, match="may be about to go on"):
+    with pytest.raises(RefusedError, match="may be about to take over"):
         asyncio.run(require_decided(vm))
     assert files.request.exists()
     asyncio.run(stop("web", known, standby_is_dead=True))

@@ -200,7 +200,7 @@ def test_the_next_one_does_not_forget_what_was_restored_before_a_power_cut(
     cut_off_past_its_commit(host, monkeypatch)
     with monkeypatch.context() as broken:
         broken.setattr(module, "_write_one", no_room)
-        with pytest.raises(BusyError, match="was cut off"):
+        with pytest.raises(BusyError, match="was interrupted"):
             restored(host)
     asyncio.run(settle(host, "web"))
     assert (host.state_dir / "web.raw").read_bytes() == content()

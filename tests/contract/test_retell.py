@@ -79,7 +79,7 @@ def test_one_whose_command_was_killed_is_cut_off(
 ) -> None:
     monkeypatch.setattr(told, "LAST_WORDS_S", 0.1)
     kept(state, None)
-    with pytest.raises(OutcomeUnknownError, match="cut off"):
+    with pytest.raises(OutcomeUnknownError, match="interrupted"):
         retold()
 
 

@@ -68,8 +68,8 @@ def test_nothing_is_settled_without_it_and_it_is_named(
         asyncio.run(settling.settle(pair, told.append, kept, timeout_s=0.0))
         is OwnershipMove.UNKNOWN
     )
-    assert told == ["b gives no answer: asking for 0.3 s"]
-    assert "b gives no answer" in asyncio.run(unknown(pair)).why
+    assert told == ["b does not answer: asking for 0.3 s"]
+    assert "b does not answer" in asyncio.run(unknown(pair)).why
 
 
 def test_a_failure_is_told_without_the_words_of_a_qemu_whose_host_is_silent(

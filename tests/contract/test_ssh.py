@@ -114,7 +114,7 @@ def test_a_user_that_is_not_there(server: Sshd, tmp_path: Path) -> None:
 
 def test_a_name_that_nobody_knows(server: Sshd, tmp_path: Path) -> None:
     error = refusal(at(server.entry("a", tmp_path), host="nowhere.invalid"))
-    assert "nobody knows the name 'nowhere.invalid'" in error.why
+    assert "the name 'nowhere.invalid' cannot be resolved" in error.why
 
 
 def test_a_name_that_cannot_be_one(server: Sshd, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_port_where_nobody_listens(server: Sshd, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     error = refusal(at(server.entry("a", tmp_path), port=port))
-    assert error.why == f"nobody listens on port {port} of 127.0.0.1"
+    assert error.why == f"nothing listens on port {port} of 127.0.0.1"
 
 
 def test_a_network_without_a_way_there(server: Sshd, tmp_path: Path) -> None:

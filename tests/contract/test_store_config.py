@@ -78,7 +78,7 @@ def test_one_bit_anywhere_in_a_copy_loses_nothing_and_check_writes_it_anew(
             assert store.manifests() == [manifest]
             [finding] = check(store).findings
             assert finding.name == name
-            assert "written anew" in finding.why
+            assert "rewritten" in finding.why
             assert check(store).whole
         assert [(path / one).read_bytes() for one in NAMES] == [right] * 3
 

@@ -53,7 +53,7 @@ def test_no_room_to_keep_an_object_aside_is_said_before_it_is_full(
     writer = S3Writer(None, "packs/x")  # type: ignore[arg-type]  # nothing is put
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=100 << 20))
     writer.write(bytes(SPOOL_BYTES))
-    with pytest.raises(StorageError, match="cannot write packs/x aside") as told:
+    with pytest.raises(StorageError, match="cannot write the replacement of packs/x") as told:
         writer.write(b"x")
     assert "100 MiB are free" in told.value.why
     assert "TMPDIR" in told.value.remedy

@@ -97,7 +97,7 @@ def test_another_listener_gets_no_token(tmp_path: Path) -> None:
     async def play() -> None:
         async with listening(tmp_path) as place:
             other = over(replace(place, fingerprint="0" * 64), tmp_path)
-            with pytest.raises(HostDownError, match="listens somebody else than b"):
+            with pytest.raises(HostDownError, match="is not b"):
                 await other.exists(tmp_path)
 
     asyncio.run(play())

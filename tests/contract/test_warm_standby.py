@@ -58,7 +58,7 @@ def test_a_guest_that_cannot_run_is_said_to_stand_still(
             return
 
     async def client(monitor: Monitor) -> None:
-        with pytest.raises(OperationFailedError, match="'web' is on b and stands still") as raised:
+        with pytest.raises(OperationFailedError, match="'web' is on b and is paused") as raised:
             await waiting(tmp_path, monitor).run()
         assert raised.value.why == LOCKED
         assert raised.value.remedy.endswith("vmckpt vm start web")

@@ -74,7 +74,7 @@ def test_another_machine_of_that_name_is_not_the_end_of_a_migration_that_is_dead
 
     async def play() -> None:
         await world.cut_off()
-        with pytest.raises(OutcomeUnknownError, match="nobody knows whether 'web' is on"):
+        with pytest.raises(OutcomeUnknownError, match="it is unknown whether 'web' is on"):
             await world.recover(world.y, world.b)
 
     with marked_as(files) as process:

@@ -157,7 +157,7 @@ async def told_of_disk(
     await loop.run_in_executor(None, do)
     at_kill = told
     await loop.run_in_executor(
-        None, lambda: eventually(partial(is_over, made), 45, "the guest goes on")
+        None, lambda: eventually(partial(is_over, made), 45, "the guest continues")
     )
     over = max(at_kill, 1)
     await asking

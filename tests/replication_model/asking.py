@@ -51,7 +51,7 @@ class Asking(Proc):
     async def _reach(self, host: Host) -> None:
         await sleep(0.03)
         if not host.answers:
-            raise SilentError(f"{host.name} gives no answer")
+            raise SilentError(f"{host.name} does not answer")
 
     async def _reached(self) -> tuple[list[Host], list[Host]]:
         await sleep(0.03)
@@ -64,7 +64,7 @@ class Asking(Proc):
         up, silent = await self._reached()
         found = [(host, said) for host in up if (said := await self._side_of(host)) is not None]
         if not found and silent:
-            raise SilentError("only a host that gives no answer may know of it")
+            raise SilentError("only a host that does not answer may know of it")
         return sorted(found, key=lambda side: side[1].role)
 
     async def _side_of(self, host: Host) -> Said | None:
@@ -170,7 +170,7 @@ class Asking(Proc):
             return await ask_about(host, host.home)
         except NO_ANSWER as exc:
             stop = (STOP,) if self.world.is_arbiter_lost else ()
-            raise RefusedError("the arbiter gives no answer", WAIT, *stop, STOP_GONE) from exc
+            raise RefusedError("the arbiter does not answer", WAIT, *stop, STOP_GONE) from exc
 
     # -- the primary's service ---------------------------------------------------------------------
 

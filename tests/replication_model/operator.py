@@ -120,7 +120,7 @@ class Command(Stopping):
             return
         elif said is None or (is_over and not (has_left(said) and is_of_home(host))):
             return
-        raise RefusedError("a standby may be about to go on with it", FAILOVER, STOP)
+        raise RefusedError("a standby may be about to take over with it", FAILOVER, STOP)
 
     async def _require_right(self, host: Host) -> None:
         """claim.require_right"""

@@ -149,7 +149,7 @@ def test_a_copy_in_which_nothing_moves_fails() -> None:
     watch = CopyWatch(0.0)
     watch.stalls(5, 100, 1.0)
     watch.stalls(5, 100, 1.0 + SILENCE_S)
-    with pytest.raises(OperationFailedError, match="stands still"):
+    with pytest.raises(OperationFailedError, match="makes no progress"):
         watch.stalls(5, 100, 1.1 + SILENCE_S)
 
 

@@ -17,7 +17,7 @@ class Note:
     times: tuple[float, ...] = ()
 
 
-SCHEMA = Schema(Note, "write note {name} anew", version=2)
+SCHEMA = Schema(Note, "write note {name} again", version=2)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_damage_is_named_with_what_to_do_and_hides_no_other(
     notes.path("bad").write_bytes(data)
     with pytest.raises(StorageError, match=r"bad\.json is damaged: .*" + why) as raised:
         notes.load("bad")
-    assert raised.value.remedy == "write note bad anew"
+    assert raised.value.remedy == "write note bad again"
     listed = notes.load_all()
     assert listed.records == {"n": Note("good")}
     assert [str(one) for one in listed.damaged] == [str(raised.value)]

@@ -38,10 +38,10 @@ def test_an_answer_is_the_last_line() -> None:
     [
         (1, b'{"ok": false, "why": "MIG is on", "remedy": "off"}', b"", "MIG is on"),
         (1, b'{"ok": true}', b"", "it ended with 1"),
-        (0, b"", b"", "gave no answer"),
-        (0, b"well done", b"", "gave no answer: well done"),
+        (0, b"", b"", "did not answer"),
+        (0, b"well done", b"", "did not answer: well done"),
         (2, b"", b"Traceback: boom", "boom"),
-        (0, b"[1]", b"", "gave no answer"),
+        (0, b"[1]", b"", "did not answer"),
         (0, b'{"ok": 1}', b"", "ok is 1, not true or false"),
         (0, b'{"ok": false, "why": 7}', b"", "why is 7, not a text"),
     ],

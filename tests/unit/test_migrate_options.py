@@ -129,7 +129,7 @@ def test_what_virsh_has_besides_is_taken_too(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_forecast_is_of_goes_with_no_wish(given: Given, option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option} does not go with"):
+    with pytest.raises(UsageError, match=f"{option} cannot be combined with"):
         require_forecast(given(), promises_pause=False)
 
 
@@ -150,7 +150,9 @@ def test_what_is_forecast_goes_with_wishes(given: Given) -> None:
 def test_a_promised_pause_is_not_broken_when_the_time_is_up(then: OnTimeout) -> None:
     options = asked(timeout_s="5m", on_timeout=then)
     require_forecast(options, promises_pause=False)
-    with pytest.raises(UsageError, match=f"--on-timeout {then.value} does not go with --max-pause"):
+    with pytest.raises(
+        UsageError, match=f"--on-timeout {then.value} cannot be combined with --max-pause"
+    ):
         require_forecast(options, promises_pause=True)
     require_forecast(asked(timeout_s="5m"), promises_pause=True)
 
@@ -225,7 +227,7 @@ def test_a_time_limit_may_be_told_in_passes() -> None:
 def test_a_policy_that_slows_the_guest_goes_with_no_other_that_does(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text('[[when]]\nstalls = 2\ndo = "throttle"\nby_percent = 5\nmost_percent = 20\n')
-    with pytest.raises(UsageError, match="--auto-converge does not go with"):
+    with pytest.raises(UsageError, match="--auto-converge cannot be combined with"):
         asked(policy=file, auto_converge=True)
     with pytest.raises(UsageError, match="--method hybrid"):
         asked(policy=file, method=Method.HYBRID)

@@ -62,7 +62,7 @@ def test_the_arbiter_is_a_directory_or_a_cluster() -> None:
 
 @pytest.mark.parametrize("place", ["/leases", "etcd:http://192.0.2.1", "etcd:https://a,http://b"])
 def test_credentials_go_to_no_place_where_others_read_them(place: str) -> None:
-    with pytest.raises(UsageError, match="do not go with"):
+    with pytest.raises(UsageError, match="cannot be combined with"):
         require_place(ReplicationOptions(place, credentials="/etc/vmckpt/etcd.toml"))
 
 

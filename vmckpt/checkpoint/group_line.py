@@ -103,5 +103,5 @@ def given_up(why: str) -> OperationFailedError:
     return OperationFailedError(
         "the group was given up: nothing of it has been done",
         why=why,
-        remedy="ask again; `vmckpt vm list` shows how its VMs are",
+        remedy="try again; `vmckpt vm list` shows how its VMs are",
     )

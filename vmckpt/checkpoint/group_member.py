@@ -146,7 +146,7 @@ class Member:
         try:
             said = await self._line.hear(within_s)
         except TimeoutError as exc:
-            raise given_up(f"nobody said '{word}' within {within_s or 0:.3g} s") from exc
+            raise given_up(f"no '{word}' was received within {within_s or 0:.3g} s") from exc
         if said.word == word:
             return said.more
         raise given_up(str(said.more.get("why", said.word)))

@@ -29,7 +29,7 @@ async def require_meant_to_restore(manifest: Manifest, host: Host) -> None:
     if homes := [name for name in others.given if name]:
         raise OutcomeUnknownError(
             f"'{manifest.vm}' is at home on {' and '.join([host.name, *homes])}",
-            why="a migration between them was cut off, or one of them is stale",
+            why="a migration between them was interrupted, or one of them is stale",
             remedy=f"run `vmckpt migrate --recover {manifest.vm}`, and see `vmckpt vm list`",
         )
     found = await read_identity(host, vm_dir(host.state_dir, manifest.vm))
@@ -70,7 +70,7 @@ async def _elsewhere(name: str, host: Host) -> Answers[str]:
 def _another(name: str, host: Host, silent: list[VmckptError]) -> RefusedError:
     return RefusedError(
         f"'{name}' on {host.name} is another VM than the one whose checkpoints these are",
-        why="its identity is another, and that VM may be on a host that gives no answer: "
+        why="its identity is another, and that VM may be on a host that does not answer: "
         + "; ".join(error.what for error in silent),
-        remedy="ask again when that host answers; if it is gone for good: vmckpt host rm",
+        remedy="try again when that host answers; if it is gone for good: vmckpt host rm",
     )

@@ -61,7 +61,7 @@ def taken_from(path: Path | None) -> bytes | None:
         raise OperationFailedError(
             "what opens the encrypted store is not there",
             why=f"{path}: {exc}",
-            remedy="ask again",
+            remedy="try again",
         ) from exc
     return secret
 

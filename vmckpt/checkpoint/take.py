@@ -230,7 +230,7 @@ class Taking:
         if wanted in await self._aside(store.ids):
             raise RefusedError(
                 f"checkpoint {wanted} is there already",
-                why="somebody who was asked for it before has taken it",
+                why="an earlier request has taken it",
                 remedy="nothing is to be done: see `vmckpt checkpoint show`",
             )
         return origin

@@ -137,7 +137,7 @@ class _TakingWhole(Taking):
             f"about {format_duration(expected_s)}: up to {format_size(size_bytes)}, "
             f"written at {format_rate(speed)}"
         )
-        self._tell(f"the guest will stand still for {text}")
+        self._tell(f"the guest will be paused for {text}")
         if 0 < self._wish.max_pause_s < expected_s:
             raise RefusedError(
                 f"saving '{self._vm.name}' would stop it for too long",

@@ -80,7 +80,7 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
     words = _last_object(out)
     if words is None:
         said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
-        why = f"it ended with {returncode} and gave no answer{f': {said[-400:]}' if said else ''}"
+        why = f"it ended with {returncode} and did not answer{f': {said[-400:]}' if said else ''}"
         return HookAnswer(False, why, BY_HAND)
     try:
         return _answer(words, returncode)

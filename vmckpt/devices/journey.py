@@ -136,7 +136,7 @@ class Journey:
         if phase is HookPhase.CHECKPOINT:
             self.device_bytes += answer.device_bytes
         for job in answer.restarted:
-            self._note("job-restarted", f"{job} could not be brought back: it was begun anew")
+            self._note("job-restarted", f"{job} could not be brought back: it was restarted")
         for text in answer.notes:
             self._note(f"hook-{device.id}", text)
 
@@ -215,7 +215,7 @@ class Journey:
             for phase in WAY_BACK:
                 await self.phase(place, phase, tries=TRIES)
         except HookFailedError as exc:
-            self._note("hook", f"{exc.what}: {exc.why}; it is told to abort")
+            self._note("hook", f"{exc.what}: {exc.why}; the hook is asked to abort")
             await self.abort(place)
 
     async def abort(self, place: QemuAccess) -> None:

@@ -177,7 +177,7 @@ def info(look: "VmStatus") -> VmInfo:
         state=look.state,
         ended=look.ended or None,
         adopted=vm.spec.adopted is not None,
-        started_by="somebody else" if vm.qemu.is_foreign else "vmckpt",
+        started_by="another program" if vm.qemu.is_foreign else "vmckpt",
         cannot=() if vm.ram_is_shared else ("checkpoint", "replicate"),
         operation=look.owner.action if look.owner else None,
         migration_cut_off=look.migrating and look.owner is None,

@@ -157,8 +157,9 @@ def not_for_domains(name: str) -> RefusedError:
     return RefusedError(
         f"'{name}' is a libvirt domain",
         why="vmckpt forecasts and replicates only VMs of its own",
-        remedy="`vmckpt check` says whether it can move, `vmckpt dirty-rate` how fast it dirties "
-        "its memory; `vmckpt migrate` moves it without wishes, steered by --policy or --timeout",
+        remedy="`vmckpt check` says whether it can migrate, `vmckpt dirty-rate` how fast it "
+        "dirties its memory; `vmckpt migrate` migrates it without constraints, "
+        "controlled by --policy or --timeout",
     )
 
 

@@ -159,7 +159,7 @@ async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
     from vmckpt.checkpoint.operate import recover_there
 
     await recover_there(vm)
-    tell(f"a checkpoint or restore of {vm.name} was cut off: it was ended")
+    tell(f"a checkpoint or restore of {vm.name} was interrupted: it was ended")
     return await find_vm(vm.name)
 
 
@@ -181,7 +181,7 @@ async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> Driver | None
 
 def _tell_of(recovery: "Recovery | None", tell: "Tell") -> None:
     if recovery is not None:
-        tell(f"migration {recovery.run} was cut off; {recovery.outcome} ({recovery.host})")
+        tell(f"migration {recovery.run} was interrupted; {recovery.outcome} ({recovery.host})")
 
 
 async def _load_ahead(*, wanted: bool) -> None:

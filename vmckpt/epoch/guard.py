@@ -142,7 +142,9 @@ class Guard:
     def _end_held(self) -> None:
         if self._is_held:
             self._signal(signal.SIGKILL)
-            self._say("QEMU was killed: it did not answer, and nobody is left who would let it go")
+            self._say(
+                "QEMU was killed: it did not answer, and no process is left that could resume it"
+            )
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):  # it has ended

@@ -68,4 +68,4 @@ class Lines:
             try:
                 yield from_line(line)
             except MalformedError as exc:
-                yield Note(0.0, "events", f"something was told that makes no sense: {exc}")
+                yield Note(0.0, "events", f"malformed command: {exc}")

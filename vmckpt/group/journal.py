@@ -106,9 +106,9 @@ async def settle(journal: GroupJournal, key: Key = None) -> bool:
         if parts != list(journal.parts):
             replace(journal, parts=tuple(parts)).write()
         raise OutcomeUnknownError(
-            f"nobody knows yet whether group '{journal.name}' is whole",
+            f"it is not known yet whether group '{journal.name}' is complete",
             why=str(exc),
-            remedy="ask again when all its hosts and stores answer: vmckpt checkpoint list",
+            remedy="try again when all its hosts and stores answer: vmckpt checkpoint list",
         ) from exc
     journal.forget()
     return is_whole
@@ -124,7 +124,7 @@ async def settle_left(key: Key = None) -> list[str]:
                 if journal is None:
                     continue
                 outcome = "is whole" if await settle(journal, key) else "was removed"
-                said.append(f"group {journal.name} was cut off in its commit: it {outcome}")
+                said.append(f"group {journal.name} was interrupted in its commit: it {outcome}")
         except BusyError:
             continue
         except VmckptError as exc:

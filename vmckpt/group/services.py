@@ -64,7 +64,7 @@ async def _begun(stack: AsyncExitStack, work: StoreJob[Any, Any]) -> Service:
         raise HostDownError(
             f"whether the {work.kind.what} of '{work.vm}' has begun is not known",
             why=f"the connection to {work.host.name} broke",
-            remedy="ask again",
+            remedy="try again",
         )
     return Service(work, job, process)
 
@@ -80,7 +80,7 @@ async def _line(service: Service) -> Line:
                 f"the {service.work.kind.what} of '{service.work.vm}' does not join its group",
                 why=f"its process {service.process.pid} on {host.name} has not come for "
                 f"{HEAD_S:g} s: it is frozen, or the host is too busy",
-                remedy=f"look at {host.name}, and ask again",
+                remedy=f"look at {host.name}, and try again",
             )
     sock = await host.connect(control)
     reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_LINE_BYTES)

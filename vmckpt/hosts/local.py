@@ -286,7 +286,7 @@ class LocalHost(HostEntry):
             raise StorageError(
                 f"{path} on {self.name} is not private",
                 why=f"another user (uid {found.st_uid}) made it, or others may enter it",
-                remedy="find out who put it there, remove it, and ask again",
+                remedy="find out who put it there, remove it, and try again",
             )
 
     async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
@@ -340,7 +340,7 @@ class LocalHost(HostEntry):
             raise StorageError(
                 f"cannot remove {path} on {self.name}",
                 why=exc.strerror or str(exc),
-                remedy="mend the rights of the directory, and remove it",
+                remedy="fix the permissions of the directory, and remove it",
             ) from exc
 
     async def free_bytes(self, directory: Path) -> int:
@@ -409,7 +409,7 @@ class LocalHost(HostEntry):
         return StorageError(
             f"cannot write {path} on {self.name}",
             why=exc.strerror or str(exc),
-            remedy="free space there, or mend the rights of the directory",
+            remedy="free space there, or fix the permissions of the directory",
         )
 
     def _cannot_run(self, what: str, why: str) -> HostDownError:

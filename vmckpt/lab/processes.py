@@ -33,7 +33,7 @@ def known(pid: int) -> ProcessId:
     if process is None:
         raise OperationFailedError(
             "the lab could not be made",
-            why=f"its process {pid} ended (somebody killed it?)",
+            why=f"its process {pid} ended (was it killed?)",
             remedy="try again",
         )
     return process

@@ -77,7 +77,7 @@ class EtcdStore:
                 f"the lease of '{vm}' is gone",
                 why=f"{self._prefix}{vm} was removed from etcd",
                 remedy="stop every protection of the VM, make sure that it runs once, and "
-                "protect it anew",
+                "protect it again",
             )
         return found
 
@@ -123,7 +123,7 @@ class EtcdStore:
                 failures[gateway.url] = doubt = exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:
                 doubt = GatewayUnansweredError(
-                    f"its answer makes no sense: {type(exc).__name__}: {exc}"
+                    f"its answer is malformed: {type(exc).__name__}: {exc}"
                 )
                 failures[gateway.url] = doubt
             await asyncio.sleep(RETRY_S)

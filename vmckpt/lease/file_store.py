@@ -68,7 +68,7 @@ class FileStore:
         except TimeoutError as exc:
             raise OutcomeUnknownError(
                 f"it is unknown whether the lease of '{vm}' was written",
-                why=f"{self._directory} gave no answer for {self._timeout_s} s",
+                why=f"{self._directory} did not answer for {self._timeout_s} s",
                 remedy="look again; nothing is granted meanwhile",
             ) from exc
 
@@ -121,8 +121,8 @@ class FileStore:
             raise StorageError(
                 f"cannot write the lease of '{vm}'",
                 why=f"{exc.filename or self._versions(vm)}: {exc.strerror}",
-                remedy="make room, or see to the rights of the directory; it has to be on a file "
-                "system with hard links",
+                remedy="make room, or check the permissions of the directory; it has to be on a "
+                "file system with hard links",
             ) from exc
         try:
             _settle(self._versions(vm), new.version)
@@ -191,15 +191,15 @@ class FileStore:
                 f"the lease of '{vm}' is gone",
                 why=f"{self._versions(vm)} was removed, or is empty",
                 remedy="stop every protection of the VM, make sure that it runs once, and "
-                "protect it anew",
+                "protect it again",
             )
         return now
 
     def _down(self, vm: str, exc: OSError | TimeoutError) -> ArbiterDownError:
         return ArbiterDownError(
             f"the lease of '{vm}' cannot be asked for",
-            why=str(exc) or f"{self._directory} gave no answer for {self._timeout_s} s",
-            remedy="see to the directory",
+            why=str(exc) or f"{self._directory} did not answer for {self._timeout_s} s",
+            remedy="check the directory",
         )
 
 
@@ -207,7 +207,7 @@ def _in_doubt(vm: str, path: Path, exc: OSError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"it is unknown whether the lease of '{vm}' was written durably",
         why=f"{path} did not say that it is in place, and on the disk: {exc.strerror}",
-        remedy="look again; see to the disk, or the server",
+        remedy="look again; check the disk, or the server",
     )
 
 

@@ -117,7 +117,7 @@ def _parsed(answer: bytes) -> dict[str, Any]:
         body = response.read()
     except (HTTPException, ValueError) as exc:
         raise GatewayUnansweredError(
-            f"its answer makes no sense: {type(exc).__name__}: {exc}"
+            f"its answer is malformed: {type(exc).__name__}: {exc}"
         ) from exc
     is_refused = 400 <= response.status < 500 and response.status not in _UNDECIDED
     try:
@@ -126,14 +126,14 @@ def _parsed(answer: bytes) -> dict[str, Any]:
         if is_refused:
             raise NotTakenError(body.decode(errors="replace").strip()) from exc
         raise GatewayUnansweredError(
-            f"its answer makes no sense: {type(exc).__name__}: {exc}"
+            f"its answer is malformed: {type(exc).__name__}: {exc}"
         ) from exc
     if not isinstance(value, dict):
-        raise GatewayUnansweredError("its answer makes no sense: it is no object")
+        raise GatewayUnansweredError("its answer is malformed: it is no object")
     if response.status == 200:
         header = value.get("header")
         if not isinstance(header, dict) or not str(header.get("revision")).isdecimal():
-            raise GatewayUnansweredError("its answer makes no sense: it is none of etcd's")
+            raise GatewayUnansweredError("its answer is malformed: it is none of etcd's")
         return value
     why = str(value.get("error") or value.get("message") or f"status {response.status}")
     if is_refused or "no leader" in why:

@@ -215,7 +215,7 @@ class Lease:
             raise RefusedError(
                 f"the term of VM '{self.vm}' is not held here",
                 why=f"as last seen with the arbiter, {holder} has it",
-                remedy="stop the guest here; protect it anew from where it runs",
+                remedy="stop the guest here; protect it again from where it runs",
             )
         return self._seen.now
 
@@ -289,7 +289,7 @@ class Lease:
 def _forgotten(vm: str, seen: Versioned, found: str) -> RefusedError:
     return RefusedError(
         f"the arbiter has forgotten what it granted for VM '{vm}'",
-        why=f"term {seen.record.term} (version {seen.version}) stood there, now {found} does: "
-        "it was restored from an older copy, or somebody removed it",
-        remedy="stop every protection of the VM, make sure that it runs once, and protect it anew",
+        why=f"it had term {seen.record.term} (version {seen.version}), now it has {found}: it "
+        "was restored from an older copy, or the record was removed",
+        remedy="stop every protection of the VM, make sure that it runs once, and protect it again",
     )

@@ -49,7 +49,7 @@ def migrations(records: Iterable[RunRecord]) -> list[Metric]:
     _by_method(took, done, lambda result: result.get("total_time_s"), DURATIONS_S)
     pauses = HistogramMetricFamily(
         "vmckpt_migration_downtime_seconds",
-        "How long guests stood still: as their heartbeats show it, else by QEMU's word.",
+        "Downtime of guests: by their heartbeats if available, otherwise QEMU's figure.",
         labels=("method",),
     )
     _by_method(pauses, done, _pause_s, PAUSES_S)

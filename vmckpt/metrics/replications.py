@@ -121,11 +121,11 @@ def replications(sides: Iterable[ReplicaSide]) -> list[Metric]:
         labels=_SIDE,
     )
     protected = GaugeMetricFamily(
-        _PREFIX + "protected", "Whether a standby could go on with the VM (1).", labels=_PRIMARY
+        _PREFIX + "protected", "Whether a standby could take over the VM (1).", labels=_PRIMARY
     )
     pause = GaugeMetricFamily(
         _PREFIX + "pause_seconds",
-        "How long the guest stood still for an epoch, of the last 512 or so.",
+        "Pauses of the guest for epochs, of about the last 512.",
         labels=(*_PRIMARY, "quantile"),
     )
     path_up = GaugeMetricFamily(

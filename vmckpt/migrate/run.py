@@ -91,8 +91,8 @@ async def _move(
         if await target.exists(there.journal):
             raise BusyError(
                 f"{target.name} still has something of an earlier migration of '{vm.name}'",
-                why="it gave no answer when that was undone",
-                remedy=f"ask again, which removes it: vmckpt vm show {vm.name}",
+                why="it did not answer when that was undone",
+                remedy=f"try again, which removes it: vmckpt vm show {vm.name}",
             )
         await sweep(target, spec, there, None)
         identities = await ends(vm.host, target)

@@ -32,7 +32,7 @@ def downtime_ms(text: str) -> int:
         raise UsageError(
             f"--max-downtime {text} is too long",
             why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
-            remedy="--method stop lets the VM stand still for as long as it takes",
+            remedy="--method stop pauses the VM for as long as it takes",
         )
     return downtime
 

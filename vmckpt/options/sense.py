@@ -36,7 +36,10 @@ def require_sense(options: MigrationOptions) -> MigrationOptions:
 
 def of_memory(flag: str) -> Odds:
     """An option that says how memory moves, of a VM that is off."""
-    what, why = f"{flag} does not go with --offline", "a VM that is off has no memory to move"
+    what, why = (
+        f"{flag} cannot be combined with --offline",
+        "a VM that is off has no memory to move",
+    )
     return Odds(what, why, "leave it out")
 
 
@@ -44,14 +47,14 @@ def require_forecast(options: MigrationOptions, *, promises_pause: bool) -> None
     """Raises UsageError for what no forecast is of, and what could break a promised pause."""
     if option := next(_not_forecast(options), None):
         raise UsageError(
-            f"{option} does not go with what is wished of time and pause",
+            f"{option} cannot be combined with constraints on time and pause",
             why="no forecast is made for it",
-            remedy=f"leave out {option}, or the wish",
+            remedy=f"leave out {option}, or the constraint",
         )
     if promises_pause and options.on_timeout is not OnTimeout.ABORT:
         raise UsageError(
-            f"--on-timeout {options.on_timeout} does not go with --max-pause",
-            why="nobody knows how long the guest stands still then, or waits for its pages",
+            f"--on-timeout {options.on_timeout} cannot be combined with --max-pause",
+            why="it is unknown how long the guest is paused then, or waits for its pages",
             remedy="leave one of them out",
         )
 
@@ -72,7 +75,7 @@ def _without(options: MigrationOptions) -> Iterator[Odds]:
     chosen = Compression(options.compression or Compression.NONE)
     level = options.compression_level
     if level is not None and level not in _LEVELS.get(chosen, ()):
-        what = f"--compress-level {level} does not go with --compress {chosen}"
+        what = f"--compress-level {level} cannot be combined with --compress {chosen}"
         yield Odds(what, "zstd has levels 0 to 20, zlib 0 to 9, xbzrle none", "name one of these")
     if options.observe_only and options.policy is None:
         what, why = "--observe-only has no --policy", "there is nothing to observe"
@@ -87,17 +90,17 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
         )
         if options.at_target is not None and options.at_target.persistent_xml is not None:
             why = "libvirt keeps what --xml says of a domain that is off, and looks at no other"
-            yield Odds("--persistent-xml does not go with --offline", why, "use --xml")
+            yield Odds("--persistent-xml cannot be combined with --offline", why, "use --xml")
     if options.policy is None:
         return
     if options.method not in _STEERED:
-        what = f"--policy does not go with --method {options.method}"
+        what = f"--policy cannot be combined with --method {options.method}"
         remedy = "leave out --method; a rule may come to post-copy"
         yield Odds(what, "a policy steers a pre-copy", remedy)
     if options.policy.may_throttle and options.auto_converge and not options.observe_only:
         why = "both would slow the guest, each by its own rule"
         yield Odds(
-            "--auto-converge does not go with a --policy that throttles",
+            "--auto-converge cannot be combined with a --policy that throttles",
             why,
             "leave out --auto-converge",
         )

@@ -23,11 +23,11 @@ def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterat
         found = _DEVICE.fullmatch(blocker)
         if found is None:
             reason = f"QEMU refuses to migrate it: {blocker}"
-            remedy = VFIO_REMEDY if "VFIO" in blocker else "mend what it names"
+            remedy = VFIO_REMEDY if "VFIO" in blocker else "fix what it names"
         else:
             where = _place(found["pci"], found["below"], pci_ids)
             reason = f"the {found['kind']} {where} cannot be migrated"
-            remedy = "unplug it, or take it out of the spec and start the VM anew"
+            remedy = "unplug it, or take it out of the spec and restart the VM"
         yield Finding("migratable", REFUSE, reason, remedy)
 
 

@@ -112,7 +112,7 @@ async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
             continue
         if not await host.may_write_below(disk.path.parent):
             reason = f"nothing can be written to {disk.path.parent}"
-            yield Finding("disk-target", REFUSE, reason, "mend its rights, or take another host")
+            yield Finding("disk-target", REFUSE, reason, "fix its permissions, or use another host")
             continue
         yield Finding(
             "disk-target", OK, f"{disk.path} can be made ({disk.size_bytes} bytes at most)"

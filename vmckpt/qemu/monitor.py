@@ -198,7 +198,7 @@ class Monitor:
         except (TimeoutError, QMPError, EOFError, OSError, MalformedError) as exc:
             raise OutcomeUnknownError(
                 f"{self.label} did not answer {command}",
-                why=f"{_reason(exc, timeout_s)}: nobody knows whether it took effect",
+                why=f"{_reason(exc, timeout_s)}: it is unknown whether it took effect",
                 remedy="ask QEMU for its state before doing anything else",
             ) from exc
 

@@ -44,7 +44,7 @@ def require_place(options: ReplicationOptions) -> None:
             Gateway(url)
             if credentials and not url.startswith("https://"):
                 raise UsageError(
-                    f"credentials do not go with {url}",
+                    f"credentials cannot be combined with {url}",
                     why="everybody on the way could read them",
                     remedy="have etcd listen by https, and write https:// for every member",
                 )
@@ -57,7 +57,7 @@ def require_place(options: ReplicationOptions) -> None:
         )
     if credentials:
         raise UsageError(
-            f"credentials do not go with {place}",
+            f"credentials cannot be combined with {place}",
             why="a directory takes none",
             remedy="leave out --lease-credentials",
         )

@@ -297,7 +297,7 @@ async def _takes_term(
                 raise RefusedError(
                     f"the term of '{request.vm}' is not {request.primary.name}'s to take back",
                     why=f"as the arbiter has it, {holder} holds it",
-                    remedy="see `vmckpt vm list`: where the VM runs now it may be protected anew",
+                    remedy="see `vmckpt vm list`: where the VM runs now it may be protected again",
                 )
             else:
                 if lease is None or lease.claimant.succeeds != holder:

@@ -172,7 +172,7 @@ class _Check:
         self._names(name, pack, names, good)
         known = self._opened.records.slots(pack_id, generation)
         if gone := int(np.sum(~table.has(known))):
-            self._found(name, f"{gone} chunks were damaged when gc wrote it anew")
+            self._found(name, f"{gone} chunks were damaged when gc rewrote it")
         if bad := table.slots[~good[table.slots]].tolist():
             noted = self._opened.records.note([damage(pack, np.array(bad))])
             self._report.noted &= noted

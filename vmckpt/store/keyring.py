@@ -140,7 +140,7 @@ def restore_copies(store: Store) -> list[tuple[str, str]]:
     except VmckptError as exc:
         # Not to be written to: an exported file, a file system that is only to be read.
         wrong = _compared(store, write=False)
-        return [(name, f"{why}; not written anew: {exc.why}") for name, why in wrong]
+        return [(name, f"{why}; not rewritten: {exc.why}") for name, why in wrong]
 
 
 def backup_text(config: Config, *, on_paper: bool) -> str:
@@ -271,7 +271,7 @@ def _compared(store: Store, *, write: bool) -> list[tuple[str, str]]:
             )
         if write:
             write_copy(backend, name, right)
-            why += "; written anew from a whole copy"
+            why += "; rewritten from a whole copy"
         if one is not None or name == CONFIG:
             wrong.append((name, why))
     return wrong

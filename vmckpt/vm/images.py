@@ -209,8 +209,8 @@ async def _rename(host: Host, old: Path, new: Path) -> None:
         raise StorageError(
             f"cannot rename {old} to {new.name} on {host.name}",
             why=done.stderr.strip() or f"{new.name} is there",
-            remedy="check the rights of its directory; a file whose name begins with .removed- was "
-            "an image, to be renamed by hand if a VM needs it",
+            remedy="check the permissions of its directory; a file whose name begins with "
+            ".removed- was an image, to be renamed by hand if a VM needs it",
         )
 
 

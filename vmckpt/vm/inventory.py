@@ -143,7 +143,7 @@ async def find_vm(name: str) -> Vm:
     if len(found) > 1:
         raise OutcomeUnknownError(
             f"'{name}' is at home on {' and '.join(vm.host.name for vm in found)}",
-            why="a migration between them was cut off",
+            why="a migration between them was interrupted",
             remedy=f"run `vmckpt migrate --recover {name}`",
         )
     return found[0]
@@ -229,7 +229,7 @@ async def require_console(vm: Vm) -> None:
     if not await vm.host.exists(vm.qemu.files.console):
         raise RefusedError(
             f"the console of '{vm.name}' cannot be reached",
-            why="whoever started its QEMU put no serial port of it on a socket",
+            why="its QEMU was started without a serial port on a socket",
             remedy="look at it where it was put, or move the VM first: then it has one",
         )
 

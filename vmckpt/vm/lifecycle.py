@@ -185,34 +185,34 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
-            f"a migration of '{vm.name}' was cut off at this moment",
+            f"a migration of '{vm.name}' was interrupted at this moment",
             why="it has to be ended first",
-            remedy=f"ask again, which ends it: vmckpt vm show {vm.name}",
+            remedy=f"try again, which ends it: vmckpt vm show {vm.name}",
         )
     now = await read_vm(vm.host, vm.name)
     if now is None:
         raise BusyError(
             f"'{vm.name}' is not on {vm.host.name} any more",
             why="another command has moved or removed it meanwhile",
-            remedy="ask again: vmckpt vm list",
+            remedy="try again: vmckpt vm list",
         )
     if await now.host.exists(now.directory.aside_request):
         raise BusyError(
             f"what '{vm.name}' has written is not on its shared disks yet",
-            why="it stands aside, as while it was replicated with --disks shared",
+            why="its writes are in an overlay, from a replication with --disks shared",
             remedy=f"have it written there: vmckpt replicate stop {vm.name}",
         )
     if await now.host.exists(now.directory.restoring):
         raise BusyError(
-            f"a restore of '{vm.name}' was cut off at this moment",
+            f"a restore of '{vm.name}' was interrupted at this moment",
             why="it has to be ended first: by it the VM has its disks",
-            remedy=f"ask again, which ends it: vmckpt vm show {vm.name}",
+            remedy=f"try again, which ends it: vmckpt vm show {vm.name}",
         )
     if whole and await now.host.exists(now.qemu.files.missing) and await now.is_alive():
         raise BusyError(
             f"the memory of '{vm.name}' is not there yet",
-            why="it was restored, and whoever brings the rest of its memory has died",
-            remedy=f"ask again, which brings the rest: vmckpt vm show {vm.name}",
+            why="it was restored, and the process that loads the rest of its memory has died",
+            remedy=f"try again, which brings the rest: vmckpt vm show {vm.name}",
         )
     if runs_again and await now.host.exists(now.directory.claim) and not await now.is_alive():
         raise BusyError(
@@ -337,7 +337,7 @@ async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
             raise RefusedError(
                 f"disk image {path} is not on {host.name}",
                 why="and the spec gives no size to create it with",
-                remedy='create it, mend the path, or add size = "10G"',
+                remedy='create it, fix the path, or add size = "10G"',
             )
         if not disk.path.is_absolute():
             await host.make_dir(path.parent)

@@ -159,7 +159,7 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
         except MonitorLostError as exc:
             words = await last_words(host, stderr)
             raise MonitorLostError(
-                f"QEMU on {host.name} gave no answer",
+                f"QEMU on {host.name} did not answer",
                 why=f"{exc.why}; it said: {words}" if words else exc.why,
                 remedy=exc.remedy,
             ) from exc

@@ -38,7 +38,7 @@ class KnownStore:
 _SCHEMA = Schema(
     KnownStore,
     "it says what the store at a location was; `vmckpt store info` shows what it is, and "
-    "`vmckpt store accept` writes the file anew",
+    "`vmckpt store accept` rewrites the file",
 )
 
 

@@ -56,7 +56,7 @@ def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
     if not spec.sandbox and (own is None or own.sandbox):
         yield "a QEMU whose system calls are not filtered (sandbox = false)"
     if spec.overcommit and not (own and own.overcommit):
-        yield "memory that is not set aside for it (overcommit)"
+        yield "memory that is not reserved for it (overcommit)"
     for device in spec.devices:
         if not _is_safe(device) and (own is None or device not in own.devices):
             yield f"device {device}"

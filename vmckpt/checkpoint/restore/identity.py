@@ -79,6 +79,6 @@ def _no_clock(why: str) -> str:
 def _no_macs(macs: Sequence[tuple[str, str]], why: str, plugged: bool) -> list[str]:
     also = ", which the VM that it is a copy of has too, on the same network" if plugged else ""
     return [
-        f"the guest goes on with MAC {old}{also}, until it starts again with {new} ({why})"
+        f"the guest keeps MAC {old}{also}, until its next boot with {new} ({why})"
         for old, new in macs
     ]

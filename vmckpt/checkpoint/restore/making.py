@@ -34,8 +34,9 @@ class PendingQemu:
 
 _SCHEMA = Schema(
     PendingQemu,
-    "it lists what a restore of '{directory.name}' that was cut off was making: see that no QEMU "
-    "of it runs there, remove images that only the restore made, and remove the file",
+    "it lists what a restore of '{directory.name}' that was interrupted was making: see "
+    "that no QEMU of it runs there, remove images that only the restore made, and remove "
+    "the file",
 )
 
 

@@ -164,7 +164,7 @@ class PagerProcess:
         except (OSError, TimeoutError, ValueError) as exc:
             raise OperationFailedError(
                 "the pager did not begin",
-                why=self._last_words() or str(exc) or "it gave no answer",
+                why=self._last_words() or str(exc) or "it did not answer",
                 remedy="restore with --eager, or verify the checkpoint: vmckpt checkpoint verify",
             ) from exc
         return answer

@@ -112,7 +112,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
     recovery = run(insist(lambda: recover(vm, warn)) if insists else recover(vm, warn))
     if recovery is None:
         where = run(find(vm)).host.name
-        text = f"no migration of {vm} was cut off; it is on {where}"
+        text = f"no migration of {vm} was interrupted; it is on {where}"
         show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
     else:
         show_recovery(recovery, as_json=as_json)

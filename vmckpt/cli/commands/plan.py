@@ -85,7 +85,7 @@ def _devices(made: "MigrationPlan") -> list[str]:
     if found.out_s is None or found.back_s is None:
         return [f"{head}; how long it takes the first move between these hosts teaches"]
     out, back = _words(found.out_s, format_duration), _words(found.back_s, format_duration)
-    return [f"{head}: out {out}, back {back}, in the totals; the job stands still from out to back"]
+    return [f"{head}: out {out}, back {back}, in the totals; the job is stopped from out to back"]
 
 
 def _fastest(made: "MigrationPlan") -> float:

@@ -13,7 +13,7 @@ def observe(
     ram_file: Annotated[Path, typer.Argument(help="The guest's memory.")],
     ram_bytes: Annotated[int, typer.Argument(help="How much of it there is.")],
     for_s: Annotated[float, typer.Argument(help="Seconds.")],
-    lock: Annotated[Path, typer.Argument(help="Given way to whoever holds it.")],
+    lock: Annotated[Path, typer.Argument(help="The lock is held by another process.")],
 ) -> None:
     """Track the pages that a QEMU of this machine dirties; people have no use for it."""
     import json

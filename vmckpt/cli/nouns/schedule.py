@@ -244,7 +244,7 @@ def _lines(record: "ScheduleRecord", facts: dict[str, Any]) -> list[tuple[str, s
     if found:
         lines += [
             ("interval", f"{format_duration(found['every_s'])}, by {found['by']}"),
-            ("costs", f"{format_duration(found['cost_s'])} of standing still each"),
+            ("costs", f"{format_duration(found['cost_s'])} of pause each"),
             (
                 "failures",
                 f"one in {format_duration(found['mtbf_s'])} on average: "

@@ -200,7 +200,7 @@ def rm(
     left = f"; its disks stay: {', '.join(stay)}" if stay else ""
     left += f"; what its TPM holds stays: {tpm} on {vm.host.name}" if tpm else ""
     gone = f", with {', '.join(removed)}" if removed else ""
-    done = "is removed" if pid is None else f"is forgotten; its QEMU (pid {pid}) goes on as it was"
+    done = "is removed" if pid is None else f"is forgotten; its QEMU (pid {pid}) keeps running"
     facts = {"vm": name, "removed": True, "disks": stay, "removed_disks": list(removed),
              "kept_disks": dict(kept), "goes_on_as_pid": pid, "kept_tpm": tpm}  # fmt: skip
     show(facts, f"{name} {done}{gone}{left}", as_json=json)
@@ -214,7 +214,7 @@ def _state(vm: "VmInfo") -> str:
     state = f"{vm.state} (QEMU died)" if vm.ended else vm.state
     if vm.operation:
         return f"{state} ({vm.operation})"
-    return f"{state} (migration cut off)" if vm.migration_cut_off else state
+    return f"{state} (migration interrupted)" if vm.migration_cut_off else state
 
 
 def _show_started(name: str, host: str, started: "Started", *, as_json: bool) -> None:

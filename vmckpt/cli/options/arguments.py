@@ -89,7 +89,7 @@ def intent(
         raise UsageError(
             f"--max-pause {max_pause} is too long",
             why=f"QEMU takes at most {MOST_PAUSE_S:g} s",
-            remedy="leave it out: then the guest may stand still for as long as it takes",
+            remedy="leave it out: then the guest may be paused for as long as it takes",
         )
     return Intent(pause_s, within_s, _share(max_slowdown), never_risk_postcopy)
 

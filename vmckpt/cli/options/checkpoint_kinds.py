@@ -9,7 +9,7 @@ def whose(vm: str | None) -> str:
 
     if vm is None:
         raise UsageError(
-            "nobody says whose snapshots are meant",
+            "the VM is not named",
             why="with --kind savevm they are in the VM's own image",
             remedy="name the VM: --vm NAME, or `list NAME`",
         )
@@ -32,7 +32,7 @@ def require_replaceable(
         )
     if group is not None or kind is CheckpointKind.savevm:
         raise UsageError(
-            f"--replace does not go with {'--group' if group else '--kind savevm'}",
+            f"--replace cannot be combined with {'--group' if group else '--kind savevm'}",
             why="the old one would be gone before the new one is there for good",
             remedy="take the new one under another name, then remove the old one",
         )

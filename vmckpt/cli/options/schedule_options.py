@@ -177,7 +177,7 @@ def require_one_way(every: str | None, cron: str | None) -> None:
 
     if (every is None) == (cron is None):
         raise UsageError(
-            "nobody says when it is due" if every is None else "it is due in two ways",
+            "no time is given" if every is None else "it is due in two ways",
             why="a schedule is due by --every or by --cron",
             remedy="write e.g. --every 15m, --every auto, or --cron '0 3 * * *'",
         )

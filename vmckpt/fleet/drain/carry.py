@@ -160,8 +160,8 @@ class Carrier:
         if where != move.target:
             raise OperationFailedError(
                 f"'{move.vm}' is where it was, on {where}",
-                why="whoever moved it was killed",
-                remedy="ask again",
+                why="the process that migrated it was killed",
+                remedy="try again",
             )
         return where
 

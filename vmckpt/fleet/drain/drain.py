@@ -192,7 +192,7 @@ class _Work:
             except VmckptError as exc:
                 self._stay[vm] = _stay(vm, exc)
                 continue
-            self._say(f"{vm}: its move was cut off; it is on {where}")
+            self._say(f"{vm}: its move was interrupted; it is on {where}")
             self._save(self._record.ends(vm, where))
 
     async def _settled(self, vm: str) -> str:
@@ -222,7 +222,7 @@ class _Work:
             raise HostDownError(
                 f"what runs on {name} is not known",
                 why="; ".join(f"{error.what}: {error.why}" for error in answers.silent),
-                remedy=f"mend that, then go on: vmckpt drain {name}",
+                remedy=f"fix that, then continue: vmckpt drain {name}",
             )
         for one in answers.unread:
             if self._action == DRAIN and one.host == self._host.name:
@@ -243,7 +243,7 @@ class _Work:
             vm = by_name.get(name)
             if vm is None and self._silent:
                 self._stay[name] = Stay(
-                    name, "a host that does not answer may have it", "ask again when it does", 6
+                    name, "a host that does not answer may have it", "try again when it does", 6
                 )
             elif vm is None:
                 self._say(f"{name} is nowhere any more")

@@ -90,7 +90,7 @@ class DrainPlan:
             return
         if self.band_s is None:
             raise RefusedError(
-                "nobody can say how long it takes",
+                "its duration cannot be forecast",
                 why="; ".join(self.notes),
                 remedy="learn it: vmckpt host calibrate A B; or leave out --finish-within",
             )

@@ -105,7 +105,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
             raise RefusedError(
                 f"'{vm.name}' is not well before anything was done",
                 why="; ".join(found),
-                remedy="mend it, or leave out the check",
+                remedy="fix it, or leave out the check",
             )
         record = save(
             GuardRecord(run, request, GuardPhase.PREPARING, time.time(), host=vm.host.name)
@@ -158,7 +158,7 @@ def _begun(record: GuardRecord) -> GuardRecord:
     if record.phase is GuardPhase.PREPARING:
         raise RefusedError(
             f"the guard of '{record.vm}' had not begun its command",
-            why=f"it was cut off: {record.phase.words}",
+            why=f"it was interrupted: {record.phase.words}",
             remedy=f"vmckpt guard resume {record.vm}, which removes what is left of it",
         )
     return record
@@ -210,7 +210,7 @@ def _require_none_open(vm: str) -> None:
         if record.vm == vm and not record.phase.is_over:
             raise RefusedError(
                 f"'{vm}' has a guard that is not over",
-                why=record.why or f"it was cut off: {record.phase.words}",
+                why=record.why or f"it was interrupted: {record.phase.words}",
                 remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
             )
 
@@ -313,7 +313,7 @@ class _Guarding:
         self._save(checkpoint=taken.id)
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
-        self._tools.tell(f"{entry.name}: the VM stood still for {taken.facts.pause_ms:.1f} ms")
+        self._tools.tell(f"{entry.name}: the VM was paused for {taken.facts.pause_ms:.1f} ms")
         if self._request.proof is GuardProof.RUN:
             self._tools.tell("proving it: a copy of it runs")
             await self._run_a_copy(entry, vm.host)

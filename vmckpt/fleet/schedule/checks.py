@@ -26,7 +26,7 @@ def require_sense(record: ScheduleRecord) -> None:
             raise UsageError(
                 f"'{asked.cron}' is never due{window}",
                 why="no such time comes in the next years",
-                remedy="mend the expression" + (", or the window" if window else ""),
+                remedy="fix the expression" + (", or the window" if window else ""),
             )
         gap_s = min((b - a for a, b in pairwise(times)), default=gap_s)
     if (part := timing.day.window) is not None:

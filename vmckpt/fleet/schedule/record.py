@@ -108,7 +108,7 @@ class ScheduleRecord:
 
 _SCHEMA = Schema(
     ScheduleRecord,
-    "remove it and add the schedule anew; its checkpoints have the tag schedule={name}",
+    "remove it and add the schedule again; its checkpoints have the tag schedule={name}",
 )
 
 

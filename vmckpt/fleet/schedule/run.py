@@ -216,7 +216,7 @@ class _Running:
         point = await self._tools.work.take(self._record, begins)
         if point is None:
             return self._end(SKIPPED, why=f"{self._record.vm} does not run")
-        text = f"{point.name} is taken: the guest stood still for {point.stall_s * 1e3:.1f} ms"
+        text = f"{point.name} is taken: the guest was paused for {point.stall_s * 1000.0:.1f} ms"
         facts = {"stall_ms": point.stall_s * 1e3, "stored_bytes": point.stored_bytes}
         self._tell("taken", text, checkpoint=point.id, **facts)
         return await self._finish(point, None, is_last_try=False)

@@ -28,7 +28,7 @@ async def host_identity(host: Host) -> str:
     raise StorageError(
         f"{host.name} has no identity",
         why=f"{identity_path(host)} is empty, or cannot be made: {done.stderr.strip()}",
-        remedy="remove that file if it is empty, and ask again; else free space there",
+        remedy="remove that file if it is empty, and try again; else free space there",
     )
 
 

@@ -143,7 +143,7 @@ def describing(name: str) -> Iterator[None]:
         yield
     except ValueError as exc:
         raise UsageError(
-            f"'{name}' cannot be described so", why=str(exc), remedy="mend the option"
+            f"'{name}' cannot be described so", why=str(exc), remedy="fix the option"
         ) from exc
 
 
@@ -211,7 +211,7 @@ def _read(path: Path) -> "LocalHost | SshEntry":
         raise UsageError(
             f"the inventory file {path} is malformed",
             why=str(exc),
-            remedy="mend or remove it",
+            remedy="fix or remove it",
         ) from exc
 
 

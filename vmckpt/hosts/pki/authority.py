@@ -42,7 +42,7 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
         raise RefusedError(
             "there is a certificate authority already",
             why=f"its key is {directory / 'ca-key.pem'}; every certificate issued hangs on it",
-            remedy=f"to start anew, remove {directory} and issue every host's certificates again",
+            remedy=f"to start again, remove {directory} and issue every host's certificates again",
         )
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"vmckpt CA {time.strftime('%Y-%m-%d', time.gmtime())}")
@@ -138,7 +138,7 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
     if identity is None:
         raise StorageError(
             f"the certificates of {host.name} are gone",
-            why=f"somebody removed {directory}",
+            why=f"{directory} was removed",
             remedy="issue them again",
         )
     return identity

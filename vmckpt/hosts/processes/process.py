@@ -85,7 +85,7 @@ def unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
     """The error for a process of which the kernel does not say whether it runs."""
     return OutcomeUnknownError(
         f"cannot tell whether process {pid} runs",
-        why=f"the kernel gives no answer: {exc.strerror or exc}",
+        why=f"the kernel does not answer: {exc.strerror or exc}",
         remedy="nothing was concluded from it: free descriptors or memory, then run this again",
     )
 

@@ -87,7 +87,7 @@ class FrameLink:
         return LinkLostError(
             f"the connection to {self._peer} is lost",
             why=why,
-            remedy="check the network and the host, then ask again",
+            remedy="check the network and the host, then try again",
         )
 
     async def _read(self) -> str:

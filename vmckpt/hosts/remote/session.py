@@ -124,9 +124,9 @@ class Session:
         except LinkLostError as exc:
             if not again:
                 raise OutcomeUnknownError(
-                    f"nobody knows whether {self._name} has done what it was asked ({question})",
+                    f"it is unknown whether {self._name} has done what was requested ({question})",
                     why=f"{exc.what}: {exc.why}",
-                    remedy="ask again when it answers: what was cut off is found and ended",
+                    remedy="try again when it answers: what was interrupted is found and ended",
                 ) from exc
             if isinstance(exc, UnansweredError):
                 raise
@@ -361,9 +361,9 @@ class _Connection:
     def _given_up(self, question: str) -> LinkLostError:
         """The connection is of no use: why, for who asked over it last."""
         self.lost = self.lost or UnansweredError(
-            f"{self._name} gives no answer",
+            f"{self._name} does not answer",
             why=f"it says that it is there, and nothing to what it was asked ({question})",
-            remedy="look at its storage and what runs there, then ask again",
+            remedy="look at its storage and what runs there, then try again",
         )
         self._link.abort()
         return self._again(self.lost)
@@ -375,7 +375,7 @@ class _Connection:
             raise LinkLostError(
                 f"the connection to {self._name} is lost",
                 why=exc.strerror or str(exc),
-                remedy="check the network and the host, then ask again",
+                remedy="check the network and the host, then try again",
             ) from exc
 
     async def _run(self) -> None:
@@ -386,7 +386,7 @@ class _Connection:
             self.lost = LinkLostError(
                 f"the connection to {self._name} is lost",
                 why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
-                remedy="report it, then ask again",
+                remedy="report it, then try again",
             )
         for asked in self._asked.values():
             if not asked.done():

@@ -141,7 +141,7 @@ async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
     if not hmac.compare_digest(sha256(shown).hexdigest(), place.fingerprint):
         writer.transport.abort()
         raise HostDownError(
-            f"at {where} listens somebody else than {name}",
+            f"the process that listens at {where} is not {name}",
             why="it shows another certificate",
             remedy="find out who it is; nothing was sent there",
         )
@@ -153,7 +153,7 @@ async def _refused(name: str, where: str) -> HostDownError:
     return HostDownError(
         f"{name} says nothing at {where}",
         why="it took the connection and closed it",
-        remedy="the link may have ended: begin anew",
+        remedy="the link may have ended: start again",
     )
 
 
@@ -306,7 +306,7 @@ async def _bind(address: str, ports: tuple[int, int]) -> socket.socket:
                     remedy="give the host a migration address of its own and enough ports",
                 ) from exc
     raise OperationFailedError(
-        "cannot listen", why=f"there is no port from {first} to {last}", remedy="mend the range"
+        "cannot listen", why=f"there is no port from {first} to {last}", remedy="fix the range"
     )
 
 

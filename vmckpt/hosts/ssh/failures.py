@@ -12,7 +12,7 @@ def translated(name: str, login: str, exc: Exception) -> HostDownError:
     match exc:
         case paramiko.PasswordRequiredException():
             why = "the key is protected by a passphrase, and no agent has it"
-            return _no_entry(name, login, why, "ssh-add, then ask again")
+            return _no_entry(name, login, why, "ssh-add, then try again")
         case paramiko.AuthenticationException():
             why = f"its SSH server accepts none of our keys: {exc}"
             return _no_entry(name, login, why, f"ssh-copy-id {login}")
@@ -38,16 +38,16 @@ def unreachable(
     host, port = where
     match exc:
         case socket.gaierror():
-            why = f"nobody knows the name '{host}': {exc.strerror}"
-            remedy = "mend the name, or give an address: vmckpt host set NAME --address ssh://..."
+            why = f"the name '{host}' cannot be resolved: {exc.strerror}"
+            remedy = "fix the name, or give an address: vmckpt host set NAME --address ssh://..."
         case ValueError():
             why = f"'{host}' is no name of a host: {exc}"
-            remedy = "mend the name, or give an address: vmckpt host set NAME --address ssh://..."
+            remedy = "fix the name, or give an address: vmckpt host set NAME --address ssh://..."
         case ConnectionRefusedError():
-            why = f"nobody listens on port {port} of {host}"
+            why = f"nothing listens on port {port} of {host}"
             remedy = "start its SSH server, or give the right port: ssh://USER@HOST:PORT"
         case TimeoutError():
-            why = f"{host} gave no answer within {timeout_s:g} s"
+            why = f"{host} did not answer within {timeout_s:g} s"
             remedy = "check that it runs, and the firewalls between here and there"
         case _:
             why = f"there is no way to {host}: {exc.strerror or exc}"
@@ -60,7 +60,7 @@ def no_proxy(name: str, command: str, exc: OSError | ValueError) -> HostDownErro
     return HostDownError(
         f"cannot reach {name}",
         why=f"its ProxyCommand `{command}` does not start: {exc}",
-        remedy="mend ProxyCommand in the SSH configuration",
+        remedy="fix ProxyCommand in the SSH configuration",
     )
 
 

@@ -59,7 +59,7 @@ class KnownHosts:
         return HostDownError(
             f"THE SSH KEY OF {self._name} HAS CHANGED: another machine may be listening there",
             why=f"{self._shown(key)}, and {files} has another one",
-            remedy="find out why before anything else; only if the host was set up anew: "
+            remedy="find out why before anything else; only if the host was reinstalled: "
             f"ssh-keygen -R '{self._known_as}' -f {self._files[0]}",
         )
 

@@ -125,7 +125,7 @@ def _dial_over(
         raise UsageError(
             f"{name} is behind more than {MOST_JUMPS} jump hosts",
             why="they may name one another",
-            remedy="mend ProxyJump in the SSH configuration",
+            remedy="fix ProxyJump in the SSH configuration",
         )
     *before, last = jumps
     jump = log_in(f"{last}, the jump host of {name},", Address.parse(last, config), tuple(before),

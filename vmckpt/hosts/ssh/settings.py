@@ -76,5 +76,5 @@ def read_settings(address: Address) -> Settings:
         raise UsageError(
             f"the SSH configuration for {address.host} cannot be used",
             why=str(exc),
-            remedy=f"mend {' or '.join(str(path) for path in paths)}",
+            remedy=f"fix {' or '.join(str(path) for path in paths)}",
         ) from exc

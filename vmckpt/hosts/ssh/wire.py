@@ -98,7 +98,7 @@ def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> Host
         return HostDownError(
             f"the connection to {name} broke",
             why="before vmckpt there had said anything",
-            remedy="check the network, then ask again",
+            remedy="check the network, then try again",
         )
     words = channel.recv_stderr(_CHUNK_BYTES) if channel.recv_stderr_ready() else b""
     last = (words.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]

@@ -24,7 +24,7 @@ async def bury(
         if _may_have_run(journal, view) and journal.disks:
             await keep_files(target, journal.run, journal.disks)
             paths = ", ".join(disk.target for disk in journal.disks)
-            note(f"{paths}: on both hosts, since nobody can say which is newer")
+            note(f"{paths}: on both hosts, because it is unknown which is newer")
         await leave_on_source(journal, target, note)
         return
     if journal.persistent and IN_POSTCOPY & {view.source, view.target}:

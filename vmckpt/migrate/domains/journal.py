@@ -124,9 +124,9 @@ async def make_room(vm: str) -> None:
         return
     if not begun.has_ended:
         raise BusyError(
-            f"a migration of '{vm}' was cut off",
+            f"a migration of '{vm}' was interrupted",
             why=f"run {begun.run}, from {begun.source} to {begun.target}, is not at its end",
-            remedy=f"vmckpt migrate --recover {quote(vm)}, then ask again",
+            remedy=f"vmckpt migrate --recover {quote(vm)}, then try again",
         )
     await begun.write()  # an earlier vmckpt did not keep it apart
 

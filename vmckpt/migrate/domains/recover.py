@@ -45,7 +45,7 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
     async with await wait_for_locks(journal.vm, journal.run, ends):
         if await DomainJournal.read(journal.vm) != journal:
             return None
-        note(f"run {journal.run} was cut off: asking both libvirtds")
+        note(f"run {journal.run} was interrupted: asking both libvirtds")
         letting_go = asyncio.ensure_future(let_go(journal, ends[0]))
         try:
             if journal.offline:
@@ -75,9 +75,9 @@ def _ends(journal: DomainJournal) -> tuple[Host, Host]:
         return find_host(journal.source), find_host(journal.target)
     except NotFoundError as exc:
         raise OutcomeUnknownError(
-            f"nobody knows where '{journal.vm}' runs: {exc.what}",
-            why=f"run {journal.run}, from {journal.source} to {journal.target}, was cut off, and "
-            "both have to be asked",
+            f"it is unknown where '{journal.vm}' runs: {exc.what}",
+            why=f"run {journal.run}, from {journal.source} to {journal.target}, was "
+            "interrupted, and both have to be asked",
             remedy=f"add the host again (vmckpt host add), then: vmckpt migrate --recover "
             f"{journal.vm}; if it is gone for good, see where the domain runs (virsh list), and "
             f"remove {journal.path}",

@@ -137,7 +137,7 @@ def describe(view: DomainView, ends: tuple[Host, Host]) -> str:
     """Both ends, in words."""
     source, target = ends
     text = f"on {source.name} it {view.source.value}, on {target.name} it {view.target.value}"
-    return text.replace("it gives no answer", "libvirtd gives no answer")
+    return text.replace("it does not answer", "libvirtd does not answer")
 
 
 def lost(journal: DomainJournal, view: DomainView, ends: tuple[Host, Host]) -> VmLostError:
@@ -188,7 +188,7 @@ async def unknown(
     else:
         remedy = f"see virsh domjobinfo on {source.name}; then: {again}"
     return OutcomeUnknownError(
-        f"nobody knows yet where '{journal.vm}' runs",
+        f"it is not known yet where '{journal.vm}' runs",
         why="; ".join([describe(view, ends), *(text for text in seen if text)]),
         remedy=remedy,
     )
@@ -199,7 +199,7 @@ async def _processes(uuid: str, host: Host) -> str:
     try:
         found = await host.find_processes(f"-uuid\0{uuid}", of_anyone=True)
     except VmckptError:
-        return f"{host.name} itself gives no answer"
+        return f"{host.name} itself does not answer"
     pids = ", ".join(str(process.pid) for process in found)
     return (
         f"its QEMU on {host.name} lives (pid {pids})" if found else f"no QEMU of it on {host.name}"

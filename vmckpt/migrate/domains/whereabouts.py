@@ -16,7 +16,7 @@ class EndState(Enum):
     POSTCOPY_FAILED = "is in a post-copy whose connection broke"
     OFF = "is off"
     ABSENT = "is not there"
-    SILENT = "gives no answer"
+    SILENT = "does not answer"
     LOCKED = "is locked by libvirtd, which is at work on it or waits for its QEMU"
 
 

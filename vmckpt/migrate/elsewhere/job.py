@@ -105,7 +105,7 @@ async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
         # All was done but for the report.
         return Recovery(job.run, job.vm, target.name, STEPS[-1], FINISHED)
     raise OperationFailedError(
-        "the migration was cut off before it had changed anything",
+        "the migration was interrupted before it had changed anything",
         why=f"its process on {job.host.name} was killed",
         remedy=f"{where_it_was(job.vm, job.request.options)}; migrate it again",
     )

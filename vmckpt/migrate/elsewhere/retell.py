@@ -60,9 +60,9 @@ async def _ended(run: str) -> RunRecord:
         silent_s = 0.0 if run in await running_operations() else silent_s + POLL_S
         await asyncio.sleep(POLL_S)
     raise OutcomeUnknownError(
-        f"run {run} was cut off",
+        f"run {run} was interrupted",
         why="its command was killed before it could say how it ended",
-        remedy="vmckpt vm show VM ends what was cut off, and says where the VM is",
+        remedy="vmckpt vm show VM ends what was interrupted, and says where the VM is",
     )
 
 

@@ -25,8 +25,8 @@ async def ends(source: Host, target: Host) -> tuple[str, str]:
     if one == other:
         raise RefusedError(
             f"{source.name} and {target.name} say that they are the same host",
-            why="one machine's state directory was copied to the other: a migration that was cut "
-            "off between them could not be recovered",
+            why="one machine's state directory was copied to the other: a migration that was "
+            "interrupted between them could not be recovered",
             remedy=f"on the copy, while no migration from or to it is under way: "
             f"rm {target.state_dir / 'host-id'}",
         )
@@ -75,9 +75,9 @@ async def _meant(
         if len(those) == 1 and not found.silent:
             return those[0]
     raise ForgottenError(
-        f"nobody knows whether '{journal.vm}' is on {journal.source} or on {journal.target}",
-        why=f"run {journal.run} between them was cut off, and no host of the inventory that "
-        f"answers is the '{name}' with which it was begun",
+        f"it is unknown whether '{journal.vm}' is on {journal.source} or on {journal.target}",
+        why=f"run {journal.run} between them was interrupted, and no host of the inventory "
+        f"that answers is the '{name}' with which it was begun",
         remedy=f"add it again (vmckpt host add {name}; any other name will do), or recover the VM "
         "where the run was begun; if it is gone for good: see where the VM runs, and remove "
         f"vms/{journal.vm}/migration.json from that host's state directory",

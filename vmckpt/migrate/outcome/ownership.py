@@ -70,7 +70,7 @@ class OwnershipMove(Enum):
     SOURCE_OWNS = "the source has the guest"
     TARGET_OWNS = "the target has the guest"
     LOST = "the guest runs nowhere and cannot go on from memory"
-    UNKNOWN = "an end gives no answer"
+    UNKNOWN = "an end does not answer"
 
 
 def decide(view: OwnershipView) -> OwnershipMove:

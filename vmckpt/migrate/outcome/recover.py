@@ -258,7 +258,7 @@ async def _recover(
         journal.stopped,
         stays,
     )
-    note(f"run {journal.run} was cut off at step '{journal.step}': asking both ends")
+    note(f"run {journal.run} was interrupted at step '{journal.step}': asking both ends")
     home = await read_vm(source, journal.vm)
     arrived = await read_vm(target, journal.vm)
     try:
@@ -361,8 +361,8 @@ async def unknown(pair: Pair) -> OutcomeUnknownError:
     silent = [end for end in (pair.source, pair.target) if await _may_live(end)]
     names = " and ".join(end.host.name for end in silent) or pair.source.host.name
     return OutcomeUnknownError(
-        f"nobody knows yet where '{pair.source.files.vm_name}' runs",
-        why=f"{names} gives no answer, or waits for the other end",
+        f"it is not known yet where '{pair.source.files.vm_name}' runs",
+        why=f"{names} does not answer, or waits for the other end",
         remedy=f"nothing was started twice; when it answers again: vmckpt migrate --recover "
         f"{pair.source.files.vm_name}",
     )

@@ -64,7 +64,7 @@ async def settle(
             return OwnershipMove.UNKNOWN
         if silent and not waited:
             waited = True
-            note(f"{' and '.join(silent)} gives no answer: asking for {SILENT_HOST_S:g} s")
+            note(f"{' and '.join(silent)} does not answer: asking for {SILENT_HOST_S:g} s")
         if move is OwnershipMove.WAIT and migration and migration.in_postcopy:
             # A silent link is noticed by neither QEMU.
             move = OwnershipMove.RECONNECT if clock() > moved_s + SILENCE_S else move

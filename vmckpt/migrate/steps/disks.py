@@ -144,7 +144,7 @@ class DiskMirrors:
                 await block.blockdev_del(target, self._name(copy))
         took = format_duration(time.monotonic() - began_s)
         self._note(
-            "disk-hand-over", f"the guest stood still for {took} while its disks changed hands"
+            "disk-hand-over", f"the guest was paused for {took} while its disks were handed over"
         )
 
     async def drop(self) -> None:
@@ -211,7 +211,7 @@ class DiskMirrors:
             raise OperationFailedError(
                 "copying the disks failed",
                 why="; ".join(job.error or "a copy ended early" for job in failed)
-                or "a copy was ended by somebody else",
+                or "a copy was ended by another client of QEMU",
                 remedy="check the target's free space and the link between the hosts",
             )
         return jobs
@@ -257,7 +257,7 @@ class CopyWatch:
             self._done, self._moved_s = done, now_s
         elif now_s - self._moved_s > self._silence_s:
             raise OperationFailedError(
-                "copying the disks stands still",
+                "copying the disks makes no progress",
                 why=f"no byte has moved for {self._silence_s:g} s",
                 remedy="check the network between the hosts and the target's storage",
             )
@@ -297,7 +297,7 @@ def _stuck(why: str) -> OperationFailedError:
     return OperationFailedError(
         "a copy of a disk does not end on the source",
         why=why,
-        remedy="the guest goes on; its QEMU has to be restarted before the next move",
+        remedy="the guest continues; its QEMU has to be restarted before the next move",
     )
 
 

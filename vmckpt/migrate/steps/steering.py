@@ -105,7 +105,7 @@ class Steering:
             self._silent_since_s, self._last_sent = now_s, transferred_bytes
         elif now_s - self._silent_since_s > SILENCE_S:
             raise OperationFailedError(
-                "the migration stands still",
+                "the migration makes no progress",
                 why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
                 remedy="check the network between the hosts and the target's load",
             )

@@ -126,13 +126,13 @@ class Transfer:
                 raise OperationFailedError(
                     "the migration failed",
                     why=status.error or f"QEMU ended it as '{status.status}'",
-                    remedy="the source goes on; see the target's words",
+                    remedy="the guest continues on the source; see the target's words",
                 )
             if status.status == "postcopy-paused":
                 raise OperationFailedError(
                     "post-copy was interrupted",
                     why="the link between the hosts broke while the guest ran on the target",
-                    remedy="mend the link; the guest waits for its pages",
+                    remedy="repair the link; the guest waits for its pages",
                 )
             if status.status == "pre-switchover" and not self._handed_over:
                 # The guest is stopped, and nothing of it writes any more. QEMU may say so again

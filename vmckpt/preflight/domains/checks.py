@@ -300,7 +300,8 @@ async def _encryption(
         return IN_CLEAR, Finding("tls", REFUSE, reason, remedy.replace("use --tls psk, or ", ""))
     one_machine = source.is_this_machine and target.is_this_machine
     if found.scheme is Scheme.CLEAR and not one_machine:
-        remedy = "leave out --tls off: whoever sees the network sees the guest's memory"
+        remedy = "leave out --tls off: everyone with access to the network can read the guest's "
+        "memory"
         return found, Finding("tls", WARN, found.reason, remedy)
     return found, Finding("tls", OK, found.reason)
 

@@ -89,7 +89,7 @@ def _incoherent(shared: list[DomainDisk]) -> Iterator[DiskObstacle]:
                 f"disk {disk.target} is shared with cache='{disk.cache}': "
                 "the target could read what is no longer true"
             )
-            yield DiskObstacle("disk-cache", reason, "set cache='none' for it, and start it anew")
+            yield DiskObstacle("disk-cache", reason, "set cache='none' for it, and restart it")
 
 
 def _uncopiable(copied: list[DomainDisk]) -> Iterator[DiskObstacle]:

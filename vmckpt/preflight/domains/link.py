@@ -58,7 +58,8 @@ def decide_link(tls: Tls, ways: Transports, source: str, target: Host) -> Libvir
         found = Finding("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")
         return LibvirtLink(f"qemu+tls://{host}/system{path}", found)
     if TCP_PORT in ways.ports and (tls is Tls.OFF or (tls is Tls.AUTO and ways.one_machine)):
-        reason = f"libvirtd on {target.name} takes orders in clear, from anybody (port {TCP_PORT})"
+        reason = f"libvirtd on {target.name} accepts unencrypted connections from anyone (port "
+        f"{TCP_PORT})"
         found = Finding("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
         return LibvirtLink(f"qemu+tcp://{host}/system", found)
     return LibvirtLink("", Finding("libvirt-link", REFUSE, *_obstacle(ways, source, target)))

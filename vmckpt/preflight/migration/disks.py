@@ -156,7 +156,7 @@ def _obstacle(place: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
         reason = f"{place.device} is a device, and only image files are copied"
         return DiskObstacle("disk-device", reason, "if both hosts reach the same: --disks shared")
     if place.shared is None:
-        reason = f"nobody knows whether {place.source} is shared: {place.why}"
+        reason = f"it is unknown whether {place.source} is shared: {place.why}"
         return DiskObstacle("disk-shared", reason, EXPLICIT)
     if place.target_taken and not place.target_left:
         return DiskObstacle(

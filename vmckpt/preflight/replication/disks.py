@@ -61,7 +61,7 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str
         return Finding("disk-device", REFUSE, reason, "use an image file")
     shared, why = await is_shared(vm.host, standby, here, there)
     if shared is None:
-        reason = f"nobody knows whether {here} is shared with {standby.name}: {why}"
+        reason = f"it is unknown whether {here} is shared with {standby.name}: {why}"
         return Finding("disk-shared", REFUSE, reason, OWN_STORAGE)
     if how == SHARED:
         return await _not_the_same(disk, vm, standby, is_shared_=shared)

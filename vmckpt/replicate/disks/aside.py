@@ -55,9 +55,9 @@ def request_of(text: str, path: Path) -> ReplicationRequest:
         return REQUEST.decode(text, path)
     except StorageError as exc:
         raise OperationFailedError(
-            f"nobody knows for whom {path.parent} stands aside",
+            f"it is unknown to which replication the overlay in {path.parent} belongs",
             why=f"{path.name} is damaged, or another version's: {exc.why}",
-            remedy="install the vmckpt again that protected the VM, and the same again",
+            remedy="install the vmckpt again that protected the VM, and repeat the command",
         ) from exc
 
 
@@ -117,7 +117,7 @@ def _flush(path: Path) -> None:
         raise StorageError(
             f"what was written to {path} before is not certainly on it",
             why=exc.strerror or str(exc),
-            remedy="see to the shared storage",
+            remedy="restore access to the shared storage",
         ) from exc
 
 
@@ -126,9 +126,9 @@ async def _made(host: Host, layer: Path, path: Path) -> None:
     done = await host.run([str(qemu_img(host)), *create])
     if done.returncode:
         raise OperationFailedError(
-            f"cannot put aside what is written to {path}",
+            f"cannot create an overlay for {path}",
             why=done.stderr.strip(),
-            remedy=f"see to {layer.parent} on {host.name}",
+            remedy=f"check {layer.parent} on {host.name}",
         )
 
 
@@ -191,7 +191,7 @@ async def _have_term(request: ReplicationRequest) -> None:
         return
     said = "nothing of it"
     if record is not None:
-        said = f"{record.holder} has its term, and {record.in_sync or 'nobody'} may take over"
+        said = f"{record.holder} has its term, and {record.in_sync or 'no standby'} may take over"
     raise RefusedError(
         f"what '{request.vm}' wrote on {request.primary.name} is not to reach its disks",
         why=f"the arbiter says: {said}",
@@ -246,9 +246,10 @@ async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
             await commands.job_dismiss(monitor, job)
             if one.error:
                 raise OperationFailedError(
-                    f"what stands aside could not be written to {disk}",
+                    f"the overlay could not be committed to {disk}",
                     why=one.error,
-                    remedy="see to the shared storage, and the same again; the VM goes on as it is",
+                    remedy="restore access to the shared storage, and repeat the command; the VM "
+                    "keeps running",
                 )
         await asyncio.sleep(POLL_S)
     nodes = {one.node_name for one in await commands.query_named_block_nodes(monitor)}
@@ -302,7 +303,7 @@ async def _fold_off(host: Host, layer: Path) -> None:
     done = await host.run(argv, FOLD_S)
     if done.returncode:
         raise OperationFailedError(
-            f"what stands aside in {layer} could not be written to its disk",
+            f"the overlay {layer} could not be committed to its disk",
             why=done.stderr.strip(),
-            remedy="see to the shared storage, and the same again",
+            remedy="restore access to the shared storage, and repeat the command",
         )

@@ -68,7 +68,7 @@ class DisksJournal:
             raise OperationFailedError(
                 "the primary's disks are others than the standby's",
                 why=f"it has disks of {theirs} bytes, here are copies of {ours}",
-                remedy="begin anew: vmckpt replicate start",
+                remedy="start again: vmckpt replicate start",
             )
 
     async def digests(self) -> AsyncIterator[Digests]:

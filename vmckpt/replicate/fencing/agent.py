@@ -85,7 +85,7 @@ class Agent:
             raise self._failed(action, target, str(exc)) from exc
         except TimeoutError:
             raise TimedOutError(
-                f"fencing agent {self.argv[0]} gave no answer for VM '{target.vm}'",
+                f"fencing agent {self.argv[0]} did not answer for VM '{target.vm}'",
                 why=f"it did not end within {self.timeout_s:g} s",
                 remedy="see whether its means (network, power switch) work; nothing was proved",
             ) from None
@@ -100,7 +100,7 @@ class Agent:
         return OperationFailedError(
             f"fencing agent {self.argv[0]} failed to {action} {target.host} for VM '{target.vm}'",
             why=why,
-            remedy="see to the agent; without its proof the primary's lease is waited out",
+            remedy="check the agent; without its proof the primary's lease is waited out",
         )
 
 

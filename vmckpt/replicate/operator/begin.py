@@ -194,7 +194,7 @@ async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> R
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
                 why=ended.why or "-" if ended else why or "its service ended",
-                remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
+                remedy=f"{remedy or 'fix that'}; the VM keeps running where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
 

@@ -83,9 +83,9 @@ async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
         told = await _options_at(vm.host, vm.name)
     except StorageError as exc:
         raise UsageError(
-            f"what was wished of the last replication of '{vm.name}' cannot be read",
+            f"the options of the last replication of '{vm.name}' cannot be read",
             why=f"{exc.what}: {exc.why}",
-            remedy=f"vmckpt replicate stop {vm.name}, and say anew what you wish",
+            remedy=f"vmckpt replicate stop {vm.name}, and give the options again",
         ) from exc
     if told is None or (vm.host.is_this_machine and target.is_this_machine):
         return told

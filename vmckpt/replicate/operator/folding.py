@@ -50,7 +50,8 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
             raise OperationFailedError(
                 f"what '{name}' wrote is not on its shared disks yet",
                 why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
-                remedy=f"mend that, and the same again: it stays in {directory} until then",
+                remedy=f"fix that, and repeat the command: the overlay stays in {directory} "
+                "until then",
             )
     return bool(found)
 
@@ -71,8 +72,8 @@ async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) ->
     """Nothing of the standby's writes to the shared disks any more, nor does its host for it."""
     name, standby = request.vm, request.standby.name
     remedy = (
-        f"when it answers again: vmckpt replicate stop {name}; if it is certain that it is off: "
-        "--standby-is-dead. Until then the VM goes on with what it wrote standing aside"
+        f"when it answers again: vmckpt replicate stop {name}; if it is certainly off: "
+        "--standby-is-dead. Until then the VM continues with its overlay"
     )
     if standby not in known:
         raise NotFoundError(
@@ -86,7 +87,7 @@ async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) ->
     except HostDownError as exc:
         raise HostDownError(
             f"{standby} may still write to the disks of '{name}'",
-            why=f"it was its standby, and gives no answer: {exc.why}",
+            why=f"it was its standby, and does not answer: {exc.why}",
             remedy=remedy,
         ) from exc
     if left:
@@ -99,7 +100,7 @@ async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) ->
         raise RefusedError(
             f"{standby} may still write to the disks of '{name}'",
             why=f"what its service wrote may be in the host's memory: {unwritten}",
-            remedy=f"see to its storage; {remedy}",
+            remedy=f"restore access to its storage; {remedy}",
         )
 
 

@@ -29,9 +29,9 @@ async def settle_copies(host: Host, files: ServiceFiles, fate: CopiesFate) -> No
     done = await host.run([*await host.own_command(), "replica", fate.value, str(files.path)])
     if done.returncode:
         raise OperationFailedError(
-            f"{host.name} could not see to its copies of the disks",
+            f"{host.name} could not settle its copies of the disks",
             why=done.stderr.strip() or f"exit status {done.returncode}",
-            remedy="mend that, and the same again",
+            remedy="fix that, and repeat the command",
         )
 
 

@@ -95,9 +95,9 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
         of_now = [side for side in of_now if side.status.run in runs]
         if not of_now:
             raise OperationFailedError(
-                f"nobody was asked to take '{name}' over",
+                f"no standby was asked to take over '{name}'",
                 why=f"{primaries[0].standby}, which protects it, says nothing of it",
-                remedy=f"see to that host, and `vmckpt replicate status {name}`",
+                remedy=f"check that host, and `vmckpt replicate status {name}`",
             )
     if not of_now:
         raise not_replicated(name)
@@ -173,8 +173,8 @@ async def _left(name: str, status: ReplicaStatus, hosts: Iterable[Host]) -> list
     except HostDownError as exc:
         old = status.primary
         return [
-            f"{old} gives no answer ({exc.why}): what it still has of '{name}' is removed by the "
-            "next command that finds it there, and never run"
+            f"{old} does not answer ({exc.why}): what it still has of '{name}' is removed by "
+            "the next command that finds it there, and never run"
         ]
     return []
 
@@ -263,8 +263,8 @@ async def require_decided(vm: Vm) -> None:
     if side is None or (is_over and not (side.status.has_left and await is_of_this_home(vm))):
         return
     raise RefusedError(
-        f"a standby may be about to go on with '{vm.name}'",
-        why=f"its replication from {vm.host.name} was cut off, and its end is not known there",
+        f"a standby may be about to take over '{vm.name}'",
+        why=f"its replication from {vm.host.name} was interrupted, and its end is not known there",
         remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: "
         f"vmckpt replicate stop {vm.name} (with --standby-is-dead if its host is off)",
     )
@@ -275,8 +275,8 @@ async def _await_decision(standby: Host, name: str) -> None:
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
         why="it may not before it is certain that the primary cannot act any more",
-        remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`. If that is "
-        f"gone for good: vmckpt replicate stop {name}; if the primary's host is off for certain: "
-        f"vmckpt replicate failover {name} --primary-is-dead",
+        remedy="it keeps trying: restore access to the arbiter, and `vmckpt replicate status`. "
+        f"If that is gone for good: vmckpt replicate stop {name}; if the primary's host "
+        f"is off for certain: vmckpt replicate failover {name} --primary-is-dead",
     )
     await while_there_is(lambda: services(standby, name), late)

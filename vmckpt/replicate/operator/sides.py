@@ -144,8 +144,8 @@ async def until_recovered(host: Host, name: str) -> None:
     mark = f"replica\0recover\0{ServiceFiles.of(host, name).path}\0"
     late = TimedOutError(
         f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
-        why="the arbiter gives no answer, or another works on the VM",
-        remedy=f"see to the arbiter: {host.name} goes on trying",
+        why="the arbiter does not answer, or another works on the VM",
+        remedy=f"restore access to the arbiter: {host.name} keeps trying",
     )
     await while_there_is(lambda: host.find_processes(mark), late)
 

@@ -69,7 +69,7 @@ async def stop(
         Role.PRIMARY in answering or await _is_alive_at_primary(name, found)
     ):
         raise RefusedError(
-            f"the primary of '{name}' gives no answer",
+            f"the primary of '{name}' does not answer",
             why=f"{answering[Role.STANDBY].name} may have the only copy of the guest by now",
             remedy=f"vmckpt replicate failover {name}",
         )
@@ -129,7 +129,7 @@ async def _require_no_other_home(
         if answer is None:
             raise RefusedError(
                 f"'{name}' was left to its standby, which may run it",
-                why=f"the standby's host ({side.status.standby}) gives no answer",
+                why=f"the standby's host ({side.status.standby}) does not answer",
                 remedy=f"once it is off for certain: vmckpt replicate stop {name} "
                 "--standby-is-dead",
             )
@@ -144,7 +144,7 @@ async def _require_one_home(name: str, hosts: Iterable[Host]) -> None:
         raise RefusedError(
             f"{' and '.join(homes.given)} have '{name}'",
             why="which of them is older is not certain: the arbiter does not say so",
-            remedy=f"if it gave no answer, when it does: vmckpt replicate stop {name}; else make "
+            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
             f"sure which is older, and remove its directory, vms/{name}, on its host",
         )
 
@@ -184,8 +184,8 @@ def _not_freed(vm: Vm, answer: ClaimAnswer) -> RefusedError:
     return RefusedError(
         why.what,
         why=why.why,
-        remedy=f"see `vmckpt vm list`; when {answer.standby} answers: the same again. If it is off "
-        f"for good: vmckpt replicate stop {vm.name} --standby-is-dead",
+        remedy=f"see `vmckpt vm list`; when {answer.standby} answers: repeat the command. If "
+        f"it is off for good: vmckpt replicate stop {vm.name} --standby-is-dead",
     )
 
 
@@ -227,7 +227,7 @@ async def _end_standby(
     """End all of the standby. Raises RefusedError when it may have the guest; `is_dead`: not so for
     a host that gives no answer.
     """
-    silent = f"the arbiter gives no answer ({told.arbiter_fails}), nor does {told.standby}"
+    silent = f"the arbiter does not answer ({told.arbiter_fails}), nor does {told.standby}"
     host = next((host for host in hosts if host.name == told.standby), None)
     try:
         if host is None:
@@ -255,15 +255,15 @@ async def _require_nowhere_else(
     if homes.given:
         raise RefusedError(
             f"'{name}' is on {' and '.join(homes.given)}",
-            why="it went on there before the arbiter gave no answer any more: what "
+            why="it went on there before the arbiter did not answer any more: what "
             f"{primary.host.name} has is older",
             remedy=f"vmckpt replicate failover {name}",
         )
     if any(following.given):
         raise RefusedError(
             f"a standby of '{name}' is at work",
-            why="its host gave no answer before, and does now",
-            remedy=f"the same again: vmckpt replicate stop {name}",
+            why="its host did not answer before, and does now",
+            remedy=f"repeat the command: vmckpt replicate stop {name}",
         )
     if is_dead:
         return
@@ -272,7 +272,7 @@ async def _require_nowhere_else(
         raise _not_certain(name, f"its standby's host, {standby}, is none of those that are known")
     if unheard := following.silent or homes.silent:
         why = "; ".join(f"{silent.what}: {silent.why}" for silent in unheard)
-        raise _not_certain(name, f"the arbiter gives no answer, nor does every host: {why}")
+        raise _not_certain(name, f"the arbiter does not answer, nor does every host: {why}")
     said = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
         one.state == PROMOTED and one.run == primary.status.run for one in said if one is not None
@@ -327,7 +327,7 @@ async def _settle_term(
         if is_of_no_use and not is_passed_on:
             failed = await _abandoned(side.host, name) or failed
             if failed and is_home:
-                why = f"it is paused on {side.host.name}, go on with it by: vmckpt vm start {name}"
+                why = f"it is paused on {side.host.name}; resume it: vmckpt vm start {name}"
                 last = replace(side.status, why=why)
         await settle_copies(side.host, ServiceFiles.of(side.host, name), copies)
         if is_taken and not standby_is_dead:
@@ -349,7 +349,7 @@ async def _settle_term(
         raise OperationFailedError(
             f"the term of '{name}' was not given up",
             why=failed,
-            remedy="mend that, and the same again: until then nobody can go on with the VM",
+            remedy="fix that, and repeat the command: until then the VM cannot be resumed",
         )
     return last
 
@@ -391,8 +391,9 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
     )
     late = TimedOutError(
         f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
-        why="the arbiter gives no answer, or another works on the VM",
-        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again. {without}",
+        why="the arbiter does not answer, or another works on the VM",
+        remedy=f"restore access to the arbiter: {host.name} keeps trying; then repeat the "
+        f"command. {without}",
     )
     await while_there_is(lambda: host.is_alive(process), late)
     said = await last_word(host, files)
@@ -418,7 +419,7 @@ async def _abandoned(host: Host, name: str) -> str:
         done = await host.run(command, ABANDON_S)
     except HostDownError as exc:
         await host.require_up()
-        return f"the arbiter gives no answer: {exc.why}"
+        return f"the arbiter does not answer: {exc.why}"
     if not done.returncode:
         return ""
     return "; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}"

@@ -121,7 +121,7 @@ async def ask_about(vm: Vm) -> ClaimAnswer | None:
     except (ValueError, KeyError, TypeError) as exc:
         raise HostDownError(
             f"cannot tell whether another host runs '{vm.name}'",
-            why=f"{vm.host.name} was a host of its replication; the arbiter gives no answer: {exc}",
+            why=f"{vm.host.name} was a host of its replication; the arbiter does not answer: {exc}",
             remedy="bring the arbiter back; if it is gone for good: vmckpt replicate stop "
             f"{vm.name} (with --standby-is-dead if the other host is off, too)",
         ) from exc

@@ -154,8 +154,8 @@ def _require_same_qemu(request: ReplicationRequest, vm: Vm) -> None:
     if vm.qemu.files.qemu_id != request.qemu_id:
         raise RefusedError(
             f"'{vm.name}' has another QEMU now",
-            why="it was started anew while its protection began",
-            remedy="begin anew: vmckpt replicate start",
+            why="it was restarted while its protection began",
+            remedy="start again: vmckpt replicate start",
         )
 
 
@@ -249,7 +249,7 @@ def _place(request: ReplicationRequest) -> TlsEndpoint:
         raise OperationFailedError(
             "the primary was not told where its standby is",
             why="its request has no place",
-            remedy="begin anew: vmckpt replicate start",
+            remedy="start again: vmckpt replicate start",
         )
     return request.place
 

@@ -47,7 +47,7 @@ class ProtectionEnding(Enum):
     ALONE = "alone: the standby is lost; the guest runs here, unprotected", True
     GUEST_OFF = "off: the guest has powered off", True
     LOST = "lost: its QEMU died before the standby had the guest", True
-    YOURS = "handed over: the standby goes on with the guest", False
+    YOURS = "handed over: the guest continues on the standby", False
     REPLACED = "replaced: the standby has taken over; this QEMU was ended", False
 
     def __init__(self, text: str, is_settled: bool) -> None:
@@ -455,7 +455,7 @@ class Protection:
 
     def _waits(self) -> str:
         fails = self._keeper.arbiter_fails
-        return f"the arbiter gives no answer: {fails}" if fails else ""
+        return f"the arbiter does not answer: {fails}" if fails else ""
 
     def _stage(self) -> str:
         if self._ending is not None:

@@ -112,9 +112,9 @@ class Warm:
             )
         except CommandRefusedError as exc:
             raise OperationFailedError(
-                f"'{self._spec.name}' is on {self._host.name} and stands still",
+                f"'{self._spec.name}' is on {self._host.name} and is paused",
                 why=exc.description,
-                remedy=f"mend that, then: vmckpt vm start {self._spec.name}",
+                remedy=f"fix that, then: vmckpt vm start {self._spec.name}",
             ) from exc
 
     async def announce(self) -> None:

@@ -20,7 +20,8 @@ def damaged(what: str, why: str) -> DamagedFrameError:
     return DamagedFrameError(
         what,
         why=why,
-        remedy="replication begins anew by itself; if it comes again look for a bad link or memory",
+        remedy="replication starts again by itself; if it comes again look for a bad link or "
+        "memory",
     )
 
 

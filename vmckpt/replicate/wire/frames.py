@@ -136,6 +136,6 @@ def require_term(head: FrameHead, highest: int) -> None:
         raise StaleTermError(
             f"{head} of term {head.term} is refused",
             why=f"term {highest} was granted",
-            remedy="whoever sent it was replaced: stop its guest, and protect the VM from where "
-            "it runs now",
+            remedy="its sender was replaced: stop its guest, and protect the VM from where it "
+            "runs now",
         )

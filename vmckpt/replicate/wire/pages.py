@@ -203,7 +203,7 @@ def decode(payload: memoryview, ram_pages: int) -> PageBatch:
     patch, wholes = unpack(payload[_HEAD.size :], 2)
     runs = sum(counts)
     if len(patch) < 8 * runs or len(wholes) % PAGE_BYTES:
-        raise senseless("a payload of pages makes no sense", f"{len(patch)} bytes for {runs} runs")
+        raise senseless("a payload of pages is malformed", f"{len(patch)} bytes for {runs} runs")
     tables = np.frombuffer(patch[: 8 * runs], dtype="<u4").astype(np.int64)
     ends = np.cumsum(counts)[:-1]
     zero, patched, whole = (
@@ -222,7 +222,7 @@ def decode(payload: memoryview, ram_pages: int) -> PageBatch:
         or np.count_nonzero(changed) != changed_words
         or len(contents) != len(whole)
     ):
-        raise senseless("a payload of pages makes no sense", "its parts do not fit together")
+        raise senseless("a payload of pages is malformed", "its parts do not fit together")
     return PageBatch(
         zero, patched, changed, np.frombuffer(words, dtype="<u8"), whole, contents, total
     )

@@ -105,7 +105,7 @@ def unpack(payload: memoryview, count: int) -> list[memoryview]:
 
 def _content(packing: int, raw_bytes: int, packed: memoryview, packed_bytes: int) -> memoryview:
     if len(packed) != packed_bytes or raw_bytes > MOST_BYTES or packing not in (_RAW, _ZSTD):
-        raise senseless("a section makes no sense", f"{packed_bytes} bytes for {raw_bytes}")
+        raise senseless("a section is malformed", f"{packed_bytes} bytes for {raw_bytes}")
     if packing == _RAW:
         raw: Buffer = packed
     else:

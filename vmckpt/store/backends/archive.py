@@ -129,7 +129,7 @@ class ArchiveBackend(_Objects):
         return RefusedError(
             f"{self.place} cannot be changed",
             why="an exported file is written once",
-            remedy="import it into a store (vmckpt store import), or export anew",
+            remedy="import it into a store (vmckpt store import), or export again",
         )
 
     def _read_table(self) -> dict[str, tuple[int, int]]:

@@ -17,14 +17,14 @@ from typing import NamedTuple
 # Of this name, whatever else: locks do not reach the other hosts.
 _UNKEPT = {
     "9p": "a 9p server grants every lock",
-    "virtiofs": "virtiofs keeps locks within one guest, unless its server was told otherwise",
+    "virtiofs": "virtiofs keeps locks within one guest, unless its server is configured otherwise",
     "vboxsf": "shared folders of VirtualBox have no locks",
     "vmhgfs": "shared folders of VMware have no locks",
     "prl_fs": "shared folders of Parallels have no locks",
     "afs": "AFS keeps locks of whole files only",
     "orangefs": "OrangeFS has no locks",
     "pvfs2": "PVFS has no locks",
-    "beegfs": "BeeGFS keeps locks within one host, unless it was told otherwise",
+    "beegfs": "BeeGFS keeps locks within one host, unless it is configured otherwise",
     "fuse": "a FUSE file system keeps locks within this host, unless its program does more",
 }
 # Programs for FUSE that pass locks on to all that share the files.

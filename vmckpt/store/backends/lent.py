@@ -145,7 +145,7 @@ class LentBackend:
                 raise StorageError(
                     f"the store {self.place} does not answer",
                     why=str(exc) or "the connection to its host has ended",
-                    remedy="ask again; what had begun there was undone",
+                    remedy="try again; what had begun there was undone",
                 ) from exc
             except BaseException:
                 # An answer may be on its way still, which would be taken for the next one's.
@@ -346,7 +346,7 @@ class _Far:
             raise UsageError(
                 "too much was begun over one connection",
                 why=f"{_MOST_AT_ONCE} objects and locks",
-                remedy="begin anew",
+                remedy="start again",
             )
         self._next += 1
         known[self._next] = one

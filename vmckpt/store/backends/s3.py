@@ -60,7 +60,7 @@ class S3Backend:
         in_clear = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
         if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not in_clear:
             raise RefusedError(
-                f"{place} is not reached in the clear",
+                f"{place} is not used unencrypted",
                 why="guests' memory would travel without TLS",
                 remedy="give an https:// AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true",
             )
@@ -286,7 +286,7 @@ class S3Writer:
 
     def _no_room(self, why: str) -> StorageError:
         return StorageError(
-            f"cannot write {self._name} aside",
+            f"cannot write the replacement of {self._name}",
             why=why,
             remedy=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a directory that has "
             f"{format_size(2 * MOST_ASIDE_BYTES)}",

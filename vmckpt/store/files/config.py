@@ -137,7 +137,7 @@ def require_no_store(backend: Backend) -> None:
     if any(data is not None for data in found.values()):
         raise RefusedError(
             f"{backend.place} is a store already",
-            why="making it anew would lose what is in it",
+            why="recreating it would lose what is in it",
             remedy="choose another place, or use the one that is there",
         )
     if folders := _objects(backend):
@@ -274,7 +274,7 @@ def _damaged_config(place: str, name: str, why: str) -> DamagedError:
     return DamagedError(
         f"{place}/{name} is damaged",
         why=why,
-        remedy="a whole copy opens the store, and `vmckpt store check` writes the others anew; "
+        remedy="a whole copy opens the store, and `vmckpt store check` rewrites the others; "
         f"where no copy is whole: vmckpt store key import FILE --store {place}",
     )
 

@@ -38,7 +38,7 @@ def decoding(name: str) -> Iterator[None]:
         ArithmeticError,
         struct.error,
     ) as exc:
-        raise damaged(f"{name} is damaged", f"it makes no sense: {str(exc)[:200]}") from exc
+        raise damaged(f"{name} is damaged", f"it is malformed: {str(exc)[:200]}") from exc
 
 
 def json_of(data: bytes) -> Any:

@@ -221,7 +221,7 @@ async def _write(
             raise OperationFailedError(
                 f"cannot make {link} on {host.name}",
                 why=done.stderr.strip(),
-                remedy="mend the rights of the state directory",
+                remedy="fix the permissions of the state directory",
             )
 
 
@@ -229,8 +229,8 @@ def _on_monitors(count: int) -> tuple[str, ...]:
     if count > 1:
         return ()
     return (
-        "one monitor only: while vmckpt works on the VM, `vm show` and `vm list` cannot ask it, "
-        "and whoever holds the socket keeps vmckpt out. A second --qmp mends that",
+        "one monitor only: during operations `vm show` and `vm list` cannot query it, and "
+        "another client of the socket locks vmckpt out. A second --qmp avoids that",
     )
 
 

@@ -62,8 +62,8 @@ def rewrite(name: str, facts: AdoptedFacts) -> Rewritten:
         raise RefusedError(
             f"this QEMU cannot become the VM '{name}'",
             why="; ".join(f"{what}: {why}" for what, why in draft.refusals),
-            remedy="unplug or leave out what is named (its guest goes on as it was), or move the "
-            "VM in another way",
+            remedy="unplug or leave out what is named (its guest keeps running), or move the VM "
+            "in another way",
         )
     return Rewritten(
         tuple(draft.arguments),

@@ -155,8 +155,8 @@ class LibvirtConnection:
         except HostDownError as exc:
             raise OutcomeUnknownError(
                 exc.what,
-                why=f"{exc.why}; nobody knows whether it was done",
-                remedy="ask again what the domain does: vmckpt vm list",
+                why=f"{exc.why}; it is unknown whether it was done",
+                remedy="try again what the domain does: vmckpt vm list",
             ) from exc
 
     def _meaning(self, what: str, exc: Any) -> VmckptError:
@@ -176,7 +176,7 @@ class LibvirtConnection:
 
     def _silent(self, what: str, why: str) -> HostDownError:
         return HostDownError(
-            f"the libvirtd of {self.host.name} gave no answer when asked to {what}",
+            f"the libvirtd of {self.host.name} did not answer when asked to {what}",
             why=why,
             remedy="see on the host: systemctl status libvirtd",
         )

@@ -45,7 +45,7 @@ _KNOWN = tuple(
         (r"Unsafe migration", f"use cache='none' for the disks, or: {_SHARED}"),
         (
             r"may lead to data corruption if disks use cache",
-            "set cache='none' for the domain's disks, and start it anew",
+            "set cache='none' for the domain's disks, and restart it",
         ),
         (
             r"Storage pool not found|[Cc]annot access storage file|No such file or directory",
@@ -95,8 +95,8 @@ _KNOWN = tuple(
         ),
         (
             r"cannot acquire state change lock",
-            "libvirtd works on the domain, or waits for its QEMU, and lets nobody else at it: wait "
-            "and ask again; if it stays so: systemctl restart libvirtd (QEMUs live on)",
+            "libvirtd has a job on the domain, or waits for its QEMU: wait and try again; if "
+        "that does not help: systemctl restart libvirtd (QEMUs keep running)",
         ),
         (
             r"another job|[Tt]imed out during operation",
@@ -115,7 +115,7 @@ _KNOWN = tuple(
         (r"[Cc]annot allocate memory|out of memory", "free memory on the target"),
     )
 )  # fmt: skip
-UNFORESEEN = "mend what libvirt names; its log (journalctl -u libvirtd) says more"
+UNFORESEEN = "fix what libvirt names; its log (journalctl -u libvirtd) says more"
 
 
 def remedy_for(text: str) -> str:

@@ -144,8 +144,8 @@ async def seen_again(domain: Domain, session: Libvirtd) -> Domain:
     if seen is None:
         raise BusyError(
             f"'{domain.name}' is not on {domain.host.name} any more",
-            why="somebody has moved or removed it meanwhile",
-            remedy="ask again: vmckpt vm list",
+            why="it was migrated or removed in the meantime",
+            remedy="try again: vmckpt vm list",
         )
     return as_domain(domain.host, seen)
 

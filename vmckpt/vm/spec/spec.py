@@ -135,7 +135,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise UsageError(f"{source} is no TOML", why=str(exc), remedy="mend that line") from exc
+        raise UsageError(f"{source} is no TOML", why=str(exc), remedy="fix that line") from exc
     top = TomlTable(data, TableSource(text, source, base), ())
     if top.has("base"):
         top = TomlTable(data, TableSource(text, source, top.absolute("base")), ())

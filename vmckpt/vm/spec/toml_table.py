@@ -91,7 +91,7 @@ class TomlTable:
             return default
         value = self.data[key]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.wrong(key, f"it has to be {_KINDS[kind]}, not {value!r}", "mend its type")
+            raise self.wrong(key, f"it has to be {_KINDS[kind]}, not {value!r}", "fix its type")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -107,7 +107,7 @@ def create(
     if taken.apart:
         text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
     if taken.damaged:
-        text += f"\nall of it is stored anew: {taken.damaged} (vmckpt store check)"
+        text += f"\nall of it is stored again: {taken.damaged} (vmckpt store check)"
     if taken.replaced:
         text += f"\nreplaced: {', '.join(id_[:12] for id_ in taken.replaced)}"
     if taken.not_replaced:

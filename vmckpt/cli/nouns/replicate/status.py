@@ -63,7 +63,7 @@ def events(
                 show(event, one_line(event_text(event)), as_json=json)
         if not found and not follow:
             raise NotFoundError(
-                f"nothing was told of a replication of '{name}'",
+                f"there are no events of a replication of '{name}'",
                 why="no host that answers has a file of it",
                 remedy=f"vmckpt replicate start {name} STANDBY",
             )
