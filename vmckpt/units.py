@@ -1,7 +1,7 @@
 """Sizes, rates and durations, both ways between numbers and what people write."""
 
 import re
-import time
+from datetime import UTC, datetime
 
 from vmckpt.errors import UsageError
 
@@ -116,6 +116,6 @@ def format_time(unix_s: float) -> str:
     Guests, hosts and files give moments too.
     """
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+        return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
     except (OverflowError, OSError, ValueError):
         return "?"
