@@ -135,3 +135,25 @@ def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
     assert list(memory._left(tmp_path, "/site/inner", *names)) == [400]
     assert memory.available_bytes("here") > 0
+
+
+NAMES_ITSELF = """\
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"\\rRssAnon:\\tx")
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_qemu_that_calls_itself_anything_keeps_no_other_from_memory(tmp_path: Path) -> None:
+    mark = f"-pidfile\0{tmp_path}/pid"
+    argv = [sys.executable, "-I", "-S", "-c", NAMES_ITSELF, *mark.split("\0")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout
+            assert holder.stdout.readline() == b"\n"
+            given = promise(tmp_path, "one", 600 * MIB, is_private=True)._replace(holder=mark)
+            assert ask(tmp_path, given, 1000 * MIB).is_given
+            assert ask(tmp_path, promise(tmp_path, "two", 300 * MIB), 1000 * MIB).is_given
+        finally:
+            holder.kill()
