@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -56,6 +57,35 @@ def test_what_another_user_puts_there_neither_counts_nor_is_waited_for(tmp_path:
         os.chown(path, 65534, 65534)
     (tmp_path / "link").symlink_to(mine.record.parent)
     assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 40 * MIB
+
+
+@pytest.mark.parametrize("to", ["a" * 300, "loop", "/nowhere/at/all"])
+def test_a_link_of_another_users_is_not_followed(tmp_path: Path, to: str) -> None:
+    """It kept every VM of the host from being started."""
+    assert ask(tmp_path, promise(tmp_path, "one", 60 * MIB), 100 * MIB).is_given
+    (tmp_path / "loop").symlink_to(to)
+    assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 40 * MIB
+    assert ask(tmp_path, promise(tmp_path, "two", 30 * MIB), 100 * MIB).is_given
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_link_to_what_is_closed_hides_no_promise() -> None:
+    """What other VMs were promised was promised again."""
+    with TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        closed = place / "closed"
+        closed.mkdir(mode=0o700)
+        for number in range(8):
+            (place / f"vm-{number}").mkdir()
+            (place / f"vm-{number}/promised").touch()
+            (place / f"link-{number}").symlink_to(closed / "inside")
+        os.seteuid(65534)
+        try:
+            found = list(promises._written(place))
+        finally:
+            os.seteuid(0)
+    assert len(found) == 8
 
 
 def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:

@@ -119,10 +119,17 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
 
 
 def _written(place: Path) -> Iterator[Path]:
-    """The promise files in `place`. A VM's directory may be removed meanwhile."""
-    for directory in place.glob("*/"):
-        with suppress(FileNotFoundError):
-            yield from list(directory.glob(f"{NAME}*"))
+    """The promise files in `place`, where anyone may put links to anywhere.
+
+    A VM's directory may be removed meanwhile.
+    """
+    with suppress(FileNotFoundError), os.scandir(place) as entries:
+        directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for directory in directories:
+            # Another user's directory may be closed to this one, or a file by now.
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                names = os.listdir(directory)
+                yield from (Path(directory, name) for name in names if name.startswith(NAME))
 
 
 def _outstanding(given: _Promise) -> int:
