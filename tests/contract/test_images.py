@@ -21,6 +21,8 @@ from vmckpt.vm.start import Qemu
 pytestmark = pytest.mark.contract
 
 PLATFORM = Platform("q35", "tcg", "qemu64")
+# As after a login to a host whose language is another.
+IN_GERMAN = ["env", "LC_ALL=C.UTF-8", "LANGUAGE=de"]
 
 
 def overlay(path: Path, backing: str) -> None:
@@ -72,6 +74,16 @@ def test_what_a_vm_has_by_name_path_or_link_is_its_own(host: LocalHost, tmp_path
         "e.raw": ("domain dom",),
         "free.raw": (),
     }
+
+
+def test_images_are_told_in_whatever_language_a_host_speaks(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    host = LocalHost("local", tmp_path, "127.0.0.1", enter=tuple(IN_GERMAN))
+    (tmp_path / "images/a.raw").write_bytes(b"x")
+    (tmp_path / "images/empty.raw").touch()
+    (tmp_path / "images/folder").mkdir()
+    a_vm(host, "va", 'image = "a.raw"\nformat = "raw"')
+    assert users(host) == {"a.raw": ("VM va",), "empty.raw": ()}
 
 
 def test_a_backing_file_is_used_by_all_that_stands_on_it(host: LocalHost, tmp_path: Path) -> None:
@@ -190,13 +202,17 @@ def test_a_removed_vm_leaves_its_disks_unless_they_are_to_go(
     ]  # fmt: skip
 
 
-def test_an_image_that_another_hosts_vm_has_too_stays(host: LocalHost, tmp_path: Path) -> None:
+@pytest.mark.parametrize("enter", [[], IN_GERMAN], ids=["english", "german"])
+def test_an_image_that_another_hosts_vm_has_too_stays(
+    host: LocalHost, tmp_path: Path, enter: list[str]
+) -> None:
     (tmp_path / "san").mkdir()
     shared = tmp_path / "san/web.raw"
     shared.write_bytes(b"x")
     (tmp_path / "hosts").mkdir()
     other = LocalHost("b", tmp_path / "b", "127.0.0.1")
-    entry = {"kind": "local", "state_dir": str(other.state_dir), "migration_address": "127.0.0.1"}
+    entry: dict[str, object] = {"kind": "local", "state_dir": str(other.state_dir)}
+    entry |= {"migration_address": "127.0.0.1", "enter": enter}
     (tmp_path / "hosts/b.json").write_text(json.dumps(entry))
     disk = f'path = "{shared}"\nformat = "raw"'
     a_vm(host, "web", disk)

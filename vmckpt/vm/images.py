@@ -6,6 +6,7 @@ path it reaches the file, and every file that another image has as its backing f
 
 import re
 import secrets
+import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +27,8 @@ FOLDER = "images"
 # Of its header's extensions, what kind of image it stands on; QEMU writes that among the first.
 _BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
-_STAT = "%d:%i %s %b %B %F"
+# The mode as a number: its words are in the host's language.
+_STAT = "%d:%i %s %b %B %f"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
@@ -235,8 +237,8 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
         done = await host.run(["stat", "-L", "--printf", f"{_STAT}\\0%n\\0", "--", *some])
         parts = done.stdout.split("\0")
         for facts, name in zip(parts[::2], parts[1::2], strict=False):
-            identity, size, blocks, block_bytes, kind = facts.split(" ", 4)
-            if kind.startswith("regular"):
+            identity, size, blocks, block_bytes, mode = facts.split(" ")
+            if stat.S_ISREG(int(mode, 16)):
                 allocated = int(blocks) * int(block_bytes)
                 found[Path(name)] = File(identity, int(size), allocated)
     return found
