@@ -3,6 +3,7 @@
 import asyncio
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.options.migration import Disks
+from vmckpt.preflight.migration.disks import Owned, plan_disks
+from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.images import HostImage, images_of, remove_image
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import Disk
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
@@ -153,6 +158,38 @@ def test_an_image_that_a_vm_has_begun_to_use_meanwhile_is_not_removed(tmp_path: 
 def said(state: Path, *words: str) -> tuple[int, dict[str, Any]]:
     done = vmckpt(state, *words, "--json")
     return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "user", ["nothing", "spec", "overlay", "overlay elsewhere", "damaged", "silent"]
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_image_that_others_need_stays_when_its_vm_moves(
+    tmp_path: Path, user: str, *, read_only: bool
+) -> None:
+    """Another VM's image, or what it stands on, went with the VM that was moved."""
+    a, b = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("a", "b"))
+    images = a.state_dir / "images"
+    images.mkdir(parents=True)
+    (images / "base.raw").write_bytes(b"x")
+    a_vm(a, "golden", 'image = "base.raw"\nformat = "raw"')
+    match user:
+        case "spec":
+            a_vm(a, "web", 'image = "base.raw"\nformat = "raw"')
+        case "overlay":
+            overlay(images / "web.qcow2", "base.raw")
+        case "overlay elsewhere":
+            overlay(tmp_path / "web.qcow2", str(images / "base.raw"))
+            a_vm(a, "web", f'path = "{tmp_path}/web.qcow2"\nformat = "qcow2"')
+        case "damaged":
+            a_vm(a, "web", "image = 5")
+        case "silent":
+            a = replace(a, libvirt=tmp_path / "no-libvirtd")
+    disk = Disk(Path("images/base.raw"), "raw", None, read_only, "none", "disk0")
+    known = {"disk0": DiskImage("disk0", 1 << 20, 1, ())}
+    plan = asyncio.run(plan_disks(Owned(a, "golden", (disk,), ("disk0",)), b, Disks.AUTO, known))
+    (copy,) = plan.copies
+    assert copy.keep is (user != "nothing")
 
 
 def test_unused_images_are_listed_and_removed_on_request(host: LocalHost, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +102,17 @@ async def looked_at(
         HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
         for path, file in files.items()
     ]
+
+
+async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
+    """Whether anything on the host but `own` (as in `HostImage.users`) uses the file at `path`.
+
+    What cleans up after a VM of `own` uses none. Raises as `images_of` does.
+    """
+    cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
+    found = await looked_at(host, [path], await files_of_domains(host))
+    users = {user for image in found for user in image.users}
+    return any(not (user in own or user.startswith(cleanups)) for user in users)
 
 
 async def files_of_domains(host: Host) -> dict[str, list[Path]]:
