@@ -49,6 +49,23 @@ def test_output_that_nobody_reads_ends_the_command(tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
+def test_what_a_terminal_cannot_show_ends_no_command(tmp_path: Path) -> None:
+    """Words of a guest, or a tree of checkpoints, where the locale is Latin-1."""
+    (tmp_path / "runs").mkdir()
+    record = {"format": 1, "run": "r1", "operation": "migrate", "request": {"vm": "\u65e5\u672c"}}
+    record["began_unix_s"] = 1e9
+    (tmp_path / "runs/r1.json").write_text(json.dumps(record))
+    done = subprocess.run(
+        [*COMMAND, "runs", "list"],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(tmp_path), "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb"\u65e5\u672c" in done.stdout
+
+
 def asked_until_it_ends(
     command: "subprocess.Popen[str]", number: signal.Signals
 ) -> tuple[str, str]:
