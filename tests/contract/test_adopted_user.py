@@ -39,6 +39,30 @@ def test_another_users_qemu_is_adopted_only_if_it_is_trusted(tmp_path: Path) -> 
     assert "--trust" in refused.value.remedy
 
 
+NAMES_ITSELF = """\
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"\\rUid:\\t0\\t0\\t0\\t0")
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_another_users_qemu_is_not_roots_by_its_name(tmp_path: Path) -> None:
+    """Its name is a line of its own in /proc/PID/status, to who reads that so."""
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    argv = ["/usr/bin/python3", "-I", "-S", "-c", NAMES_ITSELF]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, user=NOBODY) as theirs:
+        assert theirs.stdout
+        assert theirs.stdout.readline() == b"\n"
+        process = identify(theirs.pid)
+        assert process
+        try:
+            with pytest.raises(RefusedError, match=f"uid {NOBODY}"):
+                asyncio.run(require_own_user(host, process))
+        finally:
+            theirs.kill()
+
+
 def listening(path: Path, user: int) -> socket.socket:
     """A socket of root's at which a user listens."""
     path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from vmckpt.checkpoint import operate
 from vmckpt.checkpoint.catalogue.place import StoreLocation
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
 from vmckpt.checkpoint.operate import StoreJob
-from vmckpt.errors import BusyError, OutcomeUnknownError
+from vmckpt.errors import BusyError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import process
 from vmckpt.jobs import handle as handles
@@ -137,6 +137,22 @@ def test_ctrl_c_as_the_order_is_written_ends_the_job_first(
         asyncio.run(operate.have_done(work_of(kind, cut_off(tmp_path)), lambda _: None))
     assert (tmp_path / "undone").exists()
     assert not left(host, kind)
+
+
+def full(host: str) -> StorageError:
+    return StorageError(f"cannot write on {host}", why="No space left on device", remedy="-")
+
+
+def test_a_full_disk_keeps_no_job_from_being_withdrawn(host: Playing, tmp_path: Path) -> None:
+    """The restore went on, unwatched, after "cannot write"."""
+    plan(host, "wait")
+    far = cut_off(tmp_path)
+    revoked = Fault("write_text", of=lambda path, _: path.name == "revoked", raises=full)
+    far = FaultyHost("far", tmp_path, "127.0.0.1", faults=(*far.faults, revoked))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(operate.have_done(work_of(RESTORE, far), lambda _: None))
+    assert (tmp_path / "undone").exists()
+    assert not left(host, RESTORE)
 
 
 def test_a_host_that_falls_silent_as_the_order_is_written_keeps_the_jobs_files(

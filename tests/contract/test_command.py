@@ -49,6 +49,23 @@ def test_output_that_nobody_reads_ends_the_command(tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
+def test_what_a_terminal_cannot_show_ends_no_command(tmp_path: Path) -> None:
+    """Words of a guest, or a tree of checkpoints, where the locale is Latin-1."""
+    (tmp_path / "runs").mkdir()
+    record = {"format": 1, "run": "r1", "operation": "migrate", "request": {"vm": "\u65e5\u672c"}}
+    record["began_unix_s"] = 1e9
+    (tmp_path / "runs/r1.json").write_text(json.dumps(record))
+    done = subprocess.run(
+        [*COMMAND, "runs", "list"],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(tmp_path), "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb"\u65e5\u672c" in done.stdout
+
+
 def asked_until_it_ends(
     command: "subprocess.Popen[str]", number: signal.Signals
 ) -> tuple[str, str]:
@@ -90,3 +107,27 @@ def test_whoever_asks_for_the_end_is_heard_before_there_is_work(
     assert command.returncode == 130, err
     assert json.loads(out)["error"]["kind"] == "cancelled"
     assert "Traceback" not in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("words", "variables", "remedy"),
+    [
+        (["vm", "list"], [], "VMCKPT_STATE_DIR"),
+        (["host", "add", "a", "ssh://127.0.0.1:1"], ["HOME={}"], "set USER and HOME"),
+        (["host", "add", "a", "ssh://127.0.0.1:1"], ["VMCKPT_STATE_DIR={}"], "set USER and HOME"),
+    ],
+)
+def test_a_user_without_an_account_is_told_what_to_set(
+    tmp_path: Path, words: list[str], variables: list[str], remedy: str
+) -> None:
+    """As in a container that runs as any number."""
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 54321, 54321)
+    become = "setpriv --reuid=54321 --regid=54321 --clear-groups "
+    become += "--inh-caps=+dac_read_search --ambient-caps=+dac_read_search env -i"
+    argv = [*become.split(), *(one.format(home) for one in variables), *COMMAND, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2, done.stderr
+    assert remedy in done.stderr

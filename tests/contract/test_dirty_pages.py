@@ -22,7 +22,7 @@ from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
-from vmckpt.memory.dirty_pages import PARTS, DirtyPages, tracked, uses_kvm
+from vmckpt.memory.dirty_pages import PARTS, DirtyPages, find_mappings, tracked, uses_kvm
 from vmckpt.memory.observe import TICK_S, observe
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 
@@ -300,3 +300,30 @@ def test_of_a_process_that_dirties_nothing_nobody_knows_what_it_dirties(writer: 
     seen = asyncio.run(observe(writer.pid, writer.path, 0.3, go_on))
     assert seen is not None
     assert (seen.working_set_pages, seen.dirtied) == (0, None)
+
+
+MAPS_ODDLY = """\
+import mmap, os, sys, time
+kept = []
+for name in sys.argv[2:]:
+    fd = os.open(os.path.join(sys.argv[1].encode(), bytes.fromhex(name)), os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 4096)
+    kept.append(mmap.mmap(fd, 4096))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_process_maps_hides_nothing_that_it_maps(tmp_path: Path) -> None:
+    """A QEMU that was broken into names files as it likes: as a line's end, or as the vDSO."""
+    odd = [b"ram", b"x\rzz", b"\xff", b"y\x0c1-2 rw-s 0 0:0 0 x", b"[vdso]"]
+    argv = [sys.executable, "-c", MAPS_ODDLY, str(tmp_path), *(name.hex() for name in odd)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.readline() == b"\n"
+            (found,) = find_mappings(child.pid, tmp_path / "ram")
+            assert found.end - found.start == 4096
+            os.close(descriptor_from(child.pid, 290, 7, 0))  # eventfd2
+        finally:
+            child.kill()

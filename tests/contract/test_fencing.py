@@ -52,6 +52,30 @@ def test_a_primary_that_was_killed_is_proved_dead(victim: "subprocess.Popen[byte
     assert asyncio.run(Agent(BY_KILL).fence(whom)).evidence == f"gone: {victim.pid}"
 
 
+NAMES_ITSELF = """\
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]))
+print(flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", [b"a\n1 (x) S 1 2", b"\xff) Z 1\x0c", b")\n"])
+def test_a_primary_is_proved_dead_whatever_it_is_called(name: bytes) -> None:
+    """A guest that has broken out of its QEMU kept its host from being fenced."""
+    argv = [sys.executable, "-I", "-S", "-c", NAMES_ITSELF, name.hex()]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        try:
+            whom = target(child.pid)
+            assert asyncio.run(Agent(BY_KILL).check(whom)).endswith(" 1 run")
+            assert asyncio.run(Agent(BY_KILL).fence(whom)).evidence == f"gone: {child.pid}"
+        finally:
+            child.kill()
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_a_check_kills_nobody(victim: "subprocess.Popen[bytes]") -> None:
     said = asyncio.run(Agent(BY_KILL).check(target(victim.pid)))
     assert said == "reached the host; of its processes 1 run"
@@ -85,6 +109,18 @@ def test_a_transport_that_does_not_show_the_host_proves_nothing(
 ) -> None:
     with pytest.raises(OperationFailedError, match=words):
         asyncio.run(Agent((*BY_KILL, *transport)).fence(target(victim.pid)))
+    assert victim.poll() is None
+
+
+def test_what_is_no_process_proves_nothing(
+    tmp_path: Path, victim: "subprocess.Popen[bytes]"
+) -> None:
+    """What the transport shows of a process is cut off."""
+    transport = tmp_path / "transport"
+    transport.write_text('#!/bin/sh\n[ "$1" = cat ] || exec "$@"\n"$@" | cut -c-60\n')
+    transport.chmod(0o755)
+    with pytest.raises(OperationFailedError, match="is no process"):
+        asyncio.run(Agent((*BY_KILL, str(transport))).fence(target(victim.pid)))
     assert victim.poll() is None
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,20 @@ from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.options.migration import Disks
+from vmckpt.preflight.migration.disks import Owned, plan_disks
+from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.images import HostImage, images_of, remove_image
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import Disk
 from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 
 PLATFORM = Platform("q35", "tcg", "qemu64")
+# As after a login to a host whose language is another.
+IN_GERMAN = ["env", "LC_ALL=C.UTF-8", "LANGUAGE=de"]
 
 
 def overlay(path: Path, backing: str) -> None:
@@ -72,6 +79,16 @@ def test_what_a_vm_has_by_name_path_or_link_is_its_own(host: LocalHost, tmp_path
         "e.raw": ("domain dom",),
         "free.raw": (),
     }
+
+
+def test_images_are_told_in_whatever_language_a_host_speaks(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    host = LocalHost("local", tmp_path, "127.0.0.1", enter=tuple(IN_GERMAN))
+    (tmp_path / "images/a.raw").write_bytes(b"x")
+    (tmp_path / "images/empty.raw").touch()
+    (tmp_path / "images/folder").mkdir()
+    a_vm(host, "va", 'image = "a.raw"\nformat = "raw"')
+    assert users(host) == {"a.raw": ("VM va",), "empty.raw": ()}
 
 
 def test_a_backing_file_is_used_by_all_that_stands_on_it(host: LocalHost, tmp_path: Path) -> None:
@@ -143,6 +160,38 @@ def said(state: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.parametrize(
+    "user", ["nothing", "spec", "overlay", "overlay elsewhere", "damaged", "silent"]
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_image_that_others_need_stays_when_its_vm_moves(
+    tmp_path: Path, user: str, *, read_only: bool
+) -> None:
+    """Another VM's image, or what it stands on, went with the VM that was moved."""
+    a, b = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("a", "b"))
+    images = a.state_dir / "images"
+    images.mkdir(parents=True)
+    (images / "base.raw").write_bytes(b"x")
+    a_vm(a, "golden", 'image = "base.raw"\nformat = "raw"')
+    match user:
+        case "spec":
+            a_vm(a, "web", 'image = "base.raw"\nformat = "raw"')
+        case "overlay":
+            overlay(images / "web.qcow2", "base.raw")
+        case "overlay elsewhere":
+            overlay(tmp_path / "web.qcow2", str(images / "base.raw"))
+            a_vm(a, "web", f'path = "{tmp_path}/web.qcow2"\nformat = "qcow2"')
+        case "damaged":
+            a_vm(a, "web", "image = 5")
+        case "silent":
+            a = replace(a, libvirt=tmp_path / "no-libvirtd")
+    disk = Disk(Path("images/base.raw"), "raw", None, read_only, "none", "disk0")
+    known = {"disk0": DiskImage("disk0", 1 << 20, 1, ())}
+    plan = asyncio.run(plan_disks(Owned(a, "golden", (disk,), ("disk0",)), b, Disks.AUTO, known))
+    (copy,) = plan.copies
+    assert copy.keep is (user != "nothing")
+
+
 def test_unused_images_are_listed_and_removed_on_request(host: LocalHost, tmp_path: Path) -> None:
     images = tmp_path / "images"
     for name in ("used.raw", "old.raw", "older.raw"):
@@ -190,13 +239,17 @@ def test_a_removed_vm_leaves_its_disks_unless_they_are_to_go(
     ]  # fmt: skip
 
 
-def test_an_image_that_another_hosts_vm_has_too_stays(host: LocalHost, tmp_path: Path) -> None:
+@pytest.mark.parametrize("enter", [[], IN_GERMAN], ids=["english", "german"])
+def test_an_image_that_another_hosts_vm_has_too_stays(
+    host: LocalHost, tmp_path: Path, enter: list[str]
+) -> None:
     (tmp_path / "san").mkdir()
     shared = tmp_path / "san/web.raw"
     shared.write_bytes(b"x")
     (tmp_path / "hosts").mkdir()
     other = LocalHost("b", tmp_path / "b", "127.0.0.1")
-    entry = {"kind": "local", "state_dir": str(other.state_dir), "migration_address": "127.0.0.1"}
+    entry: dict[str, object] = {"kind": "local", "state_dir": str(other.state_dir)}
+    entry |= {"migration_address": "127.0.0.1", "enter": enter}
     (tmp_path / "hosts/b.json").write_text(json.dumps(entry))
     disk = f'path = "{shared}"\nformat = "raw"'
     a_vm(host, "web", disk)

@@ -178,6 +178,23 @@ def test_a_name_that_cannot_be_written_for_another_reason_gives_the_lock_back(
     assert read_owner(path) is None
 
 
+def test_a_disk_that_fails_as_a_lock_is_given_back_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done seemed to have failed, and a scheduler held the VM from then on."""
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    path = tmp_path / "web"
+    with held(path, ME):
+        monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.undo()
+    assert read_owner(path) is None
+    with held(path, OTHER):
+        assert read_owner(path) == OTHER
+
+
 def test_looking_never_makes_an_operation_fail(tmp_path: Path) -> None:
     path = tmp_path / "web"
     # A dead holder's file: the onlooker opens it whenever nobody holds it.

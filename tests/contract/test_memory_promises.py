@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -56,6 +57,35 @@ def test_what_another_user_puts_there_neither_counts_nor_is_waited_for(tmp_path:
         os.chown(path, 65534, 65534)
     (tmp_path / "link").symlink_to(mine.record.parent)
     assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 40 * MIB
+
+
+@pytest.mark.parametrize("to", ["a" * 300, "loop", "/nowhere/at/all"])
+def test_a_link_of_another_users_is_not_followed(tmp_path: Path, to: str) -> None:
+    """It kept every VM of the host from being started."""
+    assert ask(tmp_path, promise(tmp_path, "one", 60 * MIB), 100 * MIB).is_given
+    (tmp_path / "loop").symlink_to(to)
+    assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 40 * MIB
+    assert ask(tmp_path, promise(tmp_path, "two", 30 * MIB), 100 * MIB).is_given
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_link_to_what_is_closed_hides_no_promise() -> None:
+    """What other VMs were promised was promised again."""
+    with TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        closed = place / "closed"
+        closed.mkdir(mode=0o700)
+        for number in range(8):
+            (place / f"vm-{number}").mkdir()
+            (place / f"vm-{number}/promised").touch()
+            (place / f"link-{number}").symlink_to(closed / "inside")
+        os.seteuid(65534)
+        try:
+            found = list(promises._written(place))
+        finally:
+            os.seteuid(0)
+    assert len(found) == 8
 
 
 def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:
@@ -135,3 +165,25 @@ def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
     assert list(memory._left(tmp_path, "/site/inner", *names)) == [400]
     assert memory.available_bytes("here") > 0
+
+
+NAMES_ITSELF = """\
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"\\rRssAnon:\\tx")
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_qemu_that_calls_itself_anything_keeps_no_other_from_memory(tmp_path: Path) -> None:
+    mark = f"-pidfile\0{tmp_path}/pid"
+    argv = [sys.executable, "-I", "-S", "-c", NAMES_ITSELF, *mark.split("\0")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout
+            assert holder.stdout.readline() == b"\n"
+            given = promise(tmp_path, "one", 600 * MIB, is_private=True)._replace(holder=mark)
+            assert ask(tmp_path, given, 1000 * MIB).is_given
+            assert ask(tmp_path, promise(tmp_path, "two", 300 * MIB), 1000 * MIB).is_given
+        finally:
+            holder.kill()

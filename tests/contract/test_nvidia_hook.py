@@ -17,6 +17,7 @@ import pytest
 
 from vmckpt.devices.bundle import Vendor, hook_file
 from vmckpt.devices.hooks.nvidia import main, system, tool
+from vmckpt.devices.hooks.nvidia.carried import read_state
 from vmckpt.devices.hooks.nvidia.system import HookError
 
 SOURCES = sorted(Path(main.__file__).parent.glob("*.py"))
@@ -383,6 +384,25 @@ def test_a_restore_that_fails_kills_and_restarts_the_job_and_says_so(guest: Told
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_a_job_begins_anew_as_its_own_user_whatever_it_is_called(plain: Told) -> None:
+    """Any user's job of that name began anew as root."""
+    plain.guest.process(100, "\rUid:\t0\rGid:\t0", *CUDA)
+    status = b"Name:\t\rUid:\t0\rGid:\t0\nState:\tR\nUid:\t7 7 7 7\nGid:\t8 8 8 8\n"
+    (plain.guest.root / "proc/100/status").write_bytes(status)
+    plain.all("preflight", "quiesce")
+    (job,) = read_state()["jobs"]
+    assert (job["uid"], job["gid"]) == (7, 8)
+
+
+def test_a_job_is_carried_whatever_it_and_its_files_are_called(plain: Told) -> None:
+    plain.guest.process(100, "python3", *CUDA)
+    plain.guest.process(101, "editor")
+    (plain.guest.root / "proc/100/comm").write_bytes(b"train\xff\n")
+    (plain.guest.root / "proc/101/maps").write_bytes(b"7f00-7f01 r--p 0 08:01 5 /home/\xff\n")
+    plain.all("preflight", "quiesce")
+    assert [job["pid"] for job in read_state()["jobs"]] == [100]
 
 
 def test_another_kind_of_card_is_refused(plain: Told) -> None:

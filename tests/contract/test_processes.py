@@ -365,3 +365,45 @@ def test_a_process_that_makes_its_command_line_long_keeps_nobody(tmp_path: Path)
         tracemalloc.stop()
         child.kill()
         child.communicate()
+
+
+# A name is a process's own choice, of 15 bytes; the kernel shows it as it is, but for newlines.
+NAMES_ITSELF = """\
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def named(name: bytes, *argv: str, user: int | None = None) -> Iterator[int]:
+    """A process that calls itself so; its pid."""
+    code = ["/usr/bin/python3", "-I", "-S", "-c", NAMES_ITSELF, name.hex(), *argv]
+    with subprocess.Popen(code, stdout=subprocess.PIPE, user=user) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"\n"
+            yield child.pid
+        finally:
+            child.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+def test_no_name_makes_a_process_another_users(tmp_path: Path) -> None:
+    """It passed for root's, and none of its own user's was found."""
+    mark, nobody = f"{tmp_path}/pid", 65534
+    with named(b"\rUid:\t0\t0\t0\t0", mark, user=nobody) as pid:
+        assert [one.pid for one in process.find_by_argument(mark)] == [pid]
+        assert process.find_by_argument(mark, {0}) == []
+        assert pid in [one.pid for one in process.find_by_user(nobody)]
+
+
+def test_a_name_that_is_no_utf_8_hides_no_process(tmp_path: Path) -> None:
+    mark = f"{tmp_path}/pid"
+    with named(b"\xff)\n\xfe", mark) as pid:
+        (found,) = process.find_by_argument(mark, {os.geteuid()})
+        assert process.identify(pid) == found
+        assert process.is_alive(found)
+        assert found in process.find_by_user(os.geteuid())
+        assert not process.is_exiting(pid)

@@ -159,6 +159,14 @@ def test_a_certificate_that_a_host_made_up_is_none_or_proves_nothing(
     assert parsed > 100
 
 
+def test_a_certificate_of_an_odd_name_is_none(state: Path, hosts: Two) -> None:
+    """Bits in the place of the text "a"."""
+    der = ssl.PEM_cert_to_DER_cert(asyncio.run(issue(state, hosts[0])).server.pem)
+    assert b"\x0c\x01a" in der
+    with pytest.raises(ValueError, match="not a valid certificate"):
+        parse_certificate(ssl.DER_cert_to_PEM_cert(der.replace(b"\x0c\x01a", b"\x03\x01\0")))
+
+
 def test_hosts_of_one_authority_trust_one_another(state: Path, hosts: Two) -> None:
     a, b = issued(state, *hosts)
     now = time.time()

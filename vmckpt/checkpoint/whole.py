@@ -28,6 +28,7 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.preflight.checkpoint import save_checks
 from vmckpt.preflight.finding import require
+from vmckpt.procfs import read_text, status_fields
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
@@ -228,12 +229,9 @@ _UNDER_WAY = ("setup", "active", "device", "pre-switchover", "cancelling", "wait
 
 def _expected_bytes(vm: Vm) -> int:
     """What will be written, at most: what QEMU has of memory now, and devices."""
-    has = 0
-    for line in Path(f"/proc/{vm.qemu.process.pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "VmSwap", "HugetlbPages"):
-            has += int(value.split()[0]) << 10
-    return min(has, vm.spec.memory_bytes) + BESIDES_BYTES
+    status = status_fields(read_text(Path(f"/proc/{vm.qemu.process.pid}/status")))
+    has = sum(int(status.get(name, ["0"])[0]) for name in ("VmRSS", "VmSwap", "HugetlbPages"))
+    return min(has << 10, vm.spec.memory_bytes) + BESIDES_BYTES
 
 
 def _speed_bytes_per_s(beside: Path) -> float:

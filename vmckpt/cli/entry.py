@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 
 from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
@@ -17,6 +18,9 @@ _GC_THRESHOLD = 100_000
 def start() -> None:
     """Run the command line and end the process."""
     listen()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # As standard error: what the terminal's encoding has not is escaped, and no error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     gc.set_threshold(_GC_THRESHOLD)
     if "VMCKPT_STARTER" in os.environ:
         from vmckpt.hosts.processes.deadman import outlive_starter

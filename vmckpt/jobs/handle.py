@@ -114,17 +114,17 @@ class Handle(Generic[Q, R]):
         """Take back a job whose order may have arrived: it has ended, and its files are gone.
 
         What its order names outside its files may be removed afterwards, not before. Raises
-        OutcomeUnknownError: its host does not answer; BusyError as `cancel`. Its files stay then.
+        OutcomeUnknownError: its host does not answer, or can write nothing and its process is not
+        known; BusyError as `cancel`. Its files stay then.
         """
         try:
-            await self.revoke()
             await self.cancel(what)
             await self.remove()
-        except HostDownError as exc:
+        except (HostDownError, StorageError) as exc:
             raise OutcomeUnknownError(
                 f"it is unknown whether {what} has begun on {self.host.name}",
                 why=f"{exc.what}: {exc.why}",
-                remedy="`vmckpt vm list` shows the VM's state once that host answers",
+                remedy="`vmckpt vm list` shows the VM's state, once that host answers",
             ) from exc
 
     async def revoke(self) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd, require_size
+from vmckpt.procfs import read_lines
 
 _NR_USERFAULTFD = 323
 _USER_MODE_ONLY = 1
@@ -250,7 +251,7 @@ def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[
 def find_mappings(pid: int, ram_file: Path) -> tuple[Mapping, ...]:
     """Where a process maps the file. Raises OSError (the process is gone, or not ours)."""
     found = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    for line in read_lines(Path(f"/proc/{pid}/maps")):
         parts = line.split(maxsplit=5)
         if len(parts) == 6 and parts[5] == str(ram_file):
             start, end = (int(part, 16) for part in parts[0].split("-"))

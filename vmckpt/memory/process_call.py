@@ -198,21 +198,22 @@ def _require_unconfined(pid: int) -> None:
 
     That one denies what it names (system/qemu-seccomp.c): neither userfaultfd nor close.
     """
-    status = Path(f"/proc/{pid}/status").read_text()
-    if "\nSeccomp:\t0\n" in status:
+    # Its name, any bytes, has its newlines escaped: no line of it is the name's.
+    status = Path(f"/proc/{pid}/status").read_bytes()
+    if b"\nSeccomp:\t0\n" in status:
         return
     with Path(f"/proc/{pid}/cmdline").open("rb") as file:
         words = file.read(_MOST_WORDS_BYTES).split(b"\0")
     own = any(one == b"-sandbox" and two.startswith(b"on") for one, two in pairwise(words))
-    if not own or "\nSeccomp_filters:\t1\n" not in status:
+    if not own or b"\nSeccomp_filters:\t1\n" not in status:
         raise OSError(errno.EOPNOTSUPP, "the process is confined by seccomp")
 
 
 def _syscall_instruction(pid: int) -> int:
     """The address of a `syscall` instruction in the process's vDSO."""
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        if line.endswith("[vdso]"):
-            start, end = (int(part, 16) for part in line.split()[0].split("-"))
+    for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n"):
+        if line.split(maxsplit=5)[5:] == [b"[vdso]"]:
+            start, end = (int(part, 16) for part in line.split()[0].split(b"-"))
             with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
                 memory.seek(start)
                 found = memory.read(end - start).find(_SYSCALL)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from vmckpt.memory.dirty_pages import Mapping, find_mappings
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, Span, mapped, open_fd
 from vmckpt.memory.runs import runs
+from vmckpt.procfs import read_lines
 
 _ENTRY_BYTES = 8
 _MARK = np.uint64(1 << 55)
@@ -130,7 +131,7 @@ def _file_system(path: Path) -> tuple[str, list[str]]:
     """Its type and options."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in read_lines(Path("/proc/self/mountinfo")):
         mount, _, source = line.partition(" - ")
         if mount.split()[2] == number:
             kind, _, options = source.split(" ", 2)

@@ -174,7 +174,7 @@ async def _fill(vm: Vm, fill: Fill) -> None:
     at_mib, end_mib = FIRST_MIB, int(vm.spec.memory_bytes / MIB * fill.part)
     while at_mib < end_mib:
         argv = [
-            "dd", f"if={fill.source}", f"of={ram}", "bs=1M", f"seek={at_mib}",
+            "env", "LC_ALL=C", "dd", f"if={fill.source}", f"of={ram}", "bs=1M", f"seek={at_mib}",
             f"count={end_mib - at_mib}", "conv=notrunc", "iflag=fullblock",
         ]  # fmt: skip
         done = await vm.host.run(argv)

@@ -6,8 +6,9 @@ path it reaches the file, and every file that another image has as its backing f
 
 import re
 import secrets
+import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ FOLDER = "images"
 # Of its header's extensions, what kind of image it stands on; QEMU writes that among the first.
 _BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
-_STAT = "%d:%i %s %b %B %F"
+# The mode as a number: its words are in the host's language.
+_STAT = "%d:%i %s %b %B %f"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
@@ -100,6 +102,17 @@ async def looked_at(
         HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
         for path, file in files.items()
     ]
+
+
+async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
+    """Whether anything on the host but `own` (as in `HostImage.users`) uses the file at `path`.
+
+    What cleans up after a VM of `own` uses none. Raises as `images_of` does.
+    """
+    cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
+    found = await looked_at(host, [path], await files_of_domains(host))
+    users = {user for image in found for user in image.users}
+    return any(not (user in own or user.startswith(cleanups)) for user in users)
 
 
 async def files_of_domains(host: Host) -> dict[str, list[Path]]:
@@ -235,8 +248,8 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
         done = await host.run(["stat", "-L", "--printf", f"{_STAT}\\0%n\\0", "--", *some])
         parts = done.stdout.split("\0")
         for facts, name in zip(parts[::2], parts[1::2], strict=False):
-            identity, size, blocks, block_bytes, kind = facts.split(" ", 4)
-            if kind.startswith("regular"):
+            identity, size, blocks, block_bytes, mode = facts.split(" ")
+            if stat.S_ISREG(int(mode, 16)):
                 allocated = int(blocks) * int(block_bytes)
                 found[Path(name)] = File(identity, int(size), allocated)
     return found

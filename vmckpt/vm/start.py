@@ -12,6 +12,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Usa
 from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import FreeMemory, Host, Promise
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
 from vmckpt.state.documents import Schema, load_from, save_to
@@ -333,8 +334,8 @@ async def _whereabouts(host: Host, process: ProcessId) -> str:
     """What a process that hangs waits for, in the kernel's words (proc(5))."""
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
     place = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
-    states = [line.partition(":")[2].strip() for line in status.splitlines() if "State:" in line]
-    return f"; the process is in {place or '?'}, state {states[0]}" if states else ""
+    state = " ".join(status_fields(status).get("State", []))
+    return f"; the process is in {place or '?'}, state {state}" if state else ""
 
 
 async def last_words(host: Host, stderr: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from vmckpt.errors import StorageError
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
-from vmckpt.vm.images import files_of_domains, looked_at
+from vmckpt.vm.images import used_besides
 from vmckpt.vm.inventory import Vm
 
 FORMAT = 1
@@ -54,14 +54,8 @@ async def is_superseded(host: Host, name: str, path: Path) -> bool:
         ) from exc
     if noted is None or noted != await _identity(host, path):
         return False
-    users = {
-        user
-        for image in await looked_at(host, [path], await files_of_domains(host))
-        for user in image.users
-    }
     # The VM is elsewhere: what tells of it here is what is over, or this migration.
-    its_own = {f"VM {name}", f"replication of {name}"}
-    return all(user in its_own or user.startswith(f"cleanup of {name}.") for user in users)
+    return not await used_besides(host, path, (f"VM {name}", f"replication of {name}"))
 
 
 def _record(host: Host, name: str) -> Path:

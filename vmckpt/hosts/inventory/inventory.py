@@ -28,19 +28,30 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 def state_dir() -> Path:
     """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others.
 
-    Raises RefusedError when another user may put anything there.
+    Raises RefusedError when another user may put anything there, UsageError when it is nowhere.
     """
     if given := os.environ.get("VMCKPT_STATE_DIR"):
         path = Path(given).absolute()
     elif os.geteuid() == 0:
         path = Path("/var/lib/vmckpt")
     else:
-        path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmckpt"
+        path = Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local/state") / "vmckpt"
     if path not in _own:
         require_own(path)
         if path.exists():
             _own.add(path)
     return path
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as exc:
+        raise UsageError(
+            "this user has no state directory",
+            why=f"uid {os.geteuid()} has no account here, and HOME is not set",
+            remedy="name a directory: VMCKPT_STATE_DIR",
+        ) from exc
 
 
 # State directories found to be this user's alone; one that is not there yet is looked at again.

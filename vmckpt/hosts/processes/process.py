@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 
 from vmckpt.errors import OutcomeUnknownError
+from vmckpt.procfs import read_text, status_fields
 from vmckpt.state.documents import Schema
 
 KILL_TIMEOUT_S = 5.0
@@ -72,7 +73,7 @@ def identify(pid: int) -> ProcessId | None:
     when /proc cannot be read (no free descriptor, no memory): the process may well run.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = read_text(Path(f"/proc/{pid}/stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as exc:
@@ -203,7 +204,7 @@ def is_exiting(pid: int) -> bool:
 
 def _has_left(stat: Path) -> bool:
     try:
-        fields = _fields(stat.read_text())
+        fields = _fields(read_text(stat))
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:
@@ -238,7 +239,7 @@ def _is_of(pid: int, users: Collection[int]) -> bool:
         return False
     except OSError as exc:
         raise unknown(pid, exc) from exc
-    return all(int(user) in users for user in _users(status))
+    return all(user in users for user in _users(status))
 
 
 def find_by_user(uid: int) -> list[ProcessId]:
@@ -246,12 +247,12 @@ def find_by_user(uid: int) -> list[ProcessId]:
 
     Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
     """
-    found = _found("status", lambda status: str(uid).encode() in _users(status))
+    found = _found("status", lambda status: uid in _users(status))
     return [process for process in found if not is_exiting(process.pid)]
 
 
-def _users(status: bytes) -> list[bytes]:
-    return next((line.split()[1:] for line in status.splitlines() if line.startswith(b"Uid:")), [])
+def _users(status: bytes) -> list[int]:
+    return [int(uid) for uid in status_fields(status.decode(errors="replace")).get("Uid", [])]
 
 
 def said_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:

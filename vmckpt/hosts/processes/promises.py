@@ -21,6 +21,7 @@ from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.procfs import read_lines, read_text, status_fields
 
 PLACE = Path("/dev/shm")
 NAME = "promised"
@@ -118,10 +119,17 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
 
 
 def _written(place: Path) -> Iterator[Path]:
-    """The promise files in `place`. A VM's directory may be removed meanwhile."""
-    for directory in place.glob("*/"):
-        with suppress(FileNotFoundError):
-            yield from list(directory.glob(f"{NAME}*"))
+    """The promise files in `place`, where anyone may put links to anywhere.
+
+    A VM's directory may be removed meanwhile.
+    """
+    with suppress(FileNotFoundError), os.scandir(place) as entries:
+        directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for directory in directories:
+            # Another user's directory may be closed to this one, or a file by now.
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                names = os.listdir(directory)
+                yield from (Path(directory, name) for name in names if name.startswith(NAME))
 
 
 def _outstanding(given: _Promise) -> int:
@@ -131,8 +139,8 @@ def _outstanding(given: _Promise) -> int:
         if one.file and not one.is_private and one.file.exists():
             taken = one.file.stat().st_blocks * _BLOCK_BYTES
         elif given.holder_pid is not None:  # what it has written is its own
-            lines = Path(f"/proc/{given.holder_pid}/status").read_text().splitlines()
-            taken = sum(int(line.split()[1]) * 1024 for line in lines if "RssAnon:" in line)
+            status = status_fields(read_text(Path(f"/proc/{given.holder_pid}/status")))
+            taken = int(status.get("RssAnon", ["0"])[0]) * 1024
     except OSError:
         return one.size_bytes
     return max(0, one.size_bytes - taken)
@@ -147,7 +155,7 @@ def _device(path: Path) -> int | None:
 
 def _is_set_aside(directory: Path) -> bool:
     """Whether the file system has its memory already: huge pages."""
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    mounts = [line.split(" ") for line in read_lines(Path("/proc/mounts"))]
     of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]
     return max(of, default=(0, ""))[1] == _HUGETLBFS
 

@@ -5,6 +5,7 @@ ProxyCommand, UserKnownHostsFile, HostKeyAlias, ConnectTimeout; Host and Match c
 """
 
 import getpass
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,15 @@ class Settings:
 
 def read_settings(address: Address) -> Settings:
     """What holds for an address. Raises UsageError when the configuration cannot be used."""
-    paths = [address.config] if address.config else [Path(path).expanduser() for path in _CONFIGS]
+    try:
+        me, usual = getpass.getuser(), [Path(path).expanduser() for path in _CONFIGS]
+    except (KeyError, OSError, RuntimeError) as exc:
+        raise UsageError(
+            "this user cannot log in anywhere over SSH",
+            why=f"uid {os.geteuid()} has no account here, and USER or HOME is not set",
+            remedy="set USER and HOME",
+        ) from exc
+    paths = [address.config] if address.config else usual
     config = paramiko.SSHConfig()
     try:
         for path in paths:
@@ -62,7 +71,7 @@ def read_settings(address: Address) -> Settings:
         return Settings(
             host=host,
             port=port,
-            user=address.user or found.get("user") or getpass.getuser(),
+            user=address.user or found.get("user") or me,
             known_as=name if plain else f"[{name}]:{port}",
             known_hosts=tuple(Path(file).expanduser() for file in files),
             keys=tuple(Path(file).expanduser() for file in found.get("identityfile", ())),

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
-from vmckpt.vm.inventory import read_vm
-from vmckpt.vm.paths import PROOF_SUFFIX, vms_dir
+from vmckpt.vm.images import used_besides
+from vmckpt.vm.paths import PROOF_SUFFIX
 from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec.spec import Disk
 from vmckpt.vm.superseded import is_superseded
@@ -207,7 +207,8 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         target_left=left,
         # An images directory is made when it is needed.
         target_has_directory=not disk.path.is_absolute() or has_directory,
-        keep=disk.read_only and (disk.path.is_absolute() or await _is_others(owned, here)),
+        keep=(disk.read_only and disk.path.is_absolute())
+        or (shared is False and await _is_others(owned, here)),
     )
 
 
@@ -225,16 +226,12 @@ async def _looked_for(
 
 
 async def _is_others(owned: Owned, path: Path) -> bool:
-    """Whether another VM of the host has this image."""
-    host = owned.host
-    names = await host.list_dir(vms_dir(host.state_dir))
+    """Whether another VM of the host has this image, or one that stands on it."""
+    own = [f"{what} {owned.vm_name}" for what in ("VM", "domain", "replication of")]
     try:
-        others = [await read_vm(host, name) for name in names if name != owned.vm_name]
-    except UsageError:
-        return True  # one whose files are damaged: nobody knows
-    return any(
-        disk.on(host.state_dir) == path for other in others if other for disk in other.spec.disks
-    )
+        return await used_besides(owned.host, path, own)
+    except (HostDownError, RefusedError):
+        return True  # a silent libvirtd, or a VM whose files are damaged: nobody knows
 
 
 async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:

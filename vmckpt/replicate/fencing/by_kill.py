@@ -12,10 +12,11 @@ reached, or has started anew, is not fenced by this: it takes a power switch.
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 POLL_S = 0.002
@@ -23,6 +24,8 @@ USAGE = 2
 # A host that was broken into says what it likes.
 MOST_SAID_BYTES = 1 << 20
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# The name in brackets is the process's own choice: any bytes, the end of a line too, but few.
+_STAT = re.compile(r"^(\d+) \((?s:.{0,64}?)\) (\w)((?: -?\d+){20,})$", re.MULTILINE)
 
 
 class CannotFenceError(Exception):
@@ -79,13 +82,13 @@ def fence(
 def alive(transport: Sequence[str], machine: str, targets: dict[int, int]) -> list[int]:
     """Which of the targets can still act. Raises CannotFenceError when it cannot be seen."""
     # Of init only root may ask it; what is answered must be as the primary said.
-    namespaces = set(run([*transport, "readlink", "/proc/1/ns/pid", "/proc/self/ns/pid"]))
+    namespaces = set(run([*transport, "readlink", "/proc/1/ns/pid", "/proc/self/ns/pid"]).split())
     paths = [f"/proc/{pid}/stat" for pid in (1, *targets)]
-    boot_id, *lines = run([*transport, "cat", BOOT_ID, *paths]) or [""]
+    boot_id, _, said = run([*transport, "cat", BOOT_ID, *paths]).partition("\n")
     if machine.split() != [boot_id, *namespaces]:
         found = " ".join([boot_id, *sorted(namespaces)]) or "no answer"
         raise CannotFenceError(f"the transport leads to {found}, the primary was on {machine}")
-    stats = dict(map(parse_stat, lines))
+    stats = dict(parse_stats(said))
     if 1 not in stats:
         raise CannotFenceError("the host's processes cannot be seen through the transport")
     return [pid for pid, start in targets.items() if pid in stats and stats[pid].acts(start)]
@@ -104,17 +107,16 @@ class ProcessStat(NamedTuple):
         return self.start_ticks == start_ticks and not ended
 
 
-def parse_stat(line: str) -> tuple[int, ProcessStat]:
-    """A process's pid and the rest. Raises ValueError."""
-    # The name stands in brackets and may hold anything but the end of a line.
-    pid, _, rest = line.partition(" (")
-    fields = rest.rpartition(")")[2].split()
-    if len(fields) < 20:
-        raise ValueError(f"'{line}' is no process")
-    return int(pid), ProcessStat(fields[0], int(fields[17]), int(fields[19]))
+def parse_stats(text: str) -> Iterator[tuple[int, ProcessStat]]:
+    """Each process's pid and the rest. Raises ValueError: there is something else."""
+    if other := _STAT.sub("", text).strip():
+        raise ValueError(f"'{other}' is no process")
+    for pid, state, numbers in _STAT.findall(text):
+        fields = [state, *numbers.split()]
+        yield int(pid), ProcessStat(state, int(fields[17]), int(fields[19]))
 
 
-def run(argv: list[str]) -> list[str]:
+def run(argv: list[str]) -> str:
     """What a command prints; that it fails says nothing (a process may be gone)."""
     try:
         with subprocess.Popen(
@@ -126,7 +128,7 @@ def run(argv: list[str]) -> list[str]:
                 raise CannotFenceError("what the transport leads to prints without end")
     except OSError as exc:
         raise CannotFenceError(f"{argv[0]} does not start: {exc}") from exc
-    return said.decode(errors="replace").splitlines()
+    return said.decode(errors="replace")
 
 
 if __name__ == "__main__":

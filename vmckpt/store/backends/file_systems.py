@@ -14,6 +14,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from vmckpt.procfs import lines, read_text
+
 # Of this name, whatever else: locks do not reach the other hosts.
 _UNKEPT = {
     "9p": "a 9p server grants every lock",
@@ -58,7 +60,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> FileSystem | None:
     """
     if mounts is None:
         try:
-            mounts = Path("/proc/self/mountinfo").read_text()
+            mounts = read_text(Path("/proc/self/mountinfo"))
         except OSError:
             return None
     return mounted_at(os.path.realpath(path), mounts)
@@ -67,7 +69,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> FileSystem | None:
 def mounted_at(where: str, mounts: str) -> FileSystem | None:
     """The file system that a path is on which leads over no links, by some host's mountinfo."""
     found: FileSystem | None = None
-    for line in mounts.splitlines():
+    for line in lines(mounts):
         left, dash, right = line.partition(" - ")
         words, more = left.split(" "), right.split(" ")
         if not dash or len(words) < 6 or len(more) < 3:

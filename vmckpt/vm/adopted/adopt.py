@@ -14,6 +14,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, check_name, local_host, state_dir
 from vmckpt.hosts.processes.process import ProcessId, from_stat
+from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.adopted.facts import AdoptedFacts
@@ -192,8 +193,8 @@ async def require_own_user(host: Host, process: ProcessId) -> None:
     copied disks removed, with the rights of vmckpt.
     """
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
-    line = next((line for line in status.splitlines() if line.startswith("Uid:")), "")
-    theirs, ours = sorted({*line.split()[1:]} - {"0"}), str(await host.user_id())
+    uids = status_fields(status).get("Uid", [])
+    theirs, ours = sorted({*uids} - {"0"}), str(await host.user_id())
     if theirs not in ([], [ours]):
         raise RefusedError(
             f"this QEMU runs as another user (uid {theirs[0]})",

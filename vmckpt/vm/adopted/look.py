@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.hosts.host import Host
+from vmckpt.procfs import status_fields
 from vmckpt.qemu import commands, inside
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.shapes import TEXT
@@ -24,7 +25,7 @@ async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
     found = pid
     if found is None:
         status = await host.read_text(Path(f"/proc/{min(threads)}/status")) or ""
-        owners = [line.split()[1] for line in status.splitlines() if line.startswith("Tgid:")]
+        owners = status_fields(status).get("Tgid")
         found = int(owners[0]) if owners else None
     own = {name for name in await host.list_dir(Path(f"/proc/{found}/task"))} if found else set()
     if found is None or not {str(thread) for thread in threads} <= own:

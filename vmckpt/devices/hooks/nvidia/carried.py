@@ -55,12 +55,13 @@ def about(user: User) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         job["cwd"] = os.readlink(entry / "cwd")
     with contextlib.suppress(OSError):
-        status = (entry / "status").read_text()
+        status = system.read_text(entry / "status")
         for key, name in (("uid", "Uid"), ("gid", "Gid")):
-            found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-            job[key] = int(found[1]) if found else 0
+            # The process's name stands before, and may look like one: the last is the kernel's.
+            shown = re.findall(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
+            job[key] = int(shown[-1]) if shown else 0
     with contextlib.suppress(OSError):
-        found = re.search(r"/([^/\s]+\.service)$", (entry / "cgroup").read_text(), re.MULTILINE)
+        found = re.search(r"/([^/\s]+\.service)$", system.read_text(entry / "cgroup"), re.MULTILINE)
         job["unit"] = found[1] if found else ""
     return job
 

@@ -33,6 +33,11 @@ def run(*argv: str, check: bool = True) -> str:
     return done.stdout
 
 
+def read_text(path: Path) -> str:
+    """A file of /proc: names in it are others', UTF-8 or not. Raises OSError."""
+    return path.read_bytes().decode(errors="replace")
+
+
 def available_bytes() -> int:
     """Memory of the guest's that what the GPUs hold can go to."""
     text = (PROC / "meminfo").read_text()

@@ -68,7 +68,7 @@ def users() -> list[User]:
         devices, shares = opened(entry)
         if devices or pid in told:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                comm = (entry / "comm").read_text().strip()
+                comm = system.read_text(entry / "comm").strip()
                 found.append(User(pid, started(pid), comm, sorted(devices), shares))
     return found
 
@@ -81,7 +81,7 @@ def opened(entry: Path) -> tuple[set[str], bool]:
             with contextlib.suppress(OSError):
                 devices |= nvidia(os.readlink(link))
     with contextlib.suppress(OSError):
-        for line in (entry / "maps").read_text().splitlines():
+        for line in system.read_text(entry / "maps").splitlines():
             devices |= nvidia(line[line.find("/") :] if "/" in line else "")
             shares |= "/dev/shm/cuda.shm." in line or "/dev/shm/nccl-" in line
     return devices, shares
@@ -106,7 +106,8 @@ def told_pids() -> set[int]:
 def started(pid: int) -> int:
     """When a process began, in ticks; -1: it has ended."""
     try:
-        return int((system.PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+        stat = system.read_text(system.PROC / str(pid) / "stat")
+        return int(stat.rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return -1
 
