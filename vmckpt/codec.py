@@ -3,7 +3,7 @@
 A frozen dataclass is an object: unknown fields are ignored (a later version may have more), a
 missing field takes its default, and `__post_init__` may refuse a value (`require_within`). So is a
 TypedDict, for fields whose names are none in Python. A NamedTuple is an array, an enum its value, a
-path text. `foreign.parse` bounds what is read.
+path text, `object` anything. `foreign.parse` bounds what is read.
 """
 
 import reprlib
@@ -45,6 +45,8 @@ def builtins(value: object) -> Any:
 
 
 def _from_builtin(kind: type, value: Any) -> Any:
+    if kind is object:
+        return value
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

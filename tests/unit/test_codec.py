@@ -146,6 +146,11 @@ def test_a_bound_says_what_it_is() -> None:
             require_within("n", value)
 
 
+def test_an_object_is_anything_as_it_stands() -> None:
+    for value in (None, 3, "a", [{"a": [None]}]):
+        assert convert(object, value) is value
+
+
 def test_names_that_are_none_in_python() -> None:
     said = convert(Dashed, {"a-b": 1, "c-d": [{"a-b": 2}], "more": 3})
     assert said == {"a-b": 1, "c-d": [{"a-b": 2}]}
