@@ -10,8 +10,8 @@ import math
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 20
 # No protocol here nests deeper; the parser itself could not be sure of more than about 1000.
@@ -97,51 +97,3 @@ _DECODER = json.JSONDecoder(
     parse_float=_finite,
     parse_int=_integer,
 )
-
-
-# What `require` is given: a type; NUMBER; a list with the shape of its items, or a tuple with that
-# for a list that is not empty; a dict of fields, where "name?" may be missing, and "name??" null as
-# well; None for anything.
-NUMBER: Final = float
-Shape = type | list["Shape"] | tuple["Shape"] | Mapping[str, "Shape"] | None
-_WORDS = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
-
-
-def require(shape: "Shape", value: object, where: str = "it") -> None:
-    """Raises MalformedError where a value is not of that shape.
-
-    For what is read as it stands; fields that the shape does not name do no harm.
-    """
-    match shape:
-        case None:
-            return
-        case type():
-            kinds = (int, float) if shape is float else shape
-            if not isinstance(value, kinds) or (isinstance(value, bool) and shape is not bool):
-                raise MalformedError(
-                    f"{where} is {reprlib.repr(value)}, not {_WORDS.get(shape, shape.__name__)}"
-                )
-            if shape is int and not -MOST_INTEGER <= value <= 2 * MOST_INTEGER + 1:  # type: ignore[operator]
-                raise MalformedError(f"{where} is {reprlib.repr(value)}, more than 64 bits")
-        case list() | tuple():
-            if not isinstance(value, list) or (isinstance(shape, tuple) and not value):
-                expected = "an array" + (" with something in it" if value == [] else "")
-                raise MalformedError(f"{where} is {reprlib.repr(value)}, not {expected}")
-            for number, one in enumerate(value):
-                require(shape[0], one, f"{where}[{number}]")
-        case _:
-            _require_fields(shape, value, where)
-
-
-def _require_fields(shape: "Mapping[str, Shape]", value: object, where: str) -> None:
-    if not isinstance(value, Mapping):
-        raise MalformedError(f"{where} is {reprlib.repr(value)}, not an object")
-    for name, inner in shape.items():
-        bare = name.rstrip("?")
-        place = bare if where == "it" else f"{where}.{bare}"
-        if value.get(bare) is None and name.endswith("??"):
-            continue
-        if bare in value:
-            require(inner, value[bare], place)
-        elif bare == name:
-            raise MalformedError(f"{place} is missing")

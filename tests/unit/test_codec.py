@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, Required, TypedDict
 
 import pytest
 from hypothesis import given
@@ -149,6 +149,35 @@ def test_a_bound_says_what_it_is() -> None:
 def test_an_object_is_anything_as_it_stands() -> None:
     for value in (None, 3, "a", [{"a": [None]}]):
         assert convert(object, value) is value
+
+
+class Inner(TypedDict):
+    b: bool
+
+
+class Outer(TypedDict, total=False):
+    a: Required[int]
+    b: str
+    c: list[Inner]
+
+
+@pytest.mark.parametrize(
+    ("kind", "well", "ill"),
+    [
+        (int, 3, True),
+        (int, 1 << 63, 1.0),
+        (float, 3, "3"),
+        (list[str], [], {}),
+        (list[str], ["a"], ["a", None]),
+        (dict[str, Any], {"a": None}, []),
+        (Outer, {"a": 1, "more": 3}, {"a": 1, "b": None}),
+        (Outer, {"a": 1, "c": [{"b": False}]}, {"a": 1, "c": [{}]}),
+    ],
+)
+def test_types_without_a_record(kind: type, well: object, ill: object) -> None:
+    convert(kind, well)
+    with pytest.raises(MalformedError):
+        convert(kind, ill)
 
 
 def test_names_that_are_none_in_python() -> None:

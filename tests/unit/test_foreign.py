@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.foreign import MOST_DEPTH, MalformedError, parse, require
+from vmckpt.foreign import MOST_DEPTH, MalformedError, parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
@@ -60,23 +60,3 @@ def test_what_a_guest_writes_is_refused_in_time_that_grows_with_its_length(text:
     with pytest.raises(MalformedError):
         parse(text)
     assert time.process_time() - began_s < 3
-
-
-@pytest.mark.parametrize(
-    ("shape", "well", "ill"),
-    [
-        (int, 3, True),
-        (float, 3, "3"),
-        ([str], [], {}),
-        ((str,), ["a"], []),
-        ({"a": int, "b?": str}, {"a": 1, "more": 3}, {"a": 1, "b": None}),
-        ({"a": [{"b": bool}]}, {"a": [{"b": False}]}, {"a": [{}]}),
-        (int, 1 << 63, 1 << 64),
-        (None, object(), ...),
-    ],
-)
-def test_shapes(shape: object, well: object, ill: object) -> None:
-    require(shape, well)  # type: ignore[arg-type]
-    if ill is not ...:
-        with pytest.raises(MalformedError):
-            require(shape, ill)  # type: ignore[arg-type]
