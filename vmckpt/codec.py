@@ -1,14 +1,16 @@
 """Typed values from JSON and back: the one codec of records and messages.
 
 A frozen dataclass is an object: unknown fields are ignored (a later version may have more), a
-missing field takes its default, and `__post_init__` may refuse a value. A NamedTuple is an array,
-an enum its value, a path text. `foreign.parse` bounds what is read.
+missing field takes its default, and `__post_init__` may refuse a value (`require_within`). So is a
+TypedDict, for fields whose names are none in Python. A NamedTuple is an array, an enum its value, a
+path text, `object` anything. `foreign.parse` bounds what is read.
 """
 
+import reprlib
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vmckpt.foreign import MalformedError
+from vmckpt.foreign import MOST_INTEGER, MalformedError
 
 T = TypeVar("T")
 
@@ -27,6 +29,14 @@ def convert(kind: type[T], value: object) -> T:
         raise MalformedError(f"it does not fit {kind.__name__}: {exc}") from exc
 
 
+def require_within(
+    name: str, value: float | None, most: float = MOST_INTEGER, *, least: float = 0
+) -> None:
+    """Raises MalformedError where a number that was read is not from `least` to `most`."""
+    if value is not None and not least <= value <= most:
+        raise MalformedError(f"{name} is {reprlib.repr(value)}, not from {least} to {most}")
+
+
 def builtins(value: object) -> Any:
     """A typed value as dicts, lists and numbers, for programs that read JSON."""
     import msgspec
@@ -35,6 +45,8 @@ def builtins(value: object) -> Any:
 
 
 def _from_builtin(kind: type, value: Any) -> Any:
+    if kind is object:
+        return value
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

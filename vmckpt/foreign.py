@@ -1,6 +1,6 @@
-"""JSON that others wrote, as typed values: guests, hooks, other hosts, QEMUs, files.
+"""JSON that others wrote: guests, hooks, other hosts, QEMUs, files.
 
-`parse` bounds what is read, `Fields` reads an object field by field. What does not fit raises
+`parse` bounds what is read; `codec.convert` makes typed values of it. What does not fit raises
 MalformedError, which names the field; the caller, who knows who wrote it and what that ends,
 raises its own error from that.
 """
@@ -10,8 +10,8 @@ import math
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 20
 # No protocol here nests deeper; the parser itself could not be sure of more than about 1000.
@@ -21,7 +21,6 @@ MOST_INTEGER = (1 << 63) - 1
 # One that does not end goes to the end: else each quote in it would be tried as a beginning.
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKETS = re.compile(r"[][{}]")
-T = TypeVar("T")
 
 
 class MalformedError(ValueError):
@@ -98,165 +97,3 @@ _DECODER = json.JSONDecoder(
     parse_float=_finite,
     parse_int=_integer,
 )
-
-
-class _Required:
-    """Stands for a default where there is none."""
-
-
-REQUIRED: Final = _Required()
-
-
-class Fields:
-    """A JSON object, read field by field; `where` names it in errors.
-
-    Each reader takes a default for a field that is missing or null; without one that is an error.
-    Fields that are not read do no harm: a later version may have more.
-    """
-
-    def __init__(self, value: object, where: str = "it") -> None:
-        if not isinstance(value, Mapping):
-            raise MalformedError(f"{where} is {reprlib.repr(value)}, not an object")
-        self._values, self.where = value, where
-
-    @classmethod
-    def parse(
-        cls, data: bytes | str, where: str = "it", *, most_bytes: int = MOST_BYTES
-    ) -> "Fields":
-        """The object that `data` is. Raises MalformedError as `parse` and the class do."""
-        return cls(parse(data, most_bytes=most_bytes), where)
-
-    def __contains__(self, name: str) -> bool:
-        return self._values.get(name) is not None
-
-    def names(self) -> Iterator[str]:
-        """The fields that are there, null too."""
-        return iter(self._values)
-
-    def text(self, name: str, default: T | _Required = REQUIRED) -> str | T:
-        """A text."""
-        found: str | T = self._of(name, str, "a text", default)
-        return found
-
-    def flag(self, name: str, default: T | _Required = REQUIRED) -> bool | T:
-        """True or false."""
-        found: bool | T = self._of(name, bool, "true or false", default)
-        return found
-
-    def integer(
-        self,
-        name: str,
-        default: T | _Required = REQUIRED,
-        *,
-        least: int = 0,
-        most: int = MOST_INTEGER,
-    ) -> int | T:
-        """A whole number from `least` to `most`."""
-        value: int | T = self._of(name, int, "a whole number", default)
-        if name in self and isinstance(value, int) and not least <= value <= most:
-            raise self.wrong(name, f"from {least} to {most}")
-        return value
-
-    def number(self, name: str, default: T | _Required = REQUIRED) -> float | T:
-        """A finite number, zero or more."""
-        value: float | T = self._of(name, (int, float), "a number", default)
-        if name in self and isinstance(value, int | float):
-            if not 0 <= value <= MOST_INTEGER:  # NaN is not either
-                raise self.wrong(name, "a finite number, zero or more")
-            return float(value)
-        return value
-
-    def fields(self, name: str) -> "Fields":
-        """An object; an empty one where it is missing."""
-        return Fields(self._values.get(name) or {}, self._place(name))
-
-    def each(self, name: str) -> "list[Fields]":
-        """The objects of an array; none where it is missing."""
-        return objects(self._values.get(name) or [], self._place(name))
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """The texts of an array; none where it is missing."""
-        found = self._of(name, list, "an array", [])
-        if not all(isinstance(one, str) for one in found):
-            raise self.wrong(name, "an array of texts")
-        return tuple(found)
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        """The whole numbers, zero or more, of an array; none where it is missing."""
-        found = self._of(name, list, "an array", [])
-        if not all(type(one) is int and 0 <= one <= MOST_INTEGER for one in found):
-            raise self.wrong(name, "an array of whole numbers")
-        return tuple(found)
-
-    def wrong(self, name: str, expected: str) -> MalformedError:
-        """The error for a field that is not what was expected there."""
-        found = reprlib.repr(self._values.get(name))
-        return MalformedError(f"{self._place(name)} is {found}, not {expected}")
-
-    def _of(self, name: str, kind: Any, expected: str, default: Any) -> Any:
-        value = self._values.get(name)
-        if value is None:
-            if isinstance(default, _Required):
-                raise MalformedError(f"{self._place(name)} is missing")
-            return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.wrong(name, expected)
-        return value
-
-    def _place(self, name: str) -> str:
-        return name if self.where == "it" else f"{self.where}.{name}"
-
-
-# What `require` is given: a type; NUMBER; a list with the shape of its items, or a tuple with that
-# for a list that is not empty; a dict of fields, where "name?" may be missing, and "name??" null as
-# well; None for anything.
-NUMBER: Final = float
-Shape = type | list["Shape"] | tuple["Shape"] | Mapping[str, "Shape"] | None
-_WORDS = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
-
-
-def require(shape: "Shape", value: object, where: str = "it") -> None:
-    """Raises MalformedError where a value is not of that shape.
-
-    For what is read as it stands; fields that the shape does not name do no harm.
-    """
-    match shape:
-        case None:
-            return
-        case type():
-            kinds = (int, float) if shape is float else shape
-            if not isinstance(value, kinds) or (isinstance(value, bool) and shape is not bool):
-                raise MalformedError(
-                    f"{where} is {reprlib.repr(value)}, not {_WORDS.get(shape, shape.__name__)}"
-                )
-            if shape is int and not -MOST_INTEGER <= value <= 2 * MOST_INTEGER + 1:  # type: ignore[operator]
-                raise MalformedError(f"{where} is {reprlib.repr(value)}, more than 64 bits")
-        case list() | tuple():
-            if not isinstance(value, list) or (isinstance(shape, tuple) and not value):
-                expected = "an array" + (" with something in it" if value == [] else "")
-                raise MalformedError(f"{where} is {reprlib.repr(value)}, not {expected}")
-            for number, one in enumerate(value):
-                require(shape[0], one, f"{where}[{number}]")
-        case _:
-            _require_fields(shape, value, where)
-
-
-def _require_fields(shape: "Mapping[str, Shape]", value: object, where: str) -> None:
-    if not isinstance(value, Mapping):
-        raise MalformedError(f"{where} is {reprlib.repr(value)}, not an object")
-    for name, inner in shape.items():
-        bare = name.rstrip("?")
-        place = bare if where == "it" else f"{where}.{bare}"
-        if value.get(bare) is None and name.endswith("??"):
-            continue
-        if bare in value:
-            require(inner, value[bare], place)
-        elif bare == name:
-            raise MalformedError(f"{place} is missing")
-
-
-def objects(value: object, where: str = "it") -> list[Fields]:
-    """The objects of an array. Raises MalformedError."""
-    if not isinstance(value, list):
-        raise MalformedError(f"{where} is {reprlib.repr(value)}, not an array")
-    return [Fields(one, f"{where}[{number}]") for number, one in enumerate(value)]

@@ -33,6 +33,7 @@ from vmckpt.qemu.abilities import learn
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.replies import RunState
 from vmckpt.replicate import control
 from vmckpt.replicate.operator.sides import side_of
 from vmckpt.replicate.request import ServiceFiles
@@ -299,7 +300,7 @@ async def qemus(rng: random.Random, folder: Path) -> str:
         outcome(_qemu(says, ask)),
         _qemu(lambda one: json.dumps({"return": STATUS, "id": one["id"]}).encode() + b"\n", well),
     )
-    assert good == ("running", True)
+    assert good == RunState("running", True)
     return bad
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import json
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,7 +103,7 @@ def test_a_question_is_answered() -> None:
 
     async def client(monitor: Monitor) -> None:
         assert monitor.is_open
-        assert await monitor.ask("qom-get", {"path": "/machine"}) == "pc"
+        assert await monitor.ask("qom-get", str, {"path": "/machine"}) == "pc"
 
     play(script, client)
 
@@ -119,20 +121,24 @@ def test_a_qemu_that_tells_events_without_end_loses_its_connection(length: int) 
 
     async def client(monitor: Monitor) -> None:
         with monitor.events("MIGRATION"), pytest.raises(MonitorLostError, match="did not answer"):
-            await monitor.ask("query-migrate", timeout_s=60)
+            await monitor.ask("query-migrate", object, timeout_s=60)
         assert not monitor.is_open
 
     play(script, client)
 
 
-@pytest.mark.parametrize("verb", ["ask", "tell"])
-def test_a_refusal_carries_qemus_words(verb: str) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [lambda one: one.ask("cont", object), lambda one: one.tell("cont")],
+    ids=["ask", "tell"],
+)
+def test_a_refusal_carries_qemus_words(ask: Callable[[Monitor], Awaitable[object]]) -> None:
     async def script(server: Server) -> None:
         await server.refuse(await server.command(), "Migration is not finalized yet")
 
     async def client(monitor: Monitor) -> None:
         with pytest.raises(CommandRefusedError, match="web on a refused cont") as caught:
-            await getattr(monitor, verb)("cont")
+            await ask(monitor)
         assert caught.value.description == "Migration is not finalized yet"
         assert monitor.is_open
 
@@ -162,7 +168,7 @@ def test_a_question_without_an_answer_means_that_nothing_was_asked(
 ) -> None:
     async def client(monitor: Monitor) -> None:
         with pytest.raises(MonitorLostError, match="did not answer query-status") as caught:
-            await monitor.ask("query-status", timeout_s=SHORT_S)
+            await monitor.ask("query-status", object, timeout_s=SHORT_S)
         assert reason in caught.value.why
 
     play(script, client)
@@ -181,10 +187,10 @@ def test_an_order_without_an_answer_may_have_taken_effect(script: Script) -> Non
 def test_a_monitor_that_was_lost_is_closed_for_good() -> None:
     async def client(monitor: Monitor) -> None:
         with pytest.raises(MonitorLostError):
-            await monitor.ask("query-status")
+            await monitor.ask("query-status", object)
         assert not monitor.is_open
         with pytest.raises(MonitorLostError, match="did not answer"):
-            await monitor.ask("query-status")
+            await monitor.ask("query-status", object)
         with pytest.raises(OutcomeUnknownError):
             await monitor.tell("cont")
         await monitor.close()
@@ -201,7 +207,7 @@ def test_a_late_answer_is_not_taken_for_the_next_ones() -> None:
 
     async def client(monitor: Monitor) -> None:
         with pytest.raises(MonitorLostError):
-            await monitor.ask("query-status", timeout_s=SHORT_S)
+            await monitor.ask("query-status", object, timeout_s=SHORT_S)
         assert await commands.query_status(monitor) == RunState("running", True)
 
     play(script, client)
@@ -214,7 +220,7 @@ def test_answers_find_their_questions_in_any_order() -> None:
         await server.answer(first, first["execute"])
 
     async def client(monitor: Monitor) -> None:
-        answers = await asyncio.gather(monitor.ask("query-a"), monitor.ask("query-b"))
+        answers = await asyncio.gather(monitor.ask("query-a", str), monitor.ask("query-b", str))
         assert list(answers) == ["query-a", "query-b"]
 
     play(script, client)
@@ -227,7 +233,7 @@ def test_a_cancelled_question_leaves_the_monitor_usable() -> None:
 
     async def client(monitor: Monitor) -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(monitor.ask("query-status"), SHORT_S)
+            await asyncio.wait_for(monitor.ask("query-status", object), SHORT_S)
         assert not (await commands.query_status(monitor)).running
 
     play(script, client)
@@ -237,7 +243,7 @@ def test_a_very_long_answer_is_read_whole() -> None:
     long = [{"name": "x" * 1000, "meta-type": "object"}] * 1000
 
     async def client(monitor: Monitor) -> None:
-        assert await monitor.ask("query-qmp-schema") == long
+        assert await monitor.ask("query-qmp-schema", list) == long
 
     play(answering(query_qmp_schema=long), client)
 
@@ -257,9 +263,9 @@ def test_events_are_those_asked_for_in_order_from_the_block_on() -> None:
         await server.answer(second, {})
 
     async def client(monitor: Monitor) -> None:
-        await monitor.ask("query-migrate")
+        await monitor.ask("query-migrate", object)
         with monitor.events("MIGRATION") as events:
-            await monitor.ask("query-migrate")
+            await monitor.ask("query-migrate", object)
             first = await events.next(5.0)
             assert first is not None
             assert first["data"] == {"status": "setup"}
@@ -285,9 +291,47 @@ def test_events_are_kept_until_they_are_taken_and_no_longer() -> None:
     async def client(monitor: Monitor) -> None:
         before = kept()
         with monitor.events("JOB_STATUS_CHANGE") as events:
-            await monitor.ask("query-jobs")
+            await monitor.ask("query-jobs", object)
             assert len(events.drain()) == 200
             assert kept() - before < 5
+
+    play(script, client)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said", "why"),
+    [
+        (commands.query_status, {"status": "running"}, "missing required field `running`"),
+        (commands.query_status, {"status": 3, "running": True}, r"got `int` - at `\$.status`"),
+        (commands.query_jobs, [{"id": None}], r"got `null` - at `\$\[0\].id`"),
+        (commands.query_kvm, [], "Expected `object`, got `array`"),
+        (commands.query_cpus, [], "a machine without a processor is none"),
+        (commands.query_migrate, {"ram": {"total": True}}, r"got `bool` - at `\$.ram.total`"),
+        (commands.query_dirty_rate, {"status": "measured", "dirty-rate": 0.5}, r"\$.dirty-rate"),
+        (commands.query_migrate_parameters, 3, "Expected `object`, got `int`"),
+    ],
+)
+def test_an_answer_of_another_type_is_none(
+    ask: Callable[[Monitor], Awaitable[object]], said: object, why: str
+) -> None:
+    async def script(server: Server) -> None:
+        await server.answer(await server.command(), said)
+
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(MonitorLostError, match="gave a malformed answer to query-") as caught:
+            await ask(monitor)
+        assert re.search(why, caught.value.why)
+
+    play(script, client)
+
+
+def test_an_order_whose_answer_is_of_another_type_may_have_taken_effect() -> None:
+    async def script(server: Server) -> None:
+        await server.answer(await server.command(), [{"type": 3}])
+
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(OutcomeUnknownError, match="did not answer query-yank"):
+            await commands.query_yank(monitor)
 
     play(script, client)
 

@@ -55,7 +55,7 @@ async def write(monitor: Monitor, block: int, content: int) -> None:
     """As the guest does: through the device, and so through what it was given for its disk."""
     device = "/machine/peripheral/vda/virtio-backend"
     line = f'qemu-io -d {device} "write -P {content} {block * BLOCK} {BLOCK}"'
-    said = await monitor.ask("human-monitor-command", {"command-line": line})
+    said = await monitor.ask("human-monitor-command", str, {"command-line": line})
     assert "wrote" in said or said == "", said
 
 

@@ -65,7 +65,7 @@ class Aside:
         async with self.asked() as monitor:
             for what in (f"write -P {content} {at * BLOCK} {BLOCK}", "flush"):
                 line = f'qemu-io -d {device} "{what}"'
-                said = await monitor.ask("human-monitor-command", {"command-line": line})
+                said = await monitor.ask("human-monitor-command", str, {"command-line": line})
                 assert "wrote" in said or said == "", said
 
     async def kill(self) -> None:

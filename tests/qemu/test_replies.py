@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.world import eventually, qemu
-from vmckpt.qemu import block, commands, device_state, inside
+from vmckpt.qemu import block, commands, device_state, inside, shapes
 from vmckpt.qemu.abilities import learn
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
-from vmckpt.qemu.shapes import RETURNS
 
 pytestmark = pytest.mark.qemu
 
@@ -28,7 +27,12 @@ ASKED = (
     device_state.query_ram_blocks,
 )  # fmt: skip
 # Without arguments, and not asked by any of these.
-PLAIN = ("query-block-jobs", "query-commands", "query-dirty-rate", "x-debug-query-block-graph")
+PLAIN: dict[str, type] = {
+    "query-block-jobs": list[shapes.BlockJob],
+    "query-commands": list[shapes.Named],
+    "query-dirty-rate": shapes.DirtyRate,
+    "x-debug-query-block-graph": shapes.BlockGraph,
+}
 
 
 @pytest.fixture(params=["7.2", "10.0"])
@@ -73,9 +77,8 @@ def monitor_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pat
 async def _ask(monitor: Monitor) -> None:
     for question in ASKED:
         await question(monitor)
-    for command in PLAIN:
-        assert command in RETURNS
-        await monitor.ask(command)
+    for command, kind in PLAIN.items():
+        await monitor.ask(command, kind)
     for device, driver in (("nic0", "virtio-net-pci"), ("vd0", "virtio-blk-pci")):
         assert (await inside.device_settings(monitor, device, driver))["bus"] == "pcie.0"
     target = {"driver": "null-co", "node-name": "t", "size": 64 << 20}
@@ -87,7 +90,7 @@ async def _ask(monitor: Monitor) -> None:
         await commands.migrate(monitor, "exec:cat >/dev/null")
         while (await commands.query_migrate(monitor)).status != "completed":  # noqa: ASYNC110 - it tells by events that are drained below
             await asyncio.sleep(0.05)
-        assert len(await monitor.ask("query-block-jobs")) == 1
+        assert len(await monitor.ask("query-block-jobs", list[shapes.BlockJob])) == 1
         assert await block.file_of(monitor, "disk0")
         assert {event["event"] for event in events.drain()} == {"JOB_STATUS_CHANGE", "MIGRATION"}
 

@@ -47,7 +47,8 @@ def test_a_host_that_the_inventory_has_no_more_leaves_the_directory() -> None:
 
 
 def test_what_cannot_be_read_says_nothing() -> None:
-    for text in (None, "", "a" * 32, "{}", '{"last": "a"}', "[1]"):
+    for text in (None, "", "a" * 32, "{}", '{"last": "a"}', "[1]",
+                 '{"stores": [], "sequence": -1}', '{"stores": ["a", 1]}'):  # fmt: skip
         assert History.parse(text) == History()
 
 

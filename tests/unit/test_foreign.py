@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.foreign import MOST_DEPTH, Fields, MalformedError, parse, require
+from vmckpt.foreign import MOST_DEPTH, MalformedError, parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
@@ -60,48 +60,3 @@ def test_what_a_guest_writes_is_refused_in_time_that_grows_with_its_length(text:
     with pytest.raises(MalformedError):
         parse(text)
     assert time.process_time() - began_s < 3
-
-
-def test_fields_are_of_their_types_and_bounds() -> None:
-    said = Fields({"t": "x", "i": 3, "f": 1.5, "b": True, "l": ["a"], "o": {"i": -1}, "n": None})
-    assert (said.text("t"), said.integer("i"), said.number("i"), said.flag("b")) == (
-        "x",
-        3,
-        3.0,
-        True,
-    )
-    assert (said.texts("l"), said.texts("no"), said.text("n", "d")) == (("a",), (), "d")
-    for wrong in (
-        lambda: said.text("i"),
-        lambda: said.integer("b"),
-        lambda: said.integer("f"),
-        lambda: said.integer("i", most=2),
-        lambda: said.flag("i"),
-        lambda: said.text("n"),
-        lambda: said.fields("o").integer("i"),
-        lambda: said.each("l"),
-        lambda: said.integers("l"),
-        lambda: Fields([]),
-    ):
-        with pytest.raises(MalformedError):
-            wrong()
-
-
-@pytest.mark.parametrize(
-    ("shape", "well", "ill"),
-    [
-        (int, 3, True),
-        (float, 3, "3"),
-        ([str], [], {}),
-        ((str,), ["a"], []),
-        ({"a": int, "b?": str}, {"a": 1, "more": 3}, {"a": 1, "b": None}),
-        ({"a": [{"b": bool}]}, {"a": [{"b": False}]}, {"a": [{}]}),
-        (int, 1 << 63, 1 << 64),
-        (None, object(), ...),
-    ],
-)
-def test_shapes(shape: object, well: object, ill: object) -> None:
-    require(shape, well)  # type: ignore[arg-type]
-    if ill is not ...:
-        with pytest.raises(MalformedError):
-            require(shape, ill)  # type: ignore[arg-type]

@@ -42,8 +42,11 @@ def test_an_answer_is_the_last_line() -> None:
         (0, b"well done", b"", "did not answer: well done"),
         (2, b"", b"Traceback: boom", "boom"),
         (0, b"[1]", b"", "did not answer"),
-        (0, b'{"ok": 1}', b"", "ok is 1, not true or false"),
-        (0, b'{"ok": false, "why": 7}', b"", "why is 7, not a text"),
+        (0, b'{"ok": null}', b"", "did not answer"),
+        (0, b'{"ok": true, "device_bytes": -1}', b"", "device_bytes is -1, not from 0"),
+        (0, b'{"ok": true, "notes": [1]}', b"", "$.notes[0]"),
+        (0, b'{"ok": 1}', b"", "Expected `bool`, got `int` - at `$.ok`"),
+        (0, b'{"ok": false, "why": 7}', b"", "Expected `str | null`, got `int` - at `$.why`"),
     ],
 )
 def test_what_is_no_good_answer_says_why(code: int, out: bytes, err: bytes, why: str) -> None:

@@ -34,7 +34,15 @@ def test_an_event_is_one_line_and_comes_back(event: Event) -> None:
     assert from_line(line) == event
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{}", '{"event": "Explosion"}', '{"event": "Note"}'])
+@pytest.mark.parametrize(
+    "line",
+    ["", "[]", "{}", '{"event": "Explosion"}', '{"event": "Note"}', '{"event": ["Note"]}',
+     '{"event": "Note", "at_s": -1, "code": "a", "text": "b"}',
+     '{"event": "Note", "at_s": 1e300, "code": "a", "text": "b"}',
+     '{"event": "Note", "at_s": 1, "code": null, "text": "b"}',
+     '{"event": "JobProgress", "at_s": 1, "phase": "a", "done": -1, "total": 2}',
+     '{"event": "JobProgress", "at_s": 1, "phase": "a", "done": 1.5, "total": 2}'],
+)  # fmt: skip
 def test_what_is_no_event_is_refused(line: str) -> None:
     with pytest.raises(ValueError):
         from_line(line)

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from vmckpt.codec import convert
 from vmckpt.qemu.replies import MigrationStatus, QemuJob, QemuVersion
+from vmckpt.qemu.shapes import MigrationInfo
 
 RAM = {
     "total": 554508288,
@@ -31,7 +33,8 @@ RAM_10 = {key: value for key, value in RAM.items() if key != "skipped"}
 
 
 def parse(**reply: Any) -> MigrationStatus:
-    return MigrationStatus.parse({key.replace("_", "-"): value for key, value in reply.items()})
+    words = {key.replace("_", "-"): value for key, value in reply.items()}
+    return MigrationStatus.parse(convert(MigrationInfo, words))
 
 
 def test_before_the_first_migration_the_answer_is_empty() -> None:

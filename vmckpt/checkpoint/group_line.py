@@ -8,10 +8,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
+from vmckpt.codec import convert
 from vmckpt.errors import OperationFailedError
-from vmckpt.foreign import parse, require
+from vmckpt.foreign import parse
 
 BEAT_S, SILENT_S = 1.0, 10.0
 MOST_LINE_BYTES = 1 << 20
@@ -23,6 +25,11 @@ class LineMessage(NamedTuple):
 
     word: str
     more: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    word: str
 
 
 class LineWriter(Protocol):
@@ -67,9 +74,10 @@ class Line:
             async with asyncio.timeout(within_s):
                 line = await self._reader.readline()
             if line.endswith(b"\n"):
-                words: dict[str, Any] = parse(line, most_bytes=MOST_LINE_BYTES)
-                require({"word": str}, words)
-                return LineMessage(words.pop("word"), words)
+                more = parse(line, most_bytes=MOST_LINE_BYTES)
+                word = convert(_Said, more).word
+                del more["word"]
+                return LineMessage(word, more)
         except TimeoutError:
             return None
         except (OSError, ValueError) as exc:

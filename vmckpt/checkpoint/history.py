@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
+from vmckpt.codec import convert, require_within
 from vmckpt.errors import NotFoundError, UsageError
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.store.backends.locations import is_url
 from vmckpt.store.files.manifest import MOST_SEQUENCE
@@ -25,15 +26,16 @@ class History:
     stores: tuple[str, ...] = ()
     sequence: int = 0
 
+    def __post_init__(self) -> None:
+        require_within("sequence", self.sequence, MOST_SEQUENCE)
+
     @classmethod
     def parse(cls, text: str | None) -> Self:
         """Of its file, which may be missing, or damaged: then nothing is known."""
         try:
-            words = Fields.parse(text or "")
-            if "stores" not in words:
-                return cls()
-            sequence = words.integer("sequence", 0, least=0, most=MOST_SEQUENCE)
-            return cls(words.text("last", None), words.texts("stores"), sequence)
+            found = parse(text or "")
+            history = convert(cls, found)
+            return history if "stores" in found else cls()
         except MalformedError:
             return cls()
 

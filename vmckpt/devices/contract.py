@@ -9,10 +9,12 @@ came. docs/devices.md says what each phase promises.
 """
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.codec import convert, require_within
+from vmckpt.foreign import MalformedError, parse
 
 FORMAT = 1
 BY_HAND = "run it in the guest by hand"
@@ -69,6 +71,21 @@ class HookAnswer(NamedTuple):
     from_guest: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A hook's own words, as they stand: see `HookAnswer`."""
+
+    ok: bool
+    why: str | None = None
+    remedy: str | None = None
+    device_bytes: int | None = None
+    restarted: tuple[str, ...] | None = None
+    notes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        require_within("device_bytes", self.device_bytes)
+
+
 def request(device: str, run: str, limit_s: int) -> bytes:
     """What the hook reads."""
     words = {"format": FORMAT, "device": device, "run": run, "limit_s": limit_s}
@@ -77,37 +94,35 @@ def request(device: str, run: str, limit_s: int) -> bytes:
 
 def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
     """What the hook means, also where it could not keep to the contract."""
-    words = _last_object(out)
-    if words is None:
+    last = _last_object(out)
+    if last is None:
         said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
         why = f"it ended with {returncode} and did not answer{f': {said[-400:]}' if said else ''}"
         return HookAnswer(False, why, BY_HAND)
     try:
-        return _answer(words, returncode)
+        return _answer(convert(_Said, last), returncode)
     except MalformedError as exc:
         return HookAnswer(False, f"its answer is malformed: {exc}", BY_HAND)
 
 
-def _answer(words: Fields, returncode: int) -> HookAnswer:
-    restarted = words.texts("restarted")
-    if not words.flag("ok") or returncode != 0:
-        why = words.text("why", "") or f"it ended with {returncode} and does not say why"
-        return HookAnswer(
-            False, why, words.text("remedy", ""), restarted=restarted, from_guest=True
-        )
+def _answer(said: _Said, returncode: int) -> HookAnswer:
+    restarted = said.restarted or ()
+    if not said.ok or returncode != 0:
+        why = said.why or f"it ended with {returncode} and does not say why"
+        return HookAnswer(False, why, said.remedy or "", restarted=restarted, from_guest=True)
     return HookAnswer(
         True,
-        device_bytes=words.integer("device_bytes", 0),
+        device_bytes=said.device_bytes or 0,
         restarted=restarted,
-        notes=words.texts("notes"),
+        notes=said.notes or (),
     )
 
 
-def _last_object(out: bytes) -> Fields | None:
+def _last_object(out: bytes) -> dict[str, Any] | None:
     # Neither what a hook prints before its answer nor the answer's length may cost us much.
     last = out.rstrip().rpartition(b"\n")[2]
     try:
-        found = Fields.parse(last)
+        found = parse(last)
     except MalformedError:
         return None
-    return found if "ok" in found else None
+    return found if isinstance(found, dict) and found.get("ok") is not None else None

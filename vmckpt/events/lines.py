@@ -1,22 +1,33 @@
 """Events as lines of JSON, for a reader in another process or on another host."""
 
 import json
+import reprlib
 from collections.abc import Iterator
-from types import UnionType
-from typing import Any, get_type_hints
+from dataclasses import asdict, dataclass
 
+from vmckpt.codec import convert, require_within
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
-from vmckpt.foreign import MOST_BYTES, Fields, MalformedError, parse
+from vmckpt.foreign import MOST_BYTES, MalformedError, parse
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind for kind in (PhaseBegan, Progress, JobProgress, Note)
 }
-_HINTS = {kind: get_type_hints(kind) for kind in _KINDS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """`event`: of which kind it is."""
+
+    event: str
+
+    def __post_init__(self) -> None:
+        if self.event not in _KINDS:
+            raise ValueError(f"event is {reprlib.repr(self.event)}, not an event")
 
 
 def to_line(event: Event) -> str:
     """One line, its end included."""
-    return json.dumps({"event": type(event).__name__, **event._asdict()}) + "\n"
+    return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
 
 
 def from_line(line: bytes | str) -> Event:
@@ -26,28 +37,11 @@ def from_line(line: bytes | str) -> Event:
 
 def from_record(data: object) -> Event:
     """The event that a run record has as a table. Raises MalformedError."""
-    told = Fields(data)
-    kind = _KINDS.get(told.text("event"))
-    if kind is None:
-        raise told.wrong("event", "an event")
-    there = set(told.names())
-    values: dict[str, Any] = {
-        name: _value(told, name, hint) for name, hint in _HINTS[kind].items() if name in there
-    }
-    try:
-        return kind(**values)
-    except TypeError as exc:
-        raise MalformedError(f"a {kind.__name__} lacks something: {exc}") from exc
-
-
-def _value(told: Fields, name: str, hint: object) -> str | int | float | None:
-    if name not in told and isinstance(hint, UnionType):
-        return None
-    if hint is str:
-        return told.text(name)
-    if hint in (int, int | None):
-        return told.integer(name)
-    return told.number(name)
+    event = convert(_KINDS[convert(_Named, data).event], data)
+    for name, value in asdict(event).items():
+        if isinstance(value, int | float):
+            require_within(name, value)
+    return event
 
 
 class Lines:

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class PhaseBegan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PhaseBegan:
     """A step of the operation has begun; `at_s` counts from the operation's start."""
 
     at_s: float
     phase: str
 
 
-class Progress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Progress:
     """A migration seen at one moment.
 
     Rates are zero, `expected_downtime_ms` and `eta_s` are None while unknown. `normal_pages` and
@@ -35,7 +37,8 @@ class Progress(NamedTuple):
     zero_pages: int = 0
 
 
-class JobProgress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JobProgress:
     """A job of QEMU's (a snapshot) seen at one moment; `done` of `total` in QEMU's own units."""
 
     at_s: float
@@ -44,7 +47,8 @@ class JobProgress(NamedTuple):
     total: int
 
 
-class Note(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Note:
     """Something the operator should know: a warning, a decision, a rescue."""
 
     at_s: float

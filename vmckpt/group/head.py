@@ -7,11 +7,12 @@ that has died (`checkpoint/group_member.py`).
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
-from vmckpt.foreign import NUMBER, MalformedError, Shape, require
+from vmckpt.codec import convert
+from vmckpt.foreign import MalformedError
 from vmckpt.group.turns import MemberSite, turns
 from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.hosts.remote.values import unpack_error
@@ -19,14 +20,53 @@ from vmckpt.sequence.steps import all_of
 
 # A member that was told in time has so long to say what came of it.
 ANSWER_S = 10.0
+
+
+class _Failed(TypedDict):
+    error: list[str]
+
+
+class _Prepared(TypedDict):
+    machine: str
+    processors: int
+
+
+class _Held(TypedDict):
+    stopping_unix_s: float
+    stopped_unix_s: float
+    runs_unix_s: float
+    held_s: float
+
+
+class _Stored(TypedDict):
+    id: str
+    held: _Held
+
+
+class _Taken(TypedDict):
+    pause_ms: float
+
+
+class _Committed(TypedDict):
+    result: _Taken
+
+
+class _Restored(TypedDict):
+    host: str
+    warnings: list[str]
+
+
+class _Settled(TypedDict):
+    result: _Restored
+
+
 # What goes with a word, as far as it is read.
-_HELD = dict.fromkeys(("stopping_unix_s", "stopped_unix_s", "runs_unix_s", "held_s"), NUMBER)
-_SHAPES: Mapping[str, Shape] = {
-    FAILED: {"error": [str]},
-    "prepared": {"machine": str, "processors": int},
-    "stored": {"id": str, "held": _HELD},
-    "committed": {"result": {"pause_ms": NUMBER}},
-    "settled": {"result": {"host": str, "warnings": [str]}},
+_MORE: Mapping[str, type] = {
+    FAILED: _Failed,
+    "prepared": _Prepared,
+    "stored": _Stored,
+    "committed": _Committed,
+    "settled": _Settled,
 }
 
 
@@ -94,7 +134,7 @@ class GroupHead:
             limit_s = of_s or within_s or 0
             raise given_up(f"'{vm}' was not '{word}' within {limit_s:.3g} s") from exc
         try:
-            require(_SHAPES.get(said.word), said.more)
+            convert(_MORE.get(said.word, object), said.more)
         except MalformedError as exc:
             raise given_up(f"'{vm}' said '{said.word}', and {exc}") from exc
         if said.word == FAILED:

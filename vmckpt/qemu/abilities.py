@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import QemuVersion
+from vmckpt.qemu.shapes import SchemaInfo
 
 
 class Abilities(NamedTuple):
@@ -48,13 +49,13 @@ async def learn(monitor: Monitor) -> Abilities:
     )
 
 
-def _arguments(schema: Mapping[str, Any], command: str) -> dict[str, str]:
+def _arguments(schema: Mapping[str, SchemaInfo], command: str) -> dict[str, str]:
     return {
         member["name"]: member["type"] for member in schema[schema[command]["arg-type"]]["members"]
     }
 
 
-def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> frozenset[str]:
+def _enum_values(schema: Mapping[str, SchemaInfo], command: str, argument: str) -> frozenset[str]:
     type_name = _arguments(schema, command).get(argument)
     return frozenset(schema[type_name]["values"]) if type_name else frozenset()
 

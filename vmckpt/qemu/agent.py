@@ -9,11 +9,13 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NotRequired, Self, TypedDict, TypeVar
 
+from vmckpt.codec import convert, require_within
 from vmckpt.errors import HostDownError, OperationFailedError
-from vmckpt.foreign import Fields, MalformedError, objects, parse
+from vmckpt.foreign import MalformedError, parse
 
 SYNC_TIMEOUT_S = 2.0
 # Of a program it keeps 16 MiB of each stream (qga/commands.c), and tells both in one line, base64.
@@ -24,6 +26,7 @@ MOST_CODE = (1 << 32) - 1
 _CHUNK_BYTES = 64 << 10
 # Between two questions whether a program has ended: each costs the guest time. Longer each time.
 POLL_S, MOST_POLL_S = 0.02, 0.2
+T = TypeVar("T")
 
 
 class AgentSilentError(HostDownError):
@@ -48,6 +51,48 @@ class GuestExit(NamedTuple):
     returncode: int
     out: bytes
     err: bytes
+
+
+# What the agent answers (QEMU's qga/qapi-schema.json), as far as it is read.
+@dataclass(frozen=True, slots=True)
+class _Error:
+    desc: str | None = None
+
+
+_Reply = TypedDict("_Reply", {"return": Any, "error": _Error | None}, total=False)
+_Number = TypedDict("_Number", {"return": int})
+_Address = TypedDict("_Address", {"ip-address": str})
+_Interface = TypedDict(
+    "_Interface",
+    {
+        "name": str,
+        "hardware-address": NotRequired[str | None],
+        "ip-addresses": NotRequired[list[_Address] | None],
+    },
+)
+_Status = TypedDict(
+    "_Status",
+    {
+        "exited": bool,
+        "exitcode": NotRequired[int | None],
+        "signal": NotRequired[int | None],
+        "out-data": NotRequired[str | None],
+        "err-data": NotRequired[str | None],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """An answer that says only that it was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    pid: int
+
+    def __post_init__(self) -> None:
+        require_within("pid", self.pid)
 
 
 class GuestAgent:
@@ -79,16 +124,17 @@ class GuestAgent:
 
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
-        await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
+        await self._ask(_Nothing, "guest-set-time", {"time": time.time_ns()}, timeout_s)
 
     async def interfaces(self, timeout_s: float = 5.0) -> list[GuestInterface]:
         """The guest's network interfaces.
 
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
-        told = await self._ask("guest-network-get-interfaces", {}, timeout_s)
-        with _understood("guest-network-get-interfaces"):
-            return [_interface(one) for one in objects(told)]
+        command = "guest-network-get-interfaces"
+        told = await self._ask(list[_Interface], command, {}, timeout_s)
+        with _understood(command):
+            return [_interface(one) for one in told]
 
     async def addresses(self, timeout_s: float = 5.0) -> list[str]:
         """The guest's own addresses, IPv4 first, without those that nobody else can reach.
@@ -115,27 +161,21 @@ class GuestAgent:
         if given:
             words["input-data"] = base64.b64encode(given).decode()
         try:
-            told = await self._ask("guest-exec", words, timeout_s)
+            return (await self._ask(_Started, "guest-exec", words, timeout_s)).pid
         except OperationFailedError as exc:
             raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
-        with _understood("guest-exec"):
-            return Fields(told).integer("pid")
 
     async def ended(self, pid: int, timeout_s: float = 5.0) -> GuestExit | None:
         """How a program that `start` began has ended; None: it runs. Told once.
 
         Raises AgentSilentError, OperationFailedError (the agent knows no such program).
         """
-        arguments = {"pid": pid}
-        told = await self._ask("guest-exec-status", arguments, timeout_s, MOST_OUTPUT_BYTES)
-        with _understood("guest-exec-status"):
-            status = Fields(told)
-            if not status.flag("exited"):
-                return None
-            out, err = (base64.b64decode(status.text(f"{key}-data", "")) for key in ("out", "err"))
-            code = status.integer("exitcode", None, least=-MOST_CODE, most=MOST_CODE)
-            ended_by = status.integer("signal", 0, most=MOST_CODE)
-            return GuestExit(-ended_by if code is None else code, out, err)
+        command = "guest-exec-status"
+        status = await self._ask(_Status, command, {"pid": pid}, timeout_s, MOST_OUTPUT_BYTES)
+        if not status["exited"]:
+            return None
+        with _understood(command):
+            return _exit(status)
 
     async def run_first(
         self, paths: Sequence[str], words: Sequence[str], timeout_s: float = 5.0
@@ -197,12 +237,13 @@ class GuestAgent:
 
     async def _ask(
         self,
+        kind: type[T],
         command: str,
         arguments: Mapping[str, Any],
         timeout_s: float,
         most_bytes: int = MOST_ANSWER_BYTES,
-    ) -> object:
-        """The answer, not looked at yet. Raises AgentSilentError, OperationFailedError."""
+    ) -> T:
+        """The answer. Raises AgentSilentError, OperationFailedError."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send(command, arguments)
@@ -210,16 +251,14 @@ class GuestAgent:
         except (TimeoutError, OSError) as exc:
             raise _silent(exc, timeout_s) from exc
         with _understood(command):
-            reply = parse(line, most_bytes=most_bytes)
-            told = Fields(reply)
-            if "error" not in told:
-                if "return" not in set(told.names()):
+            reply = convert(_Reply, parse(line, most_bytes=most_bytes))
+            if (error := reply.get("error")) is None:
+                if "return" not in reply:
                     raise MalformedError("it is neither an answer nor an error")
-                return reply["return"]
-            why = told.fields("error").text("desc", "it does not say why")
+                return convert(kind, reply["return"])
         raise OperationFailedError(
             f"the guest agent refused {command}",
-            why=why,
+            why=error.desc or "it does not say why",
             remedy="see the guest agent's log in the guest",
         )
 
@@ -245,18 +284,29 @@ class GuestAgent:
             return  # QEMU has gone first
 
 
-def _interface(told: Fields) -> GuestInterface:
+def _interface(told: _Interface) -> GuestInterface:
     return GuestInterface(
-        told.text("name"),
-        told.text("hardware-address", "").lower(),
-        tuple(ip_address(one.text("ip-address")) for one in told.each("ip-addresses")),
+        told["name"],
+        (told.get("hardware-address") or "").lower(),
+        tuple(ip_address(one["ip-address"]) for one in told.get("ip-addresses") or ()),
+    )
+
+
+def _exit(status: _Status) -> GuestExit:
+    code, ended_by = status.get("exitcode"), status.get("signal")
+    require_within("exitcode", code, MOST_CODE, least=-MOST_CODE)
+    require_within("signal", ended_by, MOST_CODE)
+    return GuestExit(
+        -(ended_by or 0) if code is None else code,
+        base64.b64decode(status.get("out-data") or ""),
+        base64.b64decode(status.get("err-data") or ""),
     )
 
 
 def _number_in(line: bytes) -> object:
     """What a line answers; None when it is no whole answer."""
     try:
-        return Fields.parse(line).integer("return", None)
+        return convert(_Number, parse(line))["return"]
     except MalformedError:
         return None
 

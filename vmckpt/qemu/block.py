@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmckpt.qemu import shapes
 from vmckpt.qemu.commands import query_jobs, query_yank
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import QemuJob
@@ -33,16 +34,16 @@ async def query_disk_images(monitor: Monitor) -> dict[str, DiskImage]:
             tuple(snapshot["name"] for snapshot in item["image"].get("snapshots", ())),
             tuple(_backing_files(item["image"])),
         )
-        for item in await monitor.ask("query-named-block-nodes")
+        for item in await monitor.ask("query-named-block-nodes", list[shapes.NamedNode])
     }
 
 
-def _allocated_bytes(image: Mapping[str, Any]) -> int:
+def _allocated_bytes(image: shapes.Image) -> int:
     below = image.get("backing-image")
-    return int(image.get("actual-size", 0)) + (_allocated_bytes(below) if below else 0)
+    return image.get("actual-size", 0) + (_allocated_bytes(below) if below else 0)
 
 
-def _backing_files(image: Mapping[str, Any]) -> Iterator[str]:
+def _backing_files(image: shapes.Image) -> Iterator[str]:
     if below := image.get("backing-image"):
         yield below["filename"]
         yield from _backing_files(below)
@@ -124,10 +125,8 @@ async def query_mirrors(monitor: Monitor, prefix: str) -> list[QemuJob]:
     Of that QEMU tells the kind alone, and no file, and forgets it when the guest is let run.
     """
     jobs = [job for job in await query_jobs(monitor) if job.id.startswith(prefix)]
-    stopped = {
-        item["device"]: STOPPED_BY.get(item["io-status"])
-        for item in (await monitor.ask("query-block-jobs") if jobs else ())
-    }
+    told = await monitor.ask("query-block-jobs", list[shapes.BlockJob]) if jobs else []
+    stopped = {item["device"]: STOPPED_BY.get(item["io-status"]) for item in told}
     return [job._replace(error=job.error or stopped.get(job.id)) for job in jobs]
 
 
@@ -184,8 +183,9 @@ class DiskDevice(NamedTuple):
 async def query_drives(monitor: Monitor) -> list[DiskDevice]:
     """Every device with a disk in it."""
     found = []
-    for item in await monitor.ask("query-block"):
-        device, inserted = item.get("qdev", ""), item.get("inserted", {})
+    for item in await monitor.ask("query-block", list[shapes.BlockInfo]):
+        device = item.get("qdev", "")
+        inserted: shapes.Inserted = item.get("inserted", {})
         if device and inserted.get("node-name"):
             path = device if device.startswith("/") else f"/machine/peripheral/{device}"
             found.append(DiskDevice(path, inserted["node-name"]))
@@ -199,7 +199,7 @@ async def set_drive(monitor: Monitor, drive: DiskDevice, node: str) -> None:
 
 async def file_of(monitor: Monitor, node: str) -> str:
     """The node that a filter stands over."""
-    graph = await monitor.ask("x-debug-query-block-graph")
+    graph = await monitor.ask("x-debug-query-block-graph", shapes.BlockGraph)
     names = {item["id"]: item["name"] for item in graph["nodes"]}
     found = [
         names.get(edge["child"])
@@ -219,7 +219,7 @@ async def query_bitmaps(monitor: Monitor) -> dict[str, dict[str, bool]]:
             for bitmap in item.get("dirty-bitmaps", ())
             if bitmap.get("name") and not bitmap.get("inconsistent")
         }
-        for item in await monitor.ask("query-named-block-nodes")
+        for item in await monitor.ask("query-named-block-nodes", list[shapes.NamedNode])
     }
 
 
@@ -262,7 +262,7 @@ async def block_export_read(
 
 async def has_blockdev_set_active(monitor: Monitor) -> bool:
     """Whether this QEMU knows `blockdev-set-active` (QEMU >= 10.0)."""
-    names = await monitor.ask("query-commands")
+    names = await monitor.ask("query-commands", list[shapes.Named])
     return any(item["name"] == "blockdev-set-active" for item in names)
 
 

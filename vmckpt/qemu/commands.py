@@ -1,9 +1,9 @@
 """One function per QMP command that vmckpt uses; names and meanings are QEMU's (qapi/*.json)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from vmckpt.foreign import Shape
+from vmckpt.qemu import shapes
 from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, CommandRefusedError, Monitor
 from vmckpt.qemu.replies import (
     BlockNode,
@@ -17,18 +17,17 @@ from vmckpt.qemu.replies import (
 )
 
 SENT_PACKETS_WRAP = 1 << 16
+T = TypeVar("T")
 
 
 async def query_version(monitor: Monitor) -> QemuVersion:
     """The version of this QEMU."""
-    version = (await monitor.ask("query-version"))["qemu"]
-    return QemuVersion(version["major"], version["minor"], version["micro"])
+    return QemuVersion(**(await monitor.ask("query-version", shapes.VersionInfo))["qemu"])
 
 
 async def query_status(monitor: Monitor, timeout_s: float = 10.0) -> RunState:
     """Whether the vCPUs run, and QEMU's word for the state."""
-    reply = await monitor.ask("query-status", timeout_s=timeout_s)
-    return RunState(reply["status"], reply["running"])
+    return await monitor.ask("query-status", RunState, timeout_s=timeout_s)
 
 
 async def stop(monitor: Monitor) -> None:
@@ -53,12 +52,15 @@ async def quit_(monitor: Monitor) -> None:
 
 async def query_cpus(monitor: Monitor) -> list[Cpu]:
     """The vCPUs, by index."""
-    return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")]
+    cpus = await monitor.ask("query-cpus-fast", list[shapes.CpuInfo])
+    if not cpus:
+        raise monitor.malformed("query-cpus-fast", "a machine without a processor is none")
+    return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in cpus]
 
 
 async def query_pci_ids(monitor: Monitor) -> dict[str, str]:
     """The ids of PCI functions, by address (`0000:00:03.0`); "" for those that got none."""
-    buses = await monitor.ask("query-pci")
+    buses = await monitor.ask("query-pci", list[shapes.PciBus])
     return {
         f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']}": device["qdev_id"]
         for bus in buses
@@ -66,7 +68,7 @@ async def query_pci_ids(monitor: Monitor) -> dict[str, str]:
     }
 
 
-def _pci_functions(devices: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _pci_functions(devices: Iterable[shapes.PciFunction]) -> Iterator[shapes.PciFunction]:
     for device in devices:
         yield device
         yield from _pci_functions(device.get("pci_bridge", {}).get("devices", ()))
@@ -78,7 +80,7 @@ async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
     Types are as in `child<virtio-net-pci>`.
     """
     try:
-        listed = await monitor.ask("qom-list", {"path": path})
+        listed = await monitor.ask("qom-list", list[shapes.Child], {"path": path})
     except CommandRefusedError:
         return {}
     return {
@@ -88,9 +90,9 @@ async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
     }
 
 
-async def qom_get(monitor: Monitor, path: str, name: str, shape: Shape = None) -> Any:
-    """A property of an object in QEMU's object tree, which is of that shape."""
-    return await monitor.ask("qom-get", {"path": path, "property": name}, shape=shape)
+async def qom_get(monitor: Monitor, path: str, name: str, kind: type[T]) -> T:
+    """A property of an object in QEMU's object tree, which is of that type."""
+    return await monitor.ask("qom-get", kind, {"path": path, "property": name})
 
 
 async def qom_set(monitor: Monitor, path: str, name: str, value: Any) -> None:
@@ -105,33 +107,29 @@ async def trace(monitor: Monitor, event: str, *, enabled: bool) -> None:
 
 async def query_machines(monitor: Monitor) -> list[MachineType]:
     """The machine types this QEMU can start."""
-    return [
-        MachineType(item["name"], item.get("alias")) for item in await monitor.ask("query-machines")
-    ]
+    return await monitor.ask("query-machines", list[MachineType])
 
 
 async def query_cpu_models(monitor: Monitor) -> list[str]:
     """Names of the CPU models this QEMU knows (whether they run depends on the accelerator)."""
-    return [item["name"] for item in await monitor.ask("query-cpu-definitions")]
+    models = await monitor.ask("query-cpu-definitions", list[shapes.Named])
+    return [model["name"] for model in models]
 
 
 async def query_kvm(monitor: Monitor) -> bool:
     """True when this QEMU runs on KVM."""
-    return bool((await monitor.ask("query-kvm"))["enabled"])
+    return (await monitor.ask("query-kvm", shapes.KvmInfo))["enabled"]
 
 
-async def query_qmp_schema(monitor: Monitor) -> list[dict[str, Any]]:
+async def query_qmp_schema(monitor: Monitor) -> list[shapes.SchemaInfo]:
     """The whole QAPI schema: about 210 kB and 50 ms; cache what you learn from it."""
-    schema: list[dict[str, Any]] = await monitor.ask("query-qmp-schema")
-    return schema
+    return await monitor.ask("query-qmp-schema", list[shapes.SchemaInfo])
 
 
 async def query_migrate_capabilities(monitor: Monitor) -> dict[str, bool]:
     """Every migration capability this QEMU knows, and whether it is on."""
-    return {
-        item["capability"]: item["state"]
-        for item in await monitor.ask("query-migrate-capabilities")
-    }
+    states = await monitor.ask("query-migrate-capabilities", list[shapes.Capability])
+    return {item["capability"]: item["state"] for item in states}
 
 
 async def migrate_set_capabilities(monitor: Monitor, states: Mapping[str, bool]) -> None:
@@ -144,8 +142,7 @@ async def migrate_set_capabilities(monitor: Monitor, states: Mapping[str, bool])
 
 async def query_migrate_parameters(monitor: Monitor) -> dict[str, Any]:
     """Every migration parameter this QEMU has, with its value."""
-    parameters: dict[str, Any] = await monitor.ask("query-migrate-parameters")
-    return parameters
+    return await monitor.ask("query-migrate-parameters", dict[str, Any])
 
 
 async def migrate_set_parameters(monitor: Monitor, values: Mapping[str, Any]) -> None:
@@ -175,7 +172,8 @@ async def migrate_cancel(monitor: Monitor, timeout_s: float = 10.0) -> None:
 
 async def query_migrate(monitor: Monitor, timeout_s: float = 10.0) -> MigrationStatus:
     """How the current or last migration stands."""
-    return MigrationStatus.parse(await monitor.ask("query-migrate", timeout_s=timeout_s))
+    told = await monitor.ask("query-migrate", shapes.MigrationInfo, timeout_s=timeout_s)
+    return MigrationStatus.parse(told)
 
 
 async def migrate_pause(monitor: Monitor) -> None:
@@ -206,7 +204,7 @@ async def calc_dirty_rate(monitor: Monitor, length_s: int, sample_pages: int) ->
 
 async def query_dirty_rate(monitor: Monitor) -> float | None:
     """Bytes a second (a multiple of 1 MiB/s) of the last measurement; None while it goes on."""
-    reply = await monitor.ask("query-dirty-rate")
+    reply = await monitor.ask("query-dirty-rate", shapes.DirtyRate)
     return float(reply.get("dirty-rate", 0) << 20) if reply["status"] == "measured" else None
 
 
@@ -218,9 +216,13 @@ async def announce_self(monitor: Monitor) -> None:
 
 async def query_yank(
     monitor: Monitor, timeout_s: float = 5.0, *, oob: bool = True
-) -> list[dict[str, Any]]:
+) -> list[shapes.Yankable]:
     """What can be yanked now; out of band it works while the main loop is stuck."""
-    return list(await monitor.tell("query-yank", timeout_s=timeout_s, oob=oob))
+    kind = list[shapes.Yankable]
+    found: list[shapes.Yankable] = await monitor.tell(
+        "query-yank", timeout_s=timeout_s, oob=oob, kind=kind
+    )
+    return found
 
 
 async def yank_migration(monitor: Monitor) -> bool:
@@ -274,7 +276,7 @@ async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S
             item["total-progress"],
             item.get("error"),
         )
-        for item in await monitor.ask("query-jobs", timeout_s=timeout_s)
+        for item in await monitor.ask("query-jobs", list[shapes.JobInfo], timeout_s=timeout_s)
     ]
 
 
@@ -290,11 +292,11 @@ async def query_named_block_nodes(monitor: Monitor) -> list[BlockNode]:
             item["node-name"],
             tuple(_snapshot(snapshot) for snapshot in item["image"].get("snapshots", [])),
         )
-        for item in await monitor.ask("query-named-block-nodes")
+        for item in await monitor.ask("query-named-block-nodes", list[shapes.NamedNode])
     ]
 
 
-def _snapshot(item: Mapping[str, Any]) -> Snapshot:
+def _snapshot(item: shapes.SnapshotInfo) -> Snapshot:
     clock_s = item["vm-clock-sec"] + item["vm-clock-nsec"] / 1e9
     return Snapshot(item["name"], item["id"], item["vm-state-size"], item["date-sec"], clock_s)
 
@@ -315,9 +317,8 @@ async def query_sent_packets(monitor: Monitor, nic: str) -> int:
     It is what QEMU has given back of the NIC's first transmit queue, one buffer for each packet.
     """
     where = {"path": f"/machine/peripheral/{nic}/virtio-backend", "queue": 1}
-    found = await monitor.ask("x-query-virtio-queue-status", where)
-    used: int = found["used-idx"]
-    return used
+    found = await monitor.ask("x-query-virtio-queue-status", shapes.QueueStatus, where)
+    return found["used-idx"]
 
 
 async def chardev_add(monitor: Monitor, kind: str, name: str) -> None:
@@ -333,5 +334,5 @@ async def chardev_remove(monitor: Monitor, name: str) -> None:
 
 async def query_objects(monitor: Monitor) -> list[str]:
     """The ids of all user-creatable objects."""
-    children = await monitor.ask("qom-list", {"path": "/objects"})
+    children = await monitor.ask("qom-list", list[shapes.Child], {"path": "/objects"})
     return [item["name"] for item in children if item["type"].startswith("child<")]

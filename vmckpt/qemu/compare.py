@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.qemu.shapes import FEATURE_WORDS, TEXT
+from vmckpt.qemu.shapes import FeatureWord
 
 Features = frozenset[tuple[tuple[str, str | int], ...]]
 
@@ -76,18 +76,18 @@ def _words(features: Features) -> dict[tuple[int, int, str], int]:
 async def describe(monitor: Monitor) -> GuestMachine:
     """The machine that a QEMU is to its guest."""
     kind, cpus, devices = await asyncio.gather(
-        commands.qom_get(monitor, "/machine", "type", TEXT),
+        commands.qom_get(monitor, "/machine", "type", str),
         commands.query_cpus(monitor),
         _devices(monitor),
     )
     first = cpus[0].qom_path
     model, words = await asyncio.gather(
-        commands.qom_get(monitor, first, "type", TEXT),
-        commands.qom_get(monitor, first, "feature-words", FEATURE_WORDS),
+        commands.qom_get(monitor, first, "type", str),
+        commands.qom_get(monitor, first, "feature-words", list[FeatureWord]),
     )
     # A word that is zero may be unknown to the other QEMU, which is the same to the guest.
     features = frozenset(tuple(sorted(word.items())) for word in words if word["features"])
-    return GuestMachine(kind, len(cpus), model, features, devices)
+    return GuestMachine(kind, len(cpus), model, cast("Features", features), devices)
 
 
 async def _devices(monitor: Monitor) -> dict[str, str]:

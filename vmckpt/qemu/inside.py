@@ -1,12 +1,10 @@
 """What is plugged into a running QEMU: drives, devices and their settings, back ends."""
 
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vmckpt.qemu import commands
+from vmckpt.qemu import commands, shapes
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
-from vmckpt.qemu.shapes import TEXT
 
 # Set by QEMU itself, or meaningless on another host.
 _NOT_SETTINGS = frozenset({"busnr", "hotplugged", "parent_bus", "failover_pair_id"})
@@ -33,11 +31,12 @@ class GuestDrive(NamedTuple):
 
 async def query_drives(monitor: Monitor) -> tuple[GuestDrive, ...]:
     """Every drive of the guest, empty ones included."""
-    return tuple(_drive(item) for item in await monitor.ask("query-block"))
+    return tuple(_drive(item) for item in await monitor.ask("query-block", list[shapes.BlockInfo]))
 
 
-def _drive(item: Mapping[str, Any]) -> GuestDrive:
-    inserted = item.get("inserted", {})
+def _drive(item: shapes.BlockInfo) -> GuestDrive:
+    inserted: shapes.Inserted = item.get("inserted", {})
+    cache: shapes.Cache = inserted.get("cache", {})
     path = item.get("qdev", "")
     # Before 8.0 QEMU names a device by its id, later by its path.
     owner = path.removeprefix("/machine/peripheral/").partition("/")[0]
@@ -48,34 +47,35 @@ def _drive(item: Mapping[str, Any]) -> GuestDrive:
         driver=inserted.get("drv", ""),
         file=inserted.get("file", ""),
         read_only=inserted.get("ro", False),
-        direct=inserted.get("cache", {}).get("direct", False),
+        direct=cache.get("direct", False),
     )
 
 
 async def query_chardev_labels(monitor: Monitor) -> frozenset[str]:
     """The names of all character devices."""
-    return frozenset(item["label"] for item in await monitor.ask("query-chardev"))
+    found = await monitor.ask("query-chardev", list[shapes.ChardevInfo])
+    return frozenset(item["label"] for item in found)
 
 
 async def query_memory_bytes(monitor: Monitor) -> int:
     """What the guest began with; memory plugged later is left out."""
-    return int((await monitor.ask("query-memory-size-summary"))["base-memory"])
+    return (await monitor.ask("query-memory-size-summary", shapes.MemorySize))["base-memory"]
 
 
 async def query_ram_id(monitor: Monitor, machine: str) -> str | None:
     """The name of the machine type's main memory; None: it has none."""
-    machines = await monitor.ask("query-machines")
+    machines = await monitor.ask("query-machines", list[shapes.MachineInfo])
     return next((item.get("default-ram-id") for item in machines if item["name"] == machine), None)
 
 
 async def query_architecture(monitor: Monitor) -> str:
     """What the guest's processors are, "x86_64"."""
-    return str((await monitor.ask("query-target"))["arch"])
+    return (await monitor.ask("query-target", shapes.TargetInfo))["arch"]
 
 
 async def query_networks(monitor: Monitor) -> dict[str, str]:
     """QEMU's words on each network back end, by id; it has no other way to ask for them."""
-    text = await monitor.ask("human-monitor-command", {"command-line": "info network"})
+    text = await monitor.ask("human-monitor-command", str, {"command-line": "info network"})
     return {found["id"]: found["words"] for found in _NETWORK.finditer(text)}
 
 
@@ -87,16 +87,17 @@ async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str,
     path = f"/machine/peripheral/{name}"
     settings: dict[str, Any] = {"driver": driver, "id": name}
     try:
-        bus = await commands.qom_get(monitor, path, "parent_bus", TEXT)
+        bus = await commands.qom_get(monitor, path, "parent_bus", str)
     except CommandRefusedError:
         return settings  # a processor, or memory: on no bus
     settings["bus"] = bus.rpartition("/")[2]
-    for item in await monitor.ask("device-list-properties", {"typename": driver}):
+    where = {"typename": driver}
+    for item in await monitor.ask("device-list-properties", list[shapes.Property], where):
         key, kind = item["name"], item["type"]
         if key in _NOT_SETTINGS or kind.startswith(("child<", "link<")) or key.startswith("x-"):
             continue
         try:
-            value = await commands.qom_get(monitor, path, key)
+            value = await commands.qom_get(monitor, path, key, object)
         except CommandRefusedError:
             continue  # it can be set, and not read
         if key == "addr":
@@ -111,7 +112,7 @@ async def query_slot(monitor: Monitor, name: str) -> str | None:
     """The PCI address of a device on its bus; None where it has none."""
     try:
         path = f"/machine/peripheral/{name}"
-        return _slot(await commands.qom_get(monitor, path, "addr"))
+        return _slot(await commands.qom_get(monitor, path, "addr", object))
     except CommandRefusedError:
         return None
 

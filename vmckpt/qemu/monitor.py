@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict, TypeVar
 
 from qemu.qmp import (
     EventListener,
@@ -18,15 +18,17 @@ from qemu.qmp import (
 from qemu.qmp.error import ProtocolError
 from qemu.qmp.protocol import Runstate
 
+from vmckpt.codec import convert
 from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
-from vmckpt.foreign import MalformedError, Shape, parse, require
-from vmckpt.qemu.shapes import EVENTS, RETURNS
+from vmckpt.foreign import MalformedError, parse
+from vmckpt.qemu.shapes import EVENTS, FdSet
 
 # The library logs every disconnect as an error of its own; here it is raised where it matters.
 logging.getLogger("qemu.qmp").addHandler(logging.NullHandler())
 logging.getLogger("qemu.qmp").propagate = False
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
 
 REPLY_TIMEOUT_S = 10.0
 # query-qmp-schema answers one line of about 210 kB.
@@ -36,13 +38,20 @@ MOST_EVENTS, MOST_EVENT_BYTES = 4096, 64 << 10
 
 
 # Of any message, as far as it is needed to know whose it is.
-_MESSAGE: Shape = {
-    "id?": str,
-    "event?": str,
-    "data?": {},
-    "error?": {"class": str, "desc": str},
-    "QMP?": {"version": {}, "capabilities": [None]},
-}
+_Error = TypedDict("_Error", {"class": str, "desc": str})
+
+
+class _Greeting(TypedDict):
+    version: dict[str, Any]
+    capabilities: list[Any]
+
+
+class _Message(TypedDict):
+    id: NotRequired[str]
+    event: NotRequired[str]
+    data: NotRequired[dict[str, Any]]
+    error: NotRequired[_Error]
+    QMP: NotRequired[_Greeting]
 
 
 class NotQmpError(ProtocolError):
@@ -63,7 +72,7 @@ class _Client(QMPClient):
         try:
             line = await self._readline()
             said = parse(line, most_bytes=READ_BUFFER_BYTES)
-            require(_MESSAGE, said)
+            convert(_Message, said)
             if "event" in said and len(line) > MOST_EVENT_BYTES:
                 raise ValueError(f"an event of {len(line)} bytes")
         except ValueError as exc:  # a line that is too long is one, too
@@ -159,18 +168,17 @@ class Monitor:
     async def ask(
         self,
         command: str,
+        kind: type[T],
         arguments: Json | None = None,
         timeout_s: float | None = REPLY_TIMEOUT_S,
-        *,
-        shape: Shape = None,
-    ) -> Any:
-        """The answer of a command that changes nothing. None waits as long as QEMU lives.
+    ) -> T:
+        """The answer, of type `kind`, of a command that changes nothing.
 
-        It is of that `shape`, or of the one that RETURNS has. Raises CommandRefusedError,
+        A `timeout_s` of None waits as long as QEMU lives. Raises CommandRefusedError,
         MonitorLostError.
         """
         try:
-            return await self._execute(command, arguments, timeout_s, shape=shape)
+            return convert(kind, await self._execute(command, arguments, timeout_s))
         except MalformedError as exc:
             raise self.malformed(command, str(exc)) from exc
         except (TimeoutError, QMPError, EOFError, OSError) as exc:
@@ -187,14 +195,16 @@ class Monitor:
         timeout_s: float | None = REPLY_TIMEOUT_S,
         *,
         oob: bool = False,
+        kind: Any = None,
     ) -> Any:
-        """Have QEMU do something. A `timeout_s` of None waits as long as QEMU lives.
+        """Have QEMU do something; its answer, of type `kind` if given. `timeout_s` as above.
 
         Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have
         happened).
         """
         try:
-            return await self._execute(command, arguments, timeout_s, oob=oob)
+            said = await self._execute(command, arguments, timeout_s, oob=oob)
+            return convert(kind, said) if kind else said
         except (TimeoutError, QMPError, EOFError, OSError, MalformedError) as exc:
             raise OutcomeUnknownError(
                 f"{self.label} did not answer {command}",
@@ -209,17 +219,14 @@ class Monitor:
         timeout_s: float | None,
         *,
         oob: bool = False,
-        shape: Shape = None,
-    ) -> Any:
+    ) -> object:
         if not self.is_open:
             raise ExecInterruptedError("the connection is closed")
         try:
             async with asyncio.timeout(timeout_s):
-                said = await self._client.execute(command, arguments, oob=oob)
+                return await self._client.execute(command, arguments, oob=oob)
         except ExecuteError as exc:
             raise CommandRefusedError(self.label, command, str(exc)) from exc
-        require(shape or RETURNS.get(command), said, "the answer")
-        return said
 
     def malformed(self, command: str, why: str) -> MonitorLostError:
         """The error for an answer that makes no sense."""
@@ -240,7 +247,8 @@ class Monitor:
     async def add_fd(self, fd: int) -> int:
         """Give QEMU a copy of a descriptor to keep; the number N of its /dev/fdset/N. As above."""
         self._send_fd(fd)
-        return int((await self.tell("add-fd"))["fdset-id"])
+        added: FdSet = await self.tell("add-fd", kind=FdSet)
+        return added["fdset-id"]
 
     def _send_fd(self, fd: int) -> None:
         try:
@@ -291,7 +299,7 @@ class Events:
     def _checked(self, event: Message) -> Message:
         name = str(event["event"])
         try:
-            require({"data": EVENTS[name]} if name in EVENTS else None, event, name)
+            convert(EVENTS.get(name, object), event.get("data"))
         except MalformedError as exc:
             raise self._monitor.malformed(f"what it tells of itself ({name})", str(exc)) from exc
         return event

@@ -1,7 +1,9 @@
 """What QEMU answers, as values. Dicts stop here."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from vmckpt.qemu.shapes import MigrationInfo, MigrationRam, SocketAddress
 
 ENDED_STATES = frozenset({"completed", "failed", "cancelled"})
 POSTCOPY_STATES = frozenset(
@@ -20,7 +22,8 @@ class QemuVersion(NamedTuple):
         return f"{self.major}.{self.minor}.{self.micro}"
 
 
-class RunState(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunState:
     """query-status: `status` is QEMU's RunState word; `running` is true when vCPUs run."""
 
     status: str
@@ -64,9 +67,9 @@ class MigrationStatus(NamedTuple):
         return self.status in POSTCOPY_STATES
 
     @classmethod
-    def parse(cls, reply: Mapping[str, Any]) -> Self:
-        """From query-migrate's answer (QEMU's qapi/migration.json, MigrationInfo)."""
-        ram = reply.get("ram", {})
+    def parse(cls, reply: MigrationInfo) -> Self:
+        """From query-migrate's answer."""
+        ram: MigrationRam = reply.get("ram", {})
         page_bytes = ram.get("page-size", 4096)
         return cls(
             status=reply.get("status", "none"),
@@ -89,7 +92,7 @@ class MigrationStatus(NamedTuple):
         )
 
 
-def _port(addresses: list[dict[str, Any]]) -> int | None:
+def _port(addresses: list[SocketAddress]) -> int | None:
     for address in addresses:
         port = address.get("port") or ""
         if address.get("type") == "inet" and port.isascii() and port.isdecimal():
@@ -104,11 +107,12 @@ class Cpu(NamedTuple):
     qom_path: str
 
 
-class MachineType(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MachineType:
     """A machine type this QEMU offers; `alias` is its short name ("q35") where it has one."""
 
     name: str
-    alias: str | None
+    alias: str | None = None
 
 
 class QemuJob(NamedTuple):

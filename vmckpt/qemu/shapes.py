@@ -1,148 +1,164 @@
-"""The shapes of what QEMU says, as far as vmckpt reads it (QEMU's qapi/*.json). Checked once, here.
+"""What QEMU says, as far as vmckpt reads it (QEMU's qapi/*.json): a type for each answer and event.
 
-A QEMU that was broken into, or another program behind its socket, says what it likes. Whoever reads
-an answer reads it without checks of its own: what it reads by `[...]` has to be in its shape.
+A QEMU that was broken into, or another program behind its socket, says what it likes. `Monitor`
+makes each answer one of its type: who reads it needs no checks of its own. Names are QEMU's, so the
+types are dicts; `replies` has what is made of them.
 """
+# ruff: noqa: UP013 - one form for all, whether or not their names are Python's
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, NotRequired, TypedDict
 
-from vmckpt.foreign import NUMBER, Shape
-
-_NAMED: Final[Shape] = [{"name": str}]
-_CHILDREN: Final[Shape] = [{"name": str, "type": str}]
-_FUNCTION: Final[dict[str, Shape]] = {"bus": int, "slot": int, "function": int, "qdev_id": str}
-_FUNCTION["pci_bridge?"] = {"devices?": [_FUNCTION]}
-_IMAGE: Final[dict[str, Shape]] = {
-    "filename": str,
-    "virtual-size": int,
-    "actual-size?": int,
-    "snapshots?": [
-        {
-            "name": str,
-            "id": str,
-            "vm-state-size": int,
-            "date-sec": int,
-            "vm-clock-sec": int,
-            "vm-clock-nsec": int,
-        }
-    ],
-}
-_IMAGE["backing-image?"] = _IMAGE
-
-# By command. What is not here is read by nothing, or checked where it is read (qom-get).
-RETURNS: Final[Mapping[str, Shape]] = {
-    "query-version": {"qemu": {"major": int, "minor": int, "micro": int}},
-    "query-status": {"status": str, "running": bool},
-    # A machine without a processor is none.
-    "query-cpus-fast": ({"thread-id": int, "qom-path": str},),
-    "query-pci": [{"devices": [_FUNCTION]}],
-    "qom-list": _CHILDREN,
-    "query-machines": [{"name": str, "alias?": str, "default-ram-id?": str}],
-    "query-cpu-definitions": _NAMED,
-    "query-kvm": {"enabled": bool},
-    "query-qmp-schema": [
-        {
-            "name": str,
-            "meta-type": str,
-            "arg-type?": str,
-            "members?": [{"name?": str, "type?": str}],
-            "values?": [str],
-        }
-    ],
-    "query-commands": _NAMED,
-    "query-migrate-capabilities": [{"capability": str, "state": bool}],
-    "query-migrate-parameters": {
-        "max-cpu-throttle?": int,
-        "cpu-throttle-initial?": int,
-        "max-bandwidth?": int,
-        "downtime-limit?": int,
-        "tls-creds?": str,
-        "tls-hostname?": str,
-        "tls-authz?": str,
+Version = TypedDict("Version", {"major": int, "minor": int, "micro": int})
+VersionInfo = TypedDict("VersionInfo", {"qemu": Version})
+CpuInfo = TypedDict("CpuInfo", {"thread-id": int, "qom-path": str})
+PciBridge = TypedDict("PciBridge", {"devices": NotRequired[list["PciFunction"]]})
+PciFunction = TypedDict(
+    "PciFunction",
+    {
+        "bus": int,
+        "slot": int,
+        "function": int,
+        "qdev_id": str,
+        "pci_bridge": NotRequired[PciBridge],
     },
-    "query-migrate": {
-        "status?": str,
-        "error-desc?": str,
-        "downtime?": int,
-        "expected-downtime?": int,
-        "cpu-throttle-percentage?": int,
-        "postcopy-blocktime?": int,
-        "socket-address?": [{"type?": str, "port?": str}],
-        "blocked-reasons?": [str],
-        "ram?": {
-            "page-size?": int,
-            "total?": int,
-            "remaining?": int,
-            "transferred?": int,
-            "mbps?": NUMBER,
-            "dirty-pages-rate?": int,
-            "dirty-sync-count?": int,
-            "postcopy-requests?": int,
-            "normal?": int,
-            "duplicate?": int,
-        },
+)
+PciBus = TypedDict("PciBus", {"devices": list[PciFunction]})
+Named = TypedDict("Named", {"name": str})
+Child = TypedDict("Child", {"name": str, "type": str})
+Property = TypedDict("Property", {"name": str, "type": str, "default-value": NotRequired[Any]})
+FeatureWord = TypedDict(
+    "FeatureWord",
+    {
+        "features": int,
+        "cpuid-input-eax": int,
+        "cpuid-register": str,
+        "cpuid-input-ecx": NotRequired[int],
     },
-    "query-dirty-rate": {"status": str, "dirty-rate?": int},
-    "query-yank": [{"type": str, "node-name?": str, "id?": str}],
-    "query-jobs": [
-        {
-            "id": str,
-            "type": str,
-            "status": str,
-            "current-progress": int,
-            "total-progress": int,
-            "error?": str,
-        }
-    ],
-    "query-block-jobs": [{"device": str, "io-status": str}],
-    "query-named-block-nodes": [
-        {
-            "node-name": str,
-            "image": _IMAGE,
-            "dirty-bitmaps?": [{"name?": str, "recording": bool, "inconsistent?": bool}],
-        }
-    ],
-    "query-block": [
-        {
-            "device": str,
-            "qdev?": str,
-            "inserted?": {
-                "node-name?": str,
-                "drv?": str,
-                "file?": str,
-                "ro?": bool,
-                "cache?": {"direct?": bool},
-            },
-        }
-    ],
-    "x-debug-query-block-graph": {
-        "nodes": [{"id": int, "name": str}],
-        "edges": [{"name": str, "parent": int, "child": int}],
+)
+MachineInfo = TypedDict(
+    "MachineInfo", {"name": str, "alias": NotRequired[str], "default-ram-id": NotRequired[str]}
+)
+KvmInfo = TypedDict("KvmInfo", {"enabled": bool})
+TargetInfo = TypedDict("TargetInfo", {"arch": str})
+MemorySize = TypedDict("MemorySize", {"base-memory": int})
+ChardevInfo = TypedDict("ChardevInfo", {"label": str})
+SchemaMember = TypedDict("SchemaMember", {"name": str, "type": str}, total=False)
+SchemaInfo = TypedDict(
+    "SchemaInfo",
+    {
+        "name": str,
+        "meta-type": str,
+        "arg-type": NotRequired[str],
+        "members": NotRequired[list[SchemaMember]],
+        "values": NotRequired[list[str]],
     },
-    "x-query-virtio-queue-status": {"used-idx": int},
-    "query-chardev": [{"label": str}],
-    "query-memory-size-summary": {"base-memory": int},
-    "query-target": {"arch": str},
-    "human-monitor-command": str,
-    "device-list-properties": _CHILDREN,
-    "x-query-ramblock": {"human-readable-text": str},
-    "add-fd": {"fdset-id": int},
-}
+)
+Capability = TypedDict("Capability", {"capability": str, "state": bool})
+SocketAddress = TypedDict("SocketAddress", {"type": str, "port": str}, total=False)
+MigrationRam = TypedDict(
+    "MigrationRam",
+    {
+        "page-size": int,
+        "total": int,
+        "remaining": int,
+        "transferred": int,
+        "mbps": float,
+        "dirty-pages-rate": int,
+        "dirty-sync-count": int,
+        "postcopy-requests": int,
+        "normal": int,
+        "duplicate": int,
+    },
+    total=False,
+)
+MigrationInfo = TypedDict(
+    "MigrationInfo",
+    {
+        "status": str,
+        "error-desc": str,
+        "downtime": int,
+        "expected-downtime": int,
+        "cpu-throttle-percentage": int,
+        "postcopy-blocktime": int,
+        "socket-address": list[SocketAddress],
+        "blocked-reasons": list[str],
+        "ram": MigrationRam,
+    },
+    total=False,
+)
+DirtyRate = TypedDict("DirtyRate", {"status": str, "dirty-rate": NotRequired[int]})
+Yankable = TypedDict(
+    "Yankable", {"type": str, "node-name": NotRequired[str], "id": NotRequired[str]}
+)
+JobInfo = TypedDict(
+    "JobInfo",
+    {
+        "id": str,
+        "type": str,
+        "status": str,
+        "current-progress": int,
+        "total-progress": int,
+        "error": NotRequired[str],
+    },
+)
+BlockJob = TypedDict("BlockJob", {"device": str, "io-status": str})
+SnapshotInfo = TypedDict(
+    "SnapshotInfo",
+    {
+        "name": str,
+        "id": str,
+        "vm-state-size": int,
+        "date-sec": int,
+        "vm-clock-sec": int,
+        "vm-clock-nsec": int,
+    },
+)
+Image = TypedDict(
+    "Image",
+    {
+        "filename": str,
+        "virtual-size": int,
+        "actual-size": NotRequired[int],
+        "snapshots": NotRequired[list[SnapshotInfo]],
+        "backing-image": NotRequired["Image"],
+    },
+)
+Bitmap = TypedDict(
+    "Bitmap", {"name": NotRequired[str], "recording": bool, "inconsistent": NotRequired[bool]}
+)
+NamedNode = TypedDict(
+    "NamedNode", {"node-name": str, "image": Image, "dirty-bitmaps": NotRequired[list[Bitmap]]}
+)
+Cache = TypedDict("Cache", {"direct": bool}, total=False)
+Inserted = TypedDict(
+    "Inserted",
+    {"node-name": str, "drv": str, "file": str, "ro": bool, "cache": Cache},
+    total=False,
+)
+BlockInfo = TypedDict(
+    "BlockInfo", {"device": str, "qdev": NotRequired[str], "inserted": NotRequired[Inserted]}
+)
+GraphNode = TypedDict("GraphNode", {"id": int, "name": str})
+GraphEdge = TypedDict("GraphEdge", {"name": str, "parent": int, "child": int})
+BlockGraph = TypedDict("BlockGraph", {"nodes": list[GraphNode], "edges": list[GraphEdge]})
+QueueStatus = TypedDict("QueueStatus", {"used-idx": int})
+HumanText = TypedDict("HumanText", {"human-readable-text": str})
+FdSet = TypedDict("FdSet", {"fdset-id": int})
 
+_Migration = TypedDict("_Migration", {"status": str})
+_Pass = TypedDict("_Pass", {"pass": int})
+_JobStatus = TypedDict("_JobStatus", {"id": str, "status": str})
+_BlockError = TypedDict("_BlockError", {"device": str, "operation": str})
+_Shutdown = TypedDict("_Shutdown", {"guest": bool})
+_Device = TypedDict("_Device", {"device": str}, total=False)
 # By event, of its data.
-EVENTS: Final[Mapping[str, Shape]] = {
-    "MIGRATION": {"status": str},
-    "MIGRATION_PASS": {"pass": int},
-    "JOB_STATUS_CHANGE": {"id": str, "status": str},
-    "BLOCK_JOB_ERROR": {"device": str, "operation": str},
-    "SHUTDOWN": {"guest": bool},
-    "DEVICE_DELETED": {"device?": str},
-    "DEVICE_UNPLUG_GUEST_ERROR": {"device?": str},
+EVENTS: Final[Mapping[str, type]] = {
+    "MIGRATION": _Migration,
+    "MIGRATION_PASS": _Pass,
+    "JOB_STATUS_CHANGE": _JobStatus,
+    "BLOCK_JOB_ERROR": _BlockError,
+    "SHUTDOWN": _Shutdown,
+    "DEVICE_DELETED": _Device,
+    "DEVICE_UNPLUG_GUEST_ERROR": _Device,
 }
-
-# Of `qom-get`, whose answer depends on the property.
-TEXT: Final[Shape] = str
-FEATURE_WORDS: Final[Shape] = [
-    {"features": int, "cpuid-input-eax": int, "cpuid-register": str, "cpuid-input-ecx?": int}
-]

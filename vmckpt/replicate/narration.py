@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from vmckpt.foreign import Shape, parse, require
+from vmckpt.codec import convert
+from vmckpt.foreign import parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.hosts.processes.process import APPENDED
@@ -43,8 +44,16 @@ ALSO_TOLD = (
     "paths",
 )
 Status = Callable[[], ReplicaStatus]
-# What of an event is read as it stands.
-_EVENT: Shape = {"time": str, "host": str, "role?": str, "state": str, "paths?": {}}
+
+
+class _Event(TypedDict):
+    """What of an event is read as it stands."""
+
+    time: str
+    host: str
+    role: NotRequired[str]
+    state: str
+    paths: NotRequired[dict[str, Any]]
 
 
 def events_file(host: Host | HostEntry, vm: str) -> Path:
@@ -120,7 +129,7 @@ async def _events_of(host: Host, vm: str) -> list[dict[str, Any]]:
     for line in "".join(texts).splitlines():
         with suppress(ValueError):  # it was cut off by a full disk
             event = parse(line)
-            require(_EVENT, event)
+            convert(_Event, event)
             events.append(event)
     return events
 

@@ -7,8 +7,10 @@ the guest had there stays until the VM is started or removed.
 """
 
 from contextlib import suppress
+from dataclasses import dataclass
 
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.codec import convert
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec.spec import Spec
@@ -17,6 +19,13 @@ from vmckpt.vm.start import last_words
 _STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
 # A page of a guest's memory may be a huge one.
 _PAGE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """What a pager says of the pages that are still to come. `lost`: why one cannot be had."""
+
+    lost: str | None = None
 
 
 def ran_to_the_end(log: str) -> bool:
@@ -53,5 +62,5 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
 def _lost(told: str | None) -> str:
     """Why a page that was still to come did not, if that is what its pager says."""
     with suppress(MalformedError):
-        return Fields.parse(told or "{}").text("lost", "")
+        return convert(_Missing, parse(told or "{}")).lost or ""
     return ""

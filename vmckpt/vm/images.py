@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from vmckpt.codec import convert
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError, VmckptError
-from vmckpt.foreign import Fields
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
@@ -281,6 +282,24 @@ async def _said(host: Host) -> list[_Said]:
     return [_Said(user, text, is_spec) for user, text, is_spec in texts if text]
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Of a job: the checkpoint that it reads; a fork's is in its wish."""
+
+    checkpoint: str | None = None
+    wish: "_Request | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    request: _Request | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    is_over: bool
+
+
 async def _being_read(host: Host) -> list[tuple[str, str]]:
     """The checkpoints that runs on the host read at this moment, and which runs."""
     found = []
@@ -288,12 +307,10 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
         for run in await host.list_dir(jobs_dir(host.state_dir, kind)):
             job = JobFiles.of(host.state_dir, kind, run)
             order, told = await host.read_text(job.order), await host.read_text(job.outcome)
-            with suppress(ValueError):
-                asked = Fields.parse(order or "{}").fields("request")
-                checkpoint = asked.text("checkpoint", None)
-                if checkpoint is None:  # a fork's
-                    checkpoint = asked.fields("wish").text("checkpoint", None)
-                is_over = Fields.parse(told).flag("is_over") if told else False
+            with suppress(MalformedError):
+                asked = convert(_Order, parse(order or "{}")).request or _Request()
+                checkpoint = asked.checkpoint or (asked.wish and asked.wish.checkpoint)
+                is_over = convert(_Outcome, parse(told)).is_over if told else False
                 if checkpoint and not is_over:
                     found.append((f"{kind} run {run}", checkpoint))
     return found

@@ -3,12 +3,21 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vmckpt.codec import convert
 from vmckpt.errors import RefusedError
-from vmckpt.foreign import Fields
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """`run`: the drain that left it."""
+
+    run: str | None = None
 
 
 def _mark(host: Host) -> Path:
@@ -27,8 +36,8 @@ async def reopen(host: Host, of_run: str | None = None) -> None:
     Raises HostDownError, StorageError.
     """
     if of_run is not None:
-        with suppress(ValueError):  # one that cannot be read goes
-            if Fields.parse(await host.read_text(_mark(host)) or "").text("run", None) != of_run:
+        with suppress(MalformedError):  # one that cannot be read goes
+            if convert(_Mark, parse(await host.read_text(_mark(host)) or "")).run != of_run:
                 return
     await host.remove(_mark(host))
 

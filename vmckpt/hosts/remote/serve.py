@@ -3,13 +3,14 @@
 import asyncio
 import os
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 from vmckpt import __version__
+from vmckpt.codec import convert
 from vmckpt.errors import HostDownError
-from vmckpt.foreign import Shape, require
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
@@ -29,13 +30,19 @@ from vmckpt.hosts.remote.values import pack, pack_error, unbind, unpack
 from vmckpt.units import format_size
 
 HELLO_TIMEOUT_S = 20.0
-# Of the other side: its name for this host, and the state directory here.
-_HELLO: Shape = {"name": str, "state_dir": str}
 QUESTIONS = {
     name: question
     for name, question in vars(Host).items()
     if iscoroutinefunction(question) and name != "connect"
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Hello:
+    """Of the other side: its name for this host, and the state directory here."""
+
+    name: str
+    state_dir: Path
 
 
 async def serve(
@@ -54,12 +61,11 @@ async def serve(
     writer.write(MAGIC + with_json(RpcFrameKind.HELLO, 0, hello).encode())
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            theirs = (await read_frame(reader)).json
-        require(_HELLO, theirs)
-        host = LocalHost(theirs["name"], Path(theirs["state_dir"]), "127.0.0.1")
+            theirs = convert(_Hello, (await read_frame(reader)).json)
+        host = LocalHost(theirs.name, theirs.state_dir, "127.0.0.1")
     except (EOFError, OSError, TimeoutError, ValueError):
         return  # it has gone, or speaks another protocol, which it knows from our hello
-    os.environ["VMCKPT_STATE_DIR"] = theirs["state_dir"]
+    os.environ["VMCKPT_STATE_DIR"] = str(theirs.state_dir)
     await _Server(host, reader, writer).run()
 
 

@@ -6,10 +6,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt import __version__
+from vmckpt.codec import convert, require_within
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -18,7 +20,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.foreign import MalformedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.remote.frames import (
     MAGIC,
@@ -76,21 +78,23 @@ class Greeting(NamedTuple):
     address: str | None
 
 
-class _Hello(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Hello:
     """The first frame."""
 
     protocol: int
     version: str
-    state_dir: str
-    address: str | None
+    state_dir: Path
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        require_within("protocol", self.protocol)
 
     @classmethod
     def of(cls, said: object) -> "_Hello":
         """Raises ProtocolError."""
         try:
-            told = Fields(said)
-            words = told.text("version"), told.text("state_dir"), told.text("address", None)
-            return cls(told.integer("protocol"), *words)
+            return convert(cls, said)
         except MalformedError as exc:
             raise broken(f"its greeting: {exc}") from exc
 
@@ -219,7 +223,7 @@ class Session:
                 why=f"it speaks protocol {hello.protocol}, this one {PROTOCOL}",
                 remedy=f"install the same vmckpt on {self._name} and here",
             )
-        state_dir = self._state_dir or Path(hello.state_dir)
+        state_dir = self._state_dir or hello.state_dir
         greeting = Greeting(hello.version, state_dir, hello.address)
         connection = _Connection(self._name, reader, writer, greeting)
         mine = {"protocol": PROTOCOL, "name": self._name, "state_dir": str(state_dir)}

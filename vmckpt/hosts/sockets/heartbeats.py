@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from vmckpt.codec import convert
 from vmckpt.errors import HostDownError
-from vmckpt.foreign import NUMBER, Shape, parse, require
+from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 
 
@@ -19,11 +21,15 @@ class Silence(NamedTuple):
     last_ns: int
 
 
-_REPLY: Shape = {
-    **dict.fromkeys(("received?", "lost?", "last_ns??"), int),
-    "longest_gap_ms?": NUMBER,
-    "gaps_over_20ms?": [[NUMBER]],
-}
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """An observer's answer; the last number of a gap is how long it was."""
+
+    received: int = 0
+    lost: int = 0
+    last_ns: int | None = None
+    longest_gap_ms: float = 0.0
+    gaps_over_20ms: tuple[tuple[float, ...], ...] = ()
 
 
 async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Silence | None:
@@ -42,23 +48,16 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
             question = {"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}
             try:
                 writer.write(json.dumps(question).encode() + b"\n")
-                reply = parse(await reader.readline())
+                reply = convert(_Reply, parse(await reader.readline()))
             finally:
                 writer.close()
-        require(_REPLY, reply)
     except (OSError, ValueError, TimeoutError, HostDownError) as exc:
         raise HostDownError(
             f"the heartbeat observer of {host.name} does not answer",
             why=str(exc) or type(exc).__name__,
             remedy="guest-visible downtime is unknown; see `vmckpt lab status`",
         ) from exc
-    if not reply.get("received"):
+    if not reply.received:
         return None
-    silent_ms = sum(gap[-1] for gap in reply.get("gaps_over_20ms", ()) if gap)
-    return Silence(
-        reply["received"],
-        reply.get("lost", 0),
-        reply.get("longest_gap_ms", 0.0),
-        silent_ms,
-        reply.get("last_ns") or 0,
-    )
+    silent_ms = sum(gap[-1] for gap in reply.gaps_over_20ms if gap)
+    return Silence(reply.received, reply.lost, reply.longest_gap_ms, silent_ms, reply.last_ns or 0)

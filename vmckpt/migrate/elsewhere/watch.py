@@ -6,7 +6,9 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NotRequired, Required, TypedDict
 
+from vmckpt.codec import convert
 from vmckpt.errors import (
     CancelledByUserError,
     HostDownError,
@@ -20,7 +22,7 @@ from vmckpt.errors import (
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import FORMAT, RunRecord
 from vmckpt.events.types import Emit, Note, heard_or_not
-from vmckpt.foreign import NUMBER, MalformedError, Shape, parse, require
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
 from vmckpt.hosts.inventory.inventory import all_hosts, runs_dir
@@ -110,26 +112,41 @@ async def _interrupt(job: Handle[MigrationRequest, MigrationResult]) -> None:
         await asyncio.sleep(RECONNECT_S)
 
 
-# Of a run's record: commands read all records, and one that is none would end them.
-_RECORD: Shape = {
-    "format": int,
-    "began_unix_s": NUMBER,
-    "request": {
-        **dict.fromkeys(("vm?", "source?", "target?"), str),
-        **dict.fromkeys(("disk_bytes??", "hole_pages??", "bandwidth_bytes_per_s??"), int),
-    },
-    "events": [{}],
-    "samples": [{}],
-    "result??": {
-        "outcome": str,
-        **dict.fromkeys(("total_time_s?", "transfer_time_s?"), NUMBER),
-        **dict.fromkeys(("transferred_bytes?", "rounds?", "device_bytes?"), int),
-        **dict.fromkeys(("device_out_s?", "device_back_s?"), NUMBER),
-        **dict.fromkeys(("downtime_ms??", "guest_downtime_ms??"), NUMBER),
-        "method?": str,
-        "warnings?": [str],
-    },
-}
+class _Request(TypedDict, total=False):
+    vm: str
+    source: str
+    target: str
+    disk_bytes: int | None
+    hole_pages: int | None
+    bandwidth_bytes_per_s: int | None
+
+
+class _Result(TypedDict, total=False):
+    outcome: Required[str]
+    total_time_s: float
+    transfer_time_s: float
+    transferred_bytes: int
+    rounds: int
+    device_bytes: int
+    device_out_s: float
+    device_back_s: float
+    downtime_ms: float | None
+    guest_downtime_ms: float | None
+    method: str
+    warnings: list[str]
+
+
+class _Record(TypedDict):
+    """Of a run's record: commands read all records, and one that is none would end them."""
+
+    format: int
+    began_unix_s: float
+    request: _Request
+    events: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    result: NotRequired[_Result | None]
+
+
 # Later ones have no date that can be shown.
 LATEST_UNIX_S = 1 << 37
 
@@ -190,7 +207,7 @@ async def _fetch(source: Host, path: Path) -> None:
         return
     try:
         data = parse(text, most_bytes=MOST_TEXT_BYTES)
-        require(_RECORD, data)
+        convert(_Record, data)
         for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
             from_record(told)
         if data["format"] != FORMAT:

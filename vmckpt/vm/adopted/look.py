@@ -8,7 +8,6 @@ from vmckpt.hosts.host import Host
 from vmckpt.procfs import status_fields
 from vmckpt.qemu import commands, inside
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.qemu.shapes import TEXT
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.options import split_options
 from vmckpt.vm.adopted.settings import parse_settings
@@ -69,8 +68,8 @@ async def look_inside(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
     devices = await commands.qom_children(monitor, "/machine/peripheral")
     named = _ids(argv, "device")
     cpus = await commands.query_cpus(monitor)
-    kind = await commands.qom_get(monitor, "/machine", "type", TEXT)
-    model = await commands.qom_get(monitor, cpus[0].qom_path, "type", TEXT)
+    kind = await commands.qom_get(monitor, "/machine", "type", str)
+    model = await commands.qom_get(monitor, cpus[0].qom_path, "type", str)
     machine = str(kind).removesuffix("-machine")
     kvm = await commands.query_kvm(monitor)
     late = devices.keys() - named

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from vmckpt.codec import convert
 from vmckpt.errors import OperationFailedError
-from vmckpt.foreign import Fields, MalformedError
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.units import format_size
 from vmckpt.vm.passthrough.passthrough import MDEV, VFIO, Passthrough, Strategy
@@ -248,8 +249,7 @@ async def read_given(host: Host, files: QemuDir) -> dict[str, list[str]]:
     """Which functions of the host's each device of a QEMU has, or is about to get."""
     text = await host.read_text(files.given)
     try:
-        given = Fields.parse(text or "{}")
-        return {name: list(given.texts(name)) for name in given.names()}
+        return convert(dict[str, list[str]], parse(text or "{}"))
     except MalformedError:
         return {}  # cut off as it was written: what it named was not given yet
 
