@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from vmckpt.codec import convert
 from vmckpt.epoch.capture import resume
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
@@ -29,7 +30,10 @@ class Qemu:
         self.sent: int | None = 65000
         self.chardevs = [name for name in objects if name.startswith("vmckpt-gate-")]
 
-    async def ask(self, command: str, arguments: object = None) -> Any:
+    async def ask(self, command: str, kind: type[Any], arguments: object = None) -> Any:
+        return convert(kind, self._answer(command, arguments))
+
+    def _answer(self, command: str, arguments: object) -> object:
         if command == "x-query-virtio-queue-status":
             assert arguments == {"path": "/machine/peripheral/nic0/virtio-backend", "queue": 1}
             if self.sent is None:

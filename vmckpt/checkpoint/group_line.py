@@ -28,7 +28,7 @@ class LineMessage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Worded:
     word: str
 
 
@@ -75,7 +75,7 @@ class Line:
                 line = await self._reader.readline()
             if line.endswith(b"\n"):
                 more = parse(line, most_bytes=MOST_LINE_BYTES)
-                word = convert(_Said, more).word
+                word = convert(_Worded, more).word
                 del more["word"]
                 return LineMessage(word, more)
         except TimeoutError:

@@ -72,7 +72,7 @@ class HookAnswer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _HookWords:
     """A hook's own words, as they stand: see `HookAnswer`."""
 
     ok: bool
@@ -100,12 +100,12 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
         why = f"it ended with {returncode} and did not answer{f': {said[-400:]}' if said else ''}"
         return HookAnswer(False, why, BY_HAND)
     try:
-        return _answer(convert(_Said, last), returncode)
+        return _answer(convert(_HookWords, last), returncode)
     except MalformedError as exc:
         return HookAnswer(False, f"its answer is malformed: {exc}", BY_HAND)
 
 
-def _answer(said: _Said, returncode: int) -> HookAnswer:
+def _answer(said: _HookWords, returncode: int) -> HookAnswer:
     restarted = said.restarted or ()
     if not said.ok or returncode != 0:
         why = said.why or f"it ended with {returncode} and does not say why"

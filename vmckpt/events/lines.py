@@ -15,7 +15,7 @@ _KINDS: dict[str, type[Event]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _EventKind:
     """`event`: of which kind it is."""
 
     event: str
@@ -37,7 +37,7 @@ def from_line(line: bytes | str) -> Event:
 
 def from_record(data: object) -> Event:
     """The event that a run record has as a table. Raises MalformedError."""
-    event = convert(_KINDS[convert(_Named, data).event], data)
+    event = convert(_KINDS[convert(_EventKind, data).event], data)
     for name, value in asdict(event).items():
         if isinstance(value, int | float):
             require_within(name, value)

@@ -22,51 +22,51 @@ from vmckpt.sequence.steps import all_of
 ANSWER_S = 10.0
 
 
-class _Failed(TypedDict):
+class _MemberFailed(TypedDict):
     error: list[str]
 
 
-class _Prepared(TypedDict):
+class _MemberPrepared(TypedDict):
     machine: str
     processors: int
 
 
-class _Held(TypedDict):
+class _MemberHeld(TypedDict):
     stopping_unix_s: float
     stopped_unix_s: float
     runs_unix_s: float
     held_s: float
 
 
-class _Stored(TypedDict):
+class _MemberStored(TypedDict):
     id: str
-    held: _Held
+    held: _MemberHeld
 
 
-class _Taken(TypedDict):
+class _MemberTaken(TypedDict):
     pause_ms: float
 
 
-class _Committed(TypedDict):
-    result: _Taken
+class _MemberCommitted(TypedDict):
+    result: _MemberTaken
 
 
-class _Restored(TypedDict):
+class _MemberRestored(TypedDict):
     host: str
     warnings: list[str]
 
 
-class _Settled(TypedDict):
-    result: _Restored
+class _MemberSettled(TypedDict):
+    result: _MemberRestored
 
 
 # What goes with a word, as far as it is read.
 _MORE: Mapping[str, type] = {
-    FAILED: _Failed,
-    "prepared": _Prepared,
-    "stored": _Stored,
-    "committed": _Committed,
-    "settled": _Settled,
+    FAILED: _MemberFailed,
+    "prepared": _MemberPrepared,
+    "stored": _MemberStored,
+    "committed": _MemberCommitted,
+    "settled": _MemberSettled,
 }
 
 

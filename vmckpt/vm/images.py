@@ -283,20 +283,20 @@ async def _said(host: Host) -> list[_Said]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _ReaderRequest:
     """Of a job: the checkpoint that it reads; a fork's is in its wish."""
 
     checkpoint: str | None = None
-    wish: "_Request | None" = None
+    wish: "_ReaderRequest | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    request: _Request | None = None
+class _ReaderOrder:
+    request: _ReaderRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _ReaderOutcome:
     is_over: bool
 
 
@@ -308,9 +308,9 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
             job = JobFiles.of(host.state_dir, kind, run)
             order, told = await host.read_text(job.order), await host.read_text(job.outcome)
             with suppress(MalformedError):
-                asked = convert(_Order, parse(order or "{}")).request or _Request()
+                asked = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
                 checkpoint = asked.checkpoint or (asked.wish and asked.wish.checkpoint)
-                is_over = convert(_Outcome, parse(told)).is_over if told else False
+                is_over = convert(_ReaderOutcome, parse(told)).is_over if told else False
                 if checkpoint and not is_over:
                     found.append((f"{kind} run {run}", checkpoint))
     return found

@@ -38,7 +38,7 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Hello:
+class _ClientHello:
     """Of the other side: its name for this host, and the state directory here."""
 
     name: str
@@ -61,7 +61,7 @@ async def serve(
     writer.write(MAGIC + with_json(RpcFrameKind.HELLO, 0, hello).encode())
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            theirs = convert(_Hello, (await read_frame(reader)).json)
+            theirs = convert(_ClientHello, (await read_frame(reader)).json)
         host = LocalHost(theirs.name, theirs.state_dir, "127.0.0.1")
     except (EOFError, OSError, TimeoutError, ValueError):
         return  # it has gone, or speaks another protocol, which it knows from our hello

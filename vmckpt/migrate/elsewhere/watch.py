@@ -112,7 +112,7 @@ async def _interrupt(job: Handle[MigrationRequest, MigrationResult]) -> None:
         await asyncio.sleep(RECONNECT_S)
 
 
-class _Request(TypedDict, total=False):
+class _RecordedRequest(TypedDict, total=False):
     vm: str
     source: str
     target: str
@@ -121,7 +121,7 @@ class _Request(TypedDict, total=False):
     bandwidth_bytes_per_s: int | None
 
 
-class _Result(TypedDict, total=False):
+class _RecordedResult(TypedDict, total=False):
     outcome: Required[str]
     total_time_s: float
     transfer_time_s: float
@@ -136,15 +136,15 @@ class _Result(TypedDict, total=False):
     warnings: list[str]
 
 
-class _Record(TypedDict):
+class _RecordedRun(TypedDict):
     """Of a run's record: commands read all records, and one that is none would end them."""
 
     format: int
     began_unix_s: float
-    request: _Request
+    request: _RecordedRequest
     events: list[dict[str, Any]]
     samples: list[dict[str, Any]]
-    result: NotRequired[_Result | None]
+    result: NotRequired[_RecordedResult | None]
 
 
 # Later ones have no date that can be shown.
@@ -207,7 +207,7 @@ async def _fetch(source: Host, path: Path) -> None:
         return
     try:
         data = parse(text, most_bytes=MOST_TEXT_BYTES)
-        convert(_Record, data)
+        convert(_RecordedRun, data)
         for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
             from_record(told)
         if data["format"] != FORMAT:
