@@ -67,7 +67,7 @@ class TimedOutError(OperationFailedError):
 
 
 class OutcomeUnknownError(VmckptError):
-    """Nobody knows whether the command took effect.
+    """It is unknown whether the command took effect.
 
     Never a failure, never retried blindly: ask both ends.
     """

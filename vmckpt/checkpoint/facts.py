@@ -97,7 +97,7 @@ class CheckpointFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse: each of its type, whoever wrote it. Raises UnknownFactsError."""
+        """The inverse: checks all types. Raises UnknownFactsError."""
         try:
             if data["format"] != FORMAT:
                 raise UnknownFactsError("written by another version of vmckpt")

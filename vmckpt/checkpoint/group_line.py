@@ -49,7 +49,7 @@ class Line:
         self._reader, self._writer, self.label = reader, writer, label
 
     def say(self, word: str, **more: Any) -> None:
-        """Say it; whether it is heard nobody knows."""
+        """Send it, without confirmation."""
         self._writer.write(json.dumps({"word": word, **more}).encode() + b"\n")
 
     async def hear(self, within_s: float | None = None) -> LineMessage:

@@ -252,7 +252,7 @@ class Member:
         return dict((await self.told("commit"))["group"])
 
     async def all_ready(self) -> None:
-        """A guest can go on here, and its old one stand still: wait for all others."""
+        """The guest could run here, and its old one is ready to pause: wait for all others."""
         self.say("ready")
         await self.told("switch")
 
@@ -281,9 +281,9 @@ def _boottime_s() -> float:
 
 @asynccontextmanager
 async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
-    """A member whose head comes to the socket `ear`, for the block.
+    """A member whose head connects to the socket `ear`, for the block.
 
-    Raises OperationFailedError when nobody comes.
+    Raises OperationFailedError when it does not connect.
     """
     came: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
 

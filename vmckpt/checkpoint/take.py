@@ -449,7 +449,7 @@ class Taking:
 
 
 def _ignored(_: str) -> None:
-    """Nobody has to be told."""
+    """Nothing has to be reported."""
 
 
 async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:

@@ -147,7 +147,7 @@ class _TakingWhole(Taking):
             )
 
     async def _save(self, *, mapped: bool) -> float:
-        """The guest into the file, the disks held to the same moment; how long it stood still."""
+        """Save the guest to the file, with the disks at the same moment; returns the pause."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self.file, flags, 0o600)
         with open_fd(fd):

@@ -14,7 +14,7 @@ class AskedToStopError(BaseException):
 
 
 def signals() -> list[signal.Signals]:
-    """Those that ask; a hang-up does not where whoever started this ignores it (nohup)."""
+    """Signals that ask to stop; not SIGHUP if it is ignored already (nohup)."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [one for one in _SIGNALS if not (ignored and one is signal.SIGHUP)]
 

@@ -100,7 +100,7 @@ def end_running() -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the operator something on stderr, in one line; whoever has gone is told nothing."""
+    """Print a line on stderr, if it is still open."""
     warn_in_lines(one_line(text))
 
 

@@ -182,7 +182,7 @@ def told(error: Exception | AskedToStopError) -> int:
 
 
 def _bug(exc: Exception) -> VmckptError:
-    """The error for an exception that nobody foresaw; its traceback goes to a file."""
+    """The error for an unexpected exception; its traceback goes to a file."""
     import tempfile
     import traceback
 

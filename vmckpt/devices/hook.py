@@ -56,7 +56,7 @@ class GuestHook(NamedTuple):
         return answer
 
     def _advice(self, answer: HookAnswer, phase: HookPhase) -> str:
-        """What the guest proposes is told as its own: it is not to be run here unread."""
+        """Mark a remedy as the guest's own: it must not be run here unread."""
         if answer.remedy and answer.from_guest:
             return f"the hook in the guest proposes: {answer.remedy}"
         by_hand = shlex.join([str(self.device.hook), phase])

@@ -50,7 +50,7 @@ class DirectVm(NamedTuple):
         return self.vm.qemu.files.console
 
     async def start(self) -> Started:
-        """Start it where it is. Raises RefusedError while a standby may go on with it."""
+        """Start it where it is. Raises RefusedError while a standby may take it over."""
         from vmckpt.vm.lifecycle import start_vm
 
         await self._require_decided()

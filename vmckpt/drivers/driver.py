@@ -1,4 +1,4 @@
-"""A VM as commands, jobs on many VMs and programs work on it, whoever runs it."""
+"""A VM, for commands, fleet jobs and programs, independent of what runs its QEMU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

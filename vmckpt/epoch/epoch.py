@@ -20,7 +20,7 @@ class Pages:
 
 
 class Pause(NamedTuple):
-    """How long the guest stood still, and the parts of it that were measured one by one."""
+    """The pause of the guest, and its parts."""
 
     total_s: float
     stop_s: float

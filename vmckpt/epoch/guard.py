@@ -86,7 +86,7 @@ class Guard:
             self._wait(AGAIN_S if stopped else self._until_s - _now_s())
 
     def _wait(self, most_s: float) -> None:
-        """Until something is told, or to be done."""
+        """Wait for an order, or until something is due."""
         watched = [self._pidfd, 0] if self._teller_lives else [self._pidfd]
         patience_s = min(most_s, PASS_OVER_S, self._free_by_s - _now_s())
         select.select(watched, [], [], max(patience_s, 0.0))
@@ -222,7 +222,7 @@ class Guard:
         return line
 
     def _note(self, lines: bytes) -> None:
-        """Whether the guest stands still, by the last event about it."""
+        """Whether the guest is paused, by the last event about it."""
         stops, goes_on = (lines.rfind(b'"event": "%s"' % name) for name in (b"STOP", b"RESUME"))
         if stops != goes_on:
             self._stands_still = stops > goes_on

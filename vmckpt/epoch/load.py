@@ -52,7 +52,7 @@ async def has_loaded(monitor: Monitor, events: Events) -> bool:
 
 
 def feed(writer: int, data: bytes) -> None:
-    """Write it all into a pipe, as far as somebody reads, and close it."""
+    """Write everything into a pipe, as far as it is read, and close it."""
     with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
         rest = memoryview(data)
         while rest:

@@ -58,7 +58,7 @@ class DeviceMigration:
         self._monitor, self._events, self._came = monitor, events, came
 
     def begin(self) -> Coroutine[Any, Any, None]:
-        """The command, for when the VM stands still."""
+        """The command, to be given while the VM is paused."""
         return commands.migrate(self._monitor, f"fd:{_FD_NAME}")
 
     async def state(self) -> bytes:

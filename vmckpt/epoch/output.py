@@ -149,13 +149,13 @@ class BriefHold:
         ]
 
     async def release(self) -> None:
-        """Let go what is held, in order, without asking what that is. Raises CommandRefusedError:
-        somebody else has let it go.
+        """Release held output in order, without querying it. Raises CommandRefusedError: it was
+        released by another.
         """
         await asyncio.gather(*(commands.object_del(self._monitor, name) for name in self._buffers))
 
     async def let_go(self) -> None:
-        """Hold nothing any more, whoever held it."""
+        """Release all output, also if another process held it."""
         names = await commands.query_objects(self._monitor)
         mine = [name for name in names if name.startswith(_BRIEF)]
         await asyncio.gather(*(commands.object_del(self._monitor, name) for name in mine))

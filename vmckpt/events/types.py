@@ -1,4 +1,4 @@
-"""Events of an operation, as they happen. Whoever shows or stores them reads only these."""
+"""Events of an operation, as they happen: the interface to displays and records."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -33,7 +33,7 @@ class Overview(NamedTuple):
 
 
 async def overview() -> Overview:
-    """Ask all hosts; those that do not answer keep nobody back."""
+    """Ask all hosts; silent ones do not delay the others."""
 
     async def now(host: Host) -> HostNow:
         return HostNow(host.name, await host.available_memory_bytes())

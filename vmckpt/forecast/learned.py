@@ -161,7 +161,7 @@ def shared_the_link(record: RunRecord) -> bool:
 
 
 def _was_disturbed(record: RunRecord) -> bool:
-    """Whether it stood still for a reason of its own, or its last figures are missing."""
+    """Whether the guest was paused for another reason, or its last figures are missing."""
     return any(event.get("code") in (LINK_BROKE, FIGURES_MISSING) for event in record.events)
 
 
@@ -197,7 +197,7 @@ def _device_s(result: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def pause_ms(result: Mapping[str, Any]) -> float | None:
-    """How long the guest stood still: as it was felt, else by QEMU's word."""
+    """Downtime: guest-visible if measured, otherwise QEMU's."""
     felt = result.get("guest_downtime_ms")
     return felt if felt is not None else result.get("downtime_ms")
 

@@ -26,7 +26,7 @@ LEAST_HELD_S, USUAL_HELD_S, MOST_HELD_S = 0.02, 0.25, 5.0
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """What is asked of a group: a name, a member's wish, and how long output may be held."""
+    """Options of a group: a name, the members' options, and how long output may be held."""
 
     name: str
     wish: TakeOptions

@@ -78,7 +78,7 @@ def _journals() -> Documents[GroupJournal]:
 
 @asynccontextmanager
 async def led(group_id: str) -> AsyncIterator[None]:
-    """For the block nobody else settles the group. Raises BusyError: somebody is at it."""
+    """Lock the group for settling it. Raises BusyError."""
     path = groups_dir() / f"{group_id}.lock"
     async with local_host().lock(path, owner("checkpoint create --group")):
         yield

@@ -298,7 +298,7 @@ class Host(Protocol):
         """The kernel's estimate of memory that new processes can take without swapping."""
 
     async def memory_room(self, directory: Path) -> FreeMemory:
-        """What of memory in a file below `directory` nobody has, or was promised."""
+        """Memory for files below `directory` that is neither used nor reserved, in bytes."""
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Promise memory that is free, or with `overcommit` any; see hosts.promises.
@@ -310,7 +310,7 @@ class Host(Protocol):
         """What the host's clock says."""
 
     async def listening_ports(self, address: str) -> frozenset[int]:
-        """TCP ports that somebody listens on at `address`."""
+        """TCP ports in use at `address`."""
 
     async def socket_queues(self, which: ProcessId, port: int) -> Queues:
         """What waits in the process's TCP connections that have `port` at either end."""

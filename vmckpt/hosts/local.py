@@ -354,7 +354,7 @@ class LocalHost(HostEntry):
         return memory.available_bytes(self.name)
 
     async def memory_room(self, directory: Path) -> FreeMemory:
-        """What of memory in a file below `directory` nobody has, or was promised."""
+        """Memory for files below `directory` that is neither used nor reserved, in bytes."""
         return promises.room(directory, memory.available_bytes(self.name))
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
@@ -368,7 +368,7 @@ class LocalHost(HostEntry):
         return time.time()
 
     async def listening_ports(self, address: str) -> frozenset[int]:
-        """TCP ports that somebody listens on at `address`. Raises HostDownError."""
+        """TCP ports in use at `address`. Raises HostDownError."""
         tables = "/proc/net/tcp", "/proc/net/tcp6"
         if self.enter:
             present = (await self.run(["cat", *tables])).stdout

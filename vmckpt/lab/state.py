@@ -161,7 +161,7 @@ def _decode_host(record: dict[str, Any]) -> LabHost:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a private file; whoever reads it meanwhile sees the old one or the new one whole."""
+    """Write a private file atomically."""
     new = path.with_name(f".{path.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

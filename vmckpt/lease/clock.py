@@ -4,5 +4,5 @@ import time
 
 
 def boottime_s() -> float:
-    """Seconds since this machine started, time asleep included; nobody sets it."""
+    """Seconds since this machine started, including suspend; cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -35,7 +35,7 @@ class NotTakenError(Exception):
 
 
 class GatewayUnansweredError(Exception):
-    """It was sent, and nobody knows what became of it."""
+    """It was sent, and its outcome is unknown."""
 
 
 class Gateway:

@@ -55,7 +55,7 @@ class Lease:
 
     @property
     def seen(self) -> SeenRecord | None:
-        """The record as last seen; None: no term was ever granted, or nobody has looked."""
+        """The record as last seen; None: no term was ever granted, or not read yet."""
         return self._seen
 
     @property

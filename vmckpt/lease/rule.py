@@ -100,7 +100,7 @@ def first(claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:
 
 
 def taken(record: LeaseRecord, claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:
-    """The next term, `claimant`'s. Nobody is in sync with it yet."""
+    """The next term, `claimant`'s, without a replica in sync."""
     return LeaseRecord(term=record.term + 1, holder=claimant.name, attempt=attempt, span=span)
 
 
@@ -115,5 +115,5 @@ def with_in_sync(record: LeaseRecord, replica: str | None, attempt: int) -> Leas
 
 
 def given_up(record: LeaseRecord, attempt: int) -> LeaseRecord:
-    """The same without a holder that acts: whoever is entitled may take the next term at once."""
+    """The same, released: any entitled claimant may take the next term at once."""
     return replace(record, attempt=attempt, released=True)

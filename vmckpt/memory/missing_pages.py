@@ -182,7 +182,7 @@ class MissingPages:
             raise
 
     def end(self) -> None:
-        """What has no memory now holds zeroes, and nobody waits any more. Raises OSError."""
+        """Fill missing pages with zeroes and wake all waiters. Raises OSError."""
         for start, end, _ in self._mappings:
             fcntl.ioctl(self._uffd, _UNREGISTER, bytearray(struct.pack("QQ", start, end - start)))
 

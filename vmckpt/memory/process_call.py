@@ -133,7 +133,7 @@ def descriptor_of(pid: int, number: int) -> int:
 
 @contextmanager
 def _stopped(pid: int) -> Iterator[_Registers]:
-    """The process's main thread stands still for the block; its registers as they were."""
+    """Stop the process's main thread for the block, with its registers preserved."""
     saved, mask = _Registers(), ctypes.c_uint64()
     _ptrace(_SEIZE, pid)
     _ptrace(_INTERRUPT, pid)

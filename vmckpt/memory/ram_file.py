@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 
 class RamFile:
-    """A mapped RAM file. Whoever maps it sees at once what is written here."""
+    """A mapped RAM file, shared with all that map it."""
 
     def __init__(self, fd: int, ram_bytes: int | None = None) -> None:
         self._fd = fd

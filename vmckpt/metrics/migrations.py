@@ -129,7 +129,7 @@ def _pause_s(result: dict[str, Any]) -> float | None:
 
 
 def _counts(record: RunRecord) -> bool:
-    """Whether it was a guest of somebody's, not one of `host calibrate`'s."""
+    """Whether it was a user's guest, not one of `host calibrate`."""
     return not str(record.request.get("vm")).startswith(CALIBRATION)
 
 

@@ -119,7 +119,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _metrics_only(app: WSGIApplication) -> WSGIApplication:
-    """`app` at /metrics alone, for HEAD too; an error of vmckpt's is told to the client."""
+    """Serve `app` at /metrics only, also for HEAD; errors go to the client."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         status, headers, body = _asked(app, environ)

@@ -1,4 +1,4 @@
-"""What surrounds every migration, whoever carries it out: its events told and kept, its record."""
+"""What surrounds every migration, of VMs and domains: its events and its record."""
 
 import asyncio
 import sys
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MigrationRun:
-    """One migration's record. Whoever migrates tells it what happens, and calls `begin` and `end`.
+    """One migration's record. The migration reports to it, and calls `begin` and `end`.
 
     `began_s` is on the monotonic clock.
     """

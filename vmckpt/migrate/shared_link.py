@@ -84,7 +84,7 @@ class SharedLink:
         await self.come()
 
     async def _hold(self, files: Sequence[tuple[Host, str, str]]) -> None:
-        """Lock all of these, waiting for as long as somebody else has one, until it leaves."""
+        """Lock all of these until it leaves, waiting for other holders."""
 
         async def hold() -> None:
             async with AsyncExitStack() as stack:
@@ -111,7 +111,7 @@ class SharedLink:
 
     @asynccontextmanager
     async def kept(self, hold_to: Callable[[int], Awaitable[None]]) -> AsyncIterator[None]:
-        """For the block: `hold_to` is told each new share, as soon as it is seen."""
+        """For the block: call `hold_to` with each new share."""
         task = asyncio.create_task(self._keep(hold_to))
         try:
             yield

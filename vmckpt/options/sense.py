@@ -1,4 +1,4 @@
-"""Options of a migration that do not go together, and what mends it."""
+"""Options of a migration that exclude each other, with remedies."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,7 +14,7 @@ _STEERED = (Method.AUTO, Method.PRECOPY)
 
 
 class Odds(NamedTuple):
-    """Options at odds: what is wrong, why, and what mends it."""
+    """Contradictory options: what, why, and a remedy."""
 
     what: str
     why: str

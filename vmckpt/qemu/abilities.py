@@ -87,14 +87,14 @@ class WantedSettings(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Something wished that this pair cannot do; `option` is the command-line word for it."""
+    """A requested setting that this pair does not support; `option`: its flag."""
 
     option: str
     reason: str
 
 
 class Agreement(NamedTuple):
-    """Settings for both sides, complete: what is not wished is switched off."""
+    """Complete settings for both sides: what was not requested is switched off."""
 
     capabilities: Mapping[str, bool]
     source_parameters: Mapping[str, Any]
@@ -121,7 +121,7 @@ LEAST_THROTTLE = 1
 
 
 def auto_converge(wish: WantedSettings) -> dict[str, int]:
-    """Parameters by which QEMU takes no more of the guest's processors than is wished."""
+    """Parameters that limit QEMU's throttling to the requested share."""
     said = {
         "cpu-throttle-initial": wish.throttle_initial_percent,
         "cpu-throttle-increment": wish.throttle_increment_percent,
@@ -163,7 +163,7 @@ _ALWAYS = ("return-path", "events")
 
 
 def agree(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreement | list[Refusal]:
-    """Settings that do what is wished, or every reason why this pair cannot. Pure."""
+    """Settings for the request, or every reason why this pair does not support it. Pure."""
     both = source.capabilities & target.capabilities
     wanted = _wanted(wish)
     if refusals := list(_refusals(source, target, wish, wanted)):
@@ -187,7 +187,7 @@ def agree(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreeme
 
 
 def _wanted(wish: WantedSettings) -> dict[str, tuple[str, bool]]:
-    """Of each capability that may be wished: the option that does, and whether it is."""
+    """Each capability that can be requested: its option, and whether it is."""
     return {
         "postcopy-ram": ("--method postcopy", wish.postcopy),
         "multifd": (

@@ -109,7 +109,7 @@ class GuestAgent:
     async def connect(cls, sock: socket.socket, timeout_s: float = SYNC_TIMEOUT_S) -> Self:
         """A session on the agent's connected socket, which this takes over.
 
-        Raises AgentSilentError when nobody answers within `timeout_s`.
+        Raises AgentSilentError if there is no answer within `timeout_s`.
         """
         agent = cls(*await asyncio.open_unix_connection(sock=sock))
         try:
@@ -137,7 +137,7 @@ class GuestAgent:
             return [_interface(one) for one in told]
 
     async def addresses(self, timeout_s: float = 5.0) -> list[str]:
-        """The guest's own addresses, IPv4 first, without those that nobody else can reach.
+        """The guest's addresses, IPv4 first, without those that others cannot reach.
 
         Raises as `interfaces` does.
         """

@@ -161,7 +161,7 @@ async def block_job_cancel(monitor: Monitor, job: str, *, force: bool) -> None:
 
 
 async def migrate_continue(monitor: Monitor) -> None:
-    """Go on with a migration that waits before its switchover."""
+    """Continue a migration that waits before its switchover."""
     await monitor.tell("migrate-continue", {"state": "pre-switchover"})
 
 

@@ -67,7 +67,7 @@ class Export(Protocol):
         """Take zeroes that were written."""
 
     def left(self) -> None:
-        """Whoever wrote it has gone, in whatever way: writes may be missing from here on."""
+        """The writer has disconnected: writes may be missing from here on."""
 
 
 class _SpokenWrongError(Exception):
@@ -160,7 +160,7 @@ async def _agree(
 
 
 def _name(data: bytes) -> str | None:
-    """The name that a client asks to go on with; None when it says none."""
+    """The export that a client selects (NBD_OPT_GO); None if it names none."""
     length = int.from_bytes(data[:4])
     if len(data) < 6 + length:
         return None

@@ -1,4 +1,4 @@
-"""A QEMU as if nobody had ever had it migrate."""
+"""Reset a QEMU to the state before any migration."""
 
 import operator
 

@@ -111,7 +111,7 @@ class Channel:
         return data.toreadonly()
 
     async def beat(self) -> None:
-        """Be heard for ever, and say how much has come. Raises HostDownError."""
+        """Send heartbeats with the received bytes, until cancelled. Raises HostDownError."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self.put(self.outbound.frame(FrameKind.HEARTBEAT, 0, self._heartbeat().encode()))

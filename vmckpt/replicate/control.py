@@ -29,7 +29,7 @@ LAST_WORDS_S = 2.0
 
 @asynccontextmanager
 async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
-    """Answer whoever asks at `path`, for the block; who has asked by its end still hears."""
+    """Answer requests at `path` for the block, including those that came before its end."""
     unanswered = set[asyncio.Event]()
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

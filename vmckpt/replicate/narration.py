@@ -63,7 +63,7 @@ def events_file(host: Host | HostEntry, vm: str) -> Path:
 
 @asynccontextmanager
 async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
-    """For the block: each change of a service's status is told, the one at its end too."""
+    """For the block: report each change of a service's status, including the last."""
     told: list[dict[str, Any]] = []
 
     def tell() -> None:
@@ -89,7 +89,7 @@ async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
 
 
 def _unheard(said: ReplicaStatus) -> list[str]:
-    """The paths that are lost: that is told too, and when they are there again."""
+    """The lost paths; loss and return are reported."""
     return [path for path, how in (said.paths or {}).items() if how in UNHEARD]
 
 

@@ -103,7 +103,7 @@ class SecondPath(asyncio.DatagramProtocol):
             self._began_s = now_s  # anew: the other side has yet to hear of that
 
     def error_received(self, exc: Exception) -> None:
-        """A datagram did not leave, or nobody took it: then nobody hears it, and that is told."""
+        """A datagram was not sent or not received: the silence shows it."""
 
     def state(self) -> str:
         """How it is now."""

@@ -355,7 +355,7 @@ async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> boo
 
 
 async def _is_at_home(request: ReplicationRequest) -> bool:
-    """Whether the standby certainly has the guest; of another machine nobody here knows."""
+    """Whether the standby certainly has the guest; unknown for another machine."""
     return request.one_machine and await read_vm(request.standby, request.vm) is not None
 
 

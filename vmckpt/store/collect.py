@@ -452,7 +452,7 @@ def _merges(
 
 
 def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:
-    """About how much of a pack nobody needs."""
+    """Approximate unused share of a pack."""
     table = pack.table
     frames = table.frames(table.positions(slots))
     used = np.bincount(frames, minlength=len(table.counts))

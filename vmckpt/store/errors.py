@@ -16,7 +16,7 @@ class UnreadableError(DamagedError):
 
 
 class ThereAlreadyError(RefusedError):
-    """The checkpoint that was to be made is in the store: somebody else was faster."""
+    """The checkpoint is already in the store: another writer was faster."""
 
 
 def damaged(what: str, why: str) -> DamagedError:

@@ -35,7 +35,7 @@ def ran_to_the_end(log: str) -> bool:
 
 
 async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
-    """What ended the QEMU of `files`, which runs no more; "": it ended by itself, or was told to.
+    """What ended the QEMU of `files`; "": it exited by itself, or on request.
 
     Raises HostDownError.
     """

@@ -284,7 +284,7 @@ async def _said(host: Host) -> list[_Said]:
 
 @dataclass(frozen=True, slots=True)
 class _ReaderRequest:
-    """Of a job: the checkpoint that it reads; a fork's is in its wish."""
+    """Of a job: the checkpoint that it reads; a fork's is in its options."""
 
     checkpoint: str | None = None
     wish: "_ReaderRequest | None" = None

@@ -150,7 +150,7 @@ async def find_vm(name: str) -> Vm:
 
 
 async def look(vm: Vm) -> VmStatus:
-    """How the VM is, without disturbing whoever works on it; takes at most about 2 s."""
+    """The state of the VM, without disturbing its operation; takes at most about 2 s."""
     migrating = await vm.host.exists(vm.directory.journal)
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if not await vm.is_alive():
@@ -224,7 +224,7 @@ async def running_operations() -> set[str]:
 
 
 async def require_console(vm: Vm) -> None:
-    """Raises RefusedError when the VM is stopped, or its console is nobody else's to read."""
+    """Raises RefusedError if the VM is off, or its console cannot be read."""
     await require_alive(vm)
     if not await vm.host.exists(vm.qemu.files.console):
         raise RefusedError(

@@ -54,17 +54,17 @@ class VmDir(NamedTuple):
 
     @property
     def saving(self) -> Path:
-        """There while the guest stands still to be saved as a whole: whose it is to let it run."""
+        """Exists while the guest is paused to be saved as a whole: who has to resume it."""
         return self.path / "saving"
 
     @property
     def aside(self) -> Path:
-        """What the guest writes to shared disks while it stands aside; see `replicate/disks`."""
+        """Overlays of shared disks during a replication; see `replicate/disks`."""
         return self.path / "aside"
 
     @property
     def aside_request(self) -> Path:
-        """There while something stands aside: for which replication (JSON)."""
+        """Exists while there are overlays: their replication (JSON)."""
         return self.aside / "request.json"
 
     @property
@@ -166,7 +166,7 @@ class QemuDir(NamedTuple):
 
     @property
     def process(self) -> Path:
-        """Which process it is (JSON): only of a QEMU that somebody else started has this file."""
+        """The process (JSON), of an adopted QEMU only."""
         return self.path / "process.json"
 
     @property

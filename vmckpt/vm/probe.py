@@ -77,7 +77,7 @@ def _no_qemu(host: Host, why: str) -> UsageError:
 async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
     """The accelerator for a new VM ("kvm" or "tcg") and the reason.
 
-    Raises RefusedError for an impossible wish.
+    Raises RefusedError if the requested one is impossible.
     """
     obstacle = await kvm_obstacle(host) if wished != "tcg" else "the spec asks for tcg"
     if obstacle is None:

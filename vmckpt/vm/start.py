@@ -215,7 +215,7 @@ async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
 
 
 async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
-    """The QEMU of `files` while it runs, if somebody else started it.
+    """The QEMU of `files` while it runs, if it was adopted.
 
     Raises StorageError on a damaged file.
     """

@@ -119,7 +119,7 @@ async def _until_mounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
 
 
 async def _unmounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
-    """It is not mounted any more; whoever has files of it open reads nothing from them from now."""
+    """It is not mounted any more; files that are still open return errors."""
     lazily: tuple[str, ...] = ()
     for _ in range(2):
         if serving.done():

@@ -49,7 +49,7 @@ def note(path: Path, pages: Sequence[int]) -> None:
 
 
 def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.bool_]:
-    """Put pages into a RAM file that nobody uses yet, and is made if need be: which are there.
+    """Put pages into an unused RAM file, created if it is missing; returns which are there.
 
     Raises DamagedError, OSError.
     """

@@ -207,7 +207,7 @@ class _Forking:
             raise no_room(self._host, needed, spec.ram_dir, found)
 
     async def _told(self, fork: Forked, planned: PlannedRestore) -> Forked:
-        """After the guest was told what it can be."""
+        """After the guest was informed as far as possible."""
         if fork.error:
             return fork
         agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
@@ -258,7 +258,7 @@ class _Forking:
         return _Ready(planned, made, monitor, error, time.monotonic() - began_s)
 
     async def _entitle(self, name: str, locks: AsyncExitStack) -> None:
-        """Nobody else gives the name away, or has it here. Raises BusyError, RefusedError."""
+        """Reserve the name for the block. Raises BusyError, RefusedError: it is in use here."""
         name_lock = local_host().lock(state_dir() / "names" / name, owner("fork"))
         await locks.enter_async_context(name_lock)
         lock = lock_path(self._host.state_dir, name)

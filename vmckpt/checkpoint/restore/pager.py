@@ -120,7 +120,7 @@ class PageServer:
         return set(itertools.compress(self._laid_out, looked_at))
 
     def answer(self, wait_ms: int = 0) -> None:
-        """Whoever waits for a page gets it, and what is had along with it."""
+        """Serve a page to those that wait for it, with the pages that were loaded along with it."""
         while waited_for := self._missing.faults(wait_ms):
             wait_ms = 0
             along = []

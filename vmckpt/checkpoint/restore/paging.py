@@ -1,4 +1,4 @@
-"""Memory that comes while the guest runs: the pager's process, seen from whoever starts it."""
+"""Memory that is loaded while the guest runs: the pager's process, from outside."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ MISSING = Schema(
 
 
 class PagerProcess:
-    """A pager's process, and what it is told."""
+    """A pager's process, and its orders."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class PagerProcess:
             await asyncio.wait({waiting, working})
 
     async def end(self) -> None:
-        """End one that serves nobody yet, or whose VM is to be ended."""
+        """End a pager that serves no guest yet, or whose VM is to be ended."""
         self._writer.close()
         with suppress(ProcessLookupError):
             self._process.kill()

@@ -72,7 +72,7 @@ class CheckpointStanding(NamedTuple):
     own: Spec | None
 
     def admit(self, spec: Spec, *, plugged: bool) -> None:
-        """Raises RefusedError when it is foreign, asks for much, and nobody trusts it."""
+        """Raises RefusedError if it is foreign, not trusted, and asks for more than a guest."""
         if self.is_foreign and not self.is_trusted:
             require_safe(spec, self.own, plugged=plugged)
 

@@ -1,4 +1,4 @@
-"""What is done after the death of whoever restored or saved a VM: it is whole, and it runs."""
+"""Recovery after a process died that restored or saved a VM: the VM is intact and runs."""
 
 from contextlib import suppress
 
@@ -49,7 +49,7 @@ async def recover(vm: Vm) -> None:
 
 
 async def _let_disks_go(vm: Vm) -> None:
-    """After the death of whoever put its disks into a checkpoint: they have no filters."""
+    """Remove filters that a dead checkpoint left on its disks."""
     if not await vm.host.exists(vm.qemu.files.old_blocks(0)):
         return
     if await vm.is_alive():
@@ -59,9 +59,9 @@ async def _let_disks_go(vm: Vm) -> None:
 
 
 async def let_output_go(vm: Vm) -> None:
-    """After the death of whoever took it with others, and of its guard: nothing is held.
+    """Release output held by a dead group checkpoint whose guard is dead too.
 
-    Nor does its QEMU come before others any more.
+    Also resets its QEMU's priority.
     """
     real_time_is_over(vm.qemu.process.pid)
     with suppress(VmckptError):  # QEMU has ended, or another operation has its monitor

@@ -468,7 +468,7 @@ async def go_on(vm: Vm) -> None:
 
 
 async def let_run(vm: Vm) -> None:
-    """Let a guest run on that stands still for a restore."""
+    """Resume a guest that is paused for a restore."""
     with suppress(VmckptError):
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             if (await commands.query_status(monitor)).status == "paused":

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TimeLimits(NamedTuple):
-    """What is wished of a migration's time and pause."""
+    """Constraints on a migration's time and pause."""
 
     max_pause: Annotated[
         str | None,

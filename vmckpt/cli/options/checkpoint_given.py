@@ -55,5 +55,5 @@ def one_of(given: str | None, group: str | None, what: str) -> str | None:
 
 
 def teller(as_json: bool) -> Callable[[str], None]:
-    """Who hears of progress: nobody, where programs listen."""
+    """Receives progress; silent with --json."""
     return (lambda _: None) if as_json else (lambda step: warn(f"  {step}"))

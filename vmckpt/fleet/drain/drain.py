@@ -196,7 +196,7 @@ class _Work:
             self._save(self._record.ends(vm, where))
 
     async def _settled(self, vm: str) -> str:
-        """Where it is, once nobody works on it. A recovery may be under way, here or there."""
+        """Where it is, once no operation holds it. A recovery may be running on either host."""
         said, given_up_s = False, math.inf
         while True:
             if await self._tools.is_worked_on(vm):
@@ -417,7 +417,7 @@ class _Work:
         return DrainResult(self._host.name, self._action, plan, self._moved, stay, took_s)
 
     def _cancelled(self, wanted: int) -> VmckptError:
-        """That it was, or what is worse: a VM that is lost, or of which nobody knows."""
+        """That it was cancelled, or what is worse: a VM that is lost or unknown."""
         what = f"cancelled: {len(self._moved)} of {wanted} VMs have moved"
         for kind in (VmLostError, OutcomeUnknownError):
             grave = [one for one in sorted(self._stay.values()) if one.code == kind.exit_code]

@@ -85,7 +85,7 @@ class DrainPlan:
     expected: Mapping[str, MoveCost]
 
     def require(self, within_s: float | None) -> None:
-        """Raises RefusedError when a wish for the time is not kept."""
+        """Raises RefusedError if a time constraint is not satisfied."""
         if within_s is None:
             return
         if self.band_s is None:
@@ -357,7 +357,7 @@ async def planner(
 
 
 async def _measured(driver: Driver, for_s: float) -> DirtyRate | None:
-    """None for one that is paused, or that somebody works on: it is moved all the same, if free."""
+    """None for a VM that is paused or busy: it is moved without a forecast, if free."""
     if for_s == 0:
         return None
     try:

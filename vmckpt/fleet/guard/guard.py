@@ -115,7 +115,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
 
 
 async def resume(record: GuardRecord, tools: GuardTools) -> GuardRecord | None:
-    """Go on with a guard whose process was killed. None: it had not begun its command, and is gone.
+    """Continue a guard whose process was killed. None: its command had not started; it is removed.
 
     Raises GuardOpenError.
     """
@@ -180,7 +180,7 @@ async def expire() -> None:
 
 
 async def who_is_at_work(record: GuardRecord) -> str:
-    """Who works on a guard that is not over; nobody: ""."""
+    """The process that works on an unfinished guard; "": none."""
     holder = await local_host().lock_owner(_lock_path(record.vm))
     return f"process {holder.pid}" if holder and not record.phase.is_over else ""
 
@@ -197,7 +197,7 @@ def _lock_path(vm: str) -> Path:
 
 
 def _switch(record: GuardRecord) -> AbstractContextManager[None]:
-    """For the block: if this process dies, another goes on with the guard."""
+    """For the block: if this process dies, another continues the guard."""
     command = [sys.executable, "-m", "vmckpt.cli.entry", "guard", "resume", record.run]
     log = guards_dir() / f"{record.run}.recovery.log"
     log.unlink(missing_ok=True)
@@ -431,7 +431,7 @@ class _Guarding:
 
 
 async def _when_free(work: Callable[[], Awaitable[Any]]) -> None:
-    """Do it as soon as nobody else works on that VM. Raises BusyError."""
+    """Retry while another operation holds the VM. Raises BusyError."""
     await retry(work, BusyError, every_s=BUSY_POLL_S, within_s=BUSY_S)
 
 

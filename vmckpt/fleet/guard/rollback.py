@@ -35,7 +35,7 @@ Find = Callable[[str, Tell], Awaitable[Vm]]
 
 
 class GuardOpenError(OutcomeUnknownError):
-    """A guard has come to neither of its ends: somebody has to decide."""
+    """A guard has neither succeeded nor rolled back: the operator has to decide."""
 
 
 def left_open(record: GuardRecord, why: str) -> GuardOpenError:
@@ -87,7 +87,7 @@ async def roll_back(
 
 
 def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
-    """The record with changes; that it cannot be written keeps nobody from rolling back."""
+    """The record with changes. A write error does not prevent the rollback."""
     try:
         return save(record, **changes)
     except StorageError as exc:
@@ -178,7 +178,7 @@ async def _home(record: GuardRecord, find: Find, tell: Tell) -> tuple[Host, bool
 
 
 async def run_hook(words: str, record: GuardRecord, host: Host, tell: Tell) -> None:
-    """A command after a rollback. That it fails is told: the VM is back all the same."""
+    """Run a command after a rollback. Its failure is reported only: the VM is back."""
     try:
         child = await asyncio.create_subprocess_exec(
             *parse_command(words),

@@ -71,7 +71,7 @@ class Timing:
         return self.when.day
 
     def jitter(self, key: int) -> float:
-        """How much later than due the run of that key is begun; the same whoever asks, whenever."""
+        """The delay of a run, derived from its key: the same at every call."""
         digest = hashlib.sha256(f"{self.salt} {key}".encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 * self.jitter_s
 

@@ -7,7 +7,7 @@ from vmckpt.checkpoint.catalogue.retention import RetentionRule
 
 
 class CatchUp(StrEnum):
-    """What becomes of runs that nobody could begin when they were due."""
+    """What happens to runs that could not start when they were due."""
 
     ONCE = "once"
     SKIP = "skip"

@@ -83,7 +83,7 @@ class ScheduleActions(Protocol):
     async def take(
         self, record: ScheduleRecord, begins: Callable[[str, str], None]
     ) -> Point | None:
-        """Take it, after `begins` was told its store and its host; None: the VM does not run."""
+        """Take it; `begins` gets its store and host first. None: the VM does not run."""
 
     async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
         """Copy it to the stores that it is to be copied to; those that did not have it yet."""
@@ -98,7 +98,7 @@ class ScheduleActions(Protocol):
         """Of each of its stores read the part of the content that is next."""
 
     async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
-        """How the VM is; None: nobody knows."""
+        """State of the VM; None: unknown."""
 
 
 class Gone(NamedTuple):
@@ -121,7 +121,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerTools:
-    """What a scheduler is given: clocks, hands, and somebody who listens."""
+    """Dependencies of a scheduler: clocks, actions, and a listener."""
 
     clock: Callable[[], ClockReading]
     work: ScheduleActions
@@ -344,7 +344,7 @@ class _Running:
 
 
 def _id(record: ScheduleRecord, number: int) -> str:
-    """The id that the checkpoint of a run has, whoever makes it."""
+    """The id of a run's checkpoint, the same in every process."""
     return hashlib.sha256(f"vmckpt schedule {record.uid} {number}".encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""The one process that runs what is due: for ever (`serve`), or once (`run_due`)."""
+"""The process that runs due schedules: continuously (`serve`), or once (`run_due`)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -129,7 +129,7 @@ class _ActiveRun(NamedTuple):
 
 
 class _Serving:
-    """The runs that are under way, and what was told of files that cannot be read."""
+    """Active runs, and reported problems of unreadable files."""
 
     def __init__(self, tools: SchedulerTools) -> None:
         self._tools = tools
@@ -203,7 +203,7 @@ class _Serving:
         await run(name, self._tools)
 
     async def _quietly(self, record: ScheduleRecord, work: Coroutine[Any, Any, None]) -> None:
-        """What stands in the way of one schedule is told, once, and stops no other."""
+        """A problem of one schedule is reported once, and does not stop others."""
         try:
             with suppress(NotFoundError):  # it was removed meanwhile
                 await work

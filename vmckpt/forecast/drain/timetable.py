@@ -268,7 +268,7 @@ class _Play:
         self._send()
 
     def _send(self) -> None:
-        """Whoever is ready longest, and finds both links free."""
+        """The move that has been ready longest, of those with both links free."""
         for under in list(self._ready):
             if not self._busy.intersection(under.ends):
                 self._ready.remove(under)

@@ -48,7 +48,7 @@ async def forget_killed(hosts: Iterable[Host]) -> None:
 
 
 async def _forget(host: Host, path: Path) -> None:
-    """A killed one's file goes, unless somebody has taken it meanwhile."""
+    """Remove a killed process's file, unless it was taken in the meantime."""
     with suppress(BusyError):
         async with host.lock(path, Owner("", "tidy up", os.getpid(), time.time())):
             pass

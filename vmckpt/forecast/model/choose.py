@@ -31,19 +31,19 @@ class Intent:
 
 
 class Offer(NamedTuple):
-    """A way that the pair can go, with its forecast; `misses` says which wishes it fails."""
+    """A possible method with its forecast; `misses`: the constraints that it violates."""
 
     forecast: Forecast
     misses: tuple["Miss", ...]
 
     @property
     def keeps(self) -> bool:
-        """Whether it keeps every wish."""
+        """Whether it satisfies every constraint."""
         return not self.misses
 
 
 class Miss(NamedTuple):
-    """A wish that is not kept: the option, what it would have to be, and by how much it is off."""
+    """A violated constraint: the option, the value it would need, and the difference."""
 
     option: str
     needed: str

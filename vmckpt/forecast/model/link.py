@@ -184,7 +184,7 @@ def _stopped_share(moved: Sequence[Moved], costs: PageCosts) -> float:
 
 
 def _felt(moved: Sequence[Moved]) -> Sequence[Moved]:
-    """Those that did not go through post-copy, and by whoever waited, if there are such."""
+    """Records without post-copy, and of those that waited if there are any."""
     stopped = [one for one in moved if not one.slow_s]
     felt = [one for one in stopped if one.felt]
     return felt if len(felt) > 1 else stopped

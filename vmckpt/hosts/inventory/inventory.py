@@ -170,7 +170,7 @@ def remove_host(name: str) -> None:
 
 
 async def close_connections() -> None:
-    """End the connections to all hosts elsewhere; whoever asks one again opens it anew."""
+    """Close the connections to all remote hosts; they are reopened on use."""
     while _elsewhere:
         _, (_, host) = _elsewhere.popitem()
         await host.close()

@@ -13,7 +13,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 @dataclass(frozen=True, slots=True)
 class Paste:
-    """Lines for the host of an entry. `root`: whoever is logged in there is root."""
+    """Shell lines for the host of an entry. `root`: the login there is root."""
 
     entry: LocalHost | SshEntry
     root: bool

@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
 
 class TlsObstacle(NamedTuple):
-    """One reason why two hosts cannot have a TLS connection, and what mends it."""
+    """A reason why two hosts cannot connect over TLS, and its fix."""
 
     reason: str
     remedy: str

@@ -103,7 +103,7 @@ def session_has_waited() -> None:
 
 
 def take_turns() -> None:
-    """This thread is a usual one, though whoever has started its process comes last."""
+    """Give this thread normal priority in a low-priority process."""
     with suppress(PermissionError):
         _change(os.SCHED_IDLE, os.SCHED_OTHER)
 
@@ -134,7 +134,7 @@ def _have(niceness: int) -> None:
 
 @contextmanager
 def session_prompt() -> Iterator[None]:
-    """For the block the session comes first, if it came last: a guest stands still for it.
+    """Raise the priority of a low-priority session for the block: a guest is paused for it.
 
     On any processor: this thread.
     """
@@ -194,7 +194,7 @@ def in_real_time(pid: int | None = None) -> Iterator[None]:
 
 
 def real_time_is_over(pid: int) -> None:
-    """After the death of whoever had its threads wait for nobody: they take their turns."""
+    """Reset real-time threads to normal after the process that raised them died."""
     for thread in _threads(pid):
         with suppress(OSError):
             if os.sched_getscheduler(thread) == _REAL_TIME:
@@ -220,7 +220,7 @@ def be_prompt() -> None:
 
 @contextmanager
 def prompt() -> Iterator[None]:
-    """For the block: a guest stands still for what is done there. Then it gives way again."""
+    """For the block, in which a guest is paused: run at high priority."""
     be_prompt()
     try:
         yield

@@ -179,7 +179,7 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.available_memory_bytes)
 
     async def memory_room(self, directory: Path) -> FreeMemory:
-        """What of memory in a file below `directory` nobody has, or was promised."""
+        """Memory for files below `directory` that is neither used nor reserved, in bytes."""
         return await self._ask(Host.memory_room, directory)
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
@@ -191,7 +191,7 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.unix_time_s)
 
     async def listening_ports(self, address: str) -> frozenset[int]:
-        """TCP ports that somebody listens on at `address`."""
+        """TCP ports in use at `address`."""
         return await self._ask(Host.listening_ports, address)
 
     async def socket_queues(self, which: ProcessId, port: int) -> Queues:

@@ -338,7 +338,7 @@ class _Visits:
             self._present.remove(writer)
 
     async def until_over(self, directory: Path) -> None:
-        """Until the directory is gone, or nobody will come any more."""
+        """Until the directory is removed, or no visitor came for IDLE_S."""
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
         while directory.exists() and loop.time() - seen_s < IDLE_S:

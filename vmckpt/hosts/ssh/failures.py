@@ -1,4 +1,4 @@
-"""Each way that a connection over SSH fails, as an error that says what mends it."""
+"""Failures of SSH connections, as errors with a remedy."""
 
 import socket
 

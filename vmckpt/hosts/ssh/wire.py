@@ -58,7 +58,7 @@ async def open_wire(name: str, address: Address, command: str) -> ServeConnectio
 
 
 def _close_late(connecting: asyncio.Task[Login]) -> None:
-    """Nobody waits for this connection any more."""
+    """This connection is no longer needed."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().close()
 

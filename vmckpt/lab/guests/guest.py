@@ -110,7 +110,7 @@ class GuestControl(GuestLines):
         return await self._typed(MemCheck, "mem verify", timeout_s=300.0)
 
     async def load_disk(self, words: str) -> DiskLoad:
-        """Sets the disk load, e.g. `rate=2M size=64M`; goes on with the ring on the disk."""
+        """Sets the disk load, e.g. `rate=2M size=64M`; continues with the ring on the disk."""
         return await self._typed(DiskLoad, f"disk {words}", timeout_s=120.0)
 
     async def stop_disk(self) -> int:

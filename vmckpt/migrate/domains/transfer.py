@@ -167,7 +167,7 @@ class DomainTransfer:
             await self._source.set_max_downtime(self._uuid, downtime_ms)
 
     async def _allow(self, downtime_ms: int) -> None:
-        """From here on the guest may stand still for so long."""
+        """Allow this downtime from now on."""
         self._wished_ms = downtime_ms
         if self._hold is not None:
             downtime_ms = self._hold.give(downtime_ms)

@@ -135,7 +135,7 @@ class End:
     async def yank(self) -> bool:
         """Cut the sockets of the migration and its disks.
 
-        False when there is no migration, or nobody answers.
+        False if there is no migration, or no answer.
         """
         try:
             rescue = await self.rescue()

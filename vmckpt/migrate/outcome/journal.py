@@ -67,7 +67,7 @@ class MigrationJournal:
 
     @property
     def stopped(self) -> bool:
-        """Whether the guest stands still because vmckpt has stopped it for the way."""
+        """Whether vmckpt paused the guest for the migration."""
         return self.stops and self.step in ("transfer", "switchover")
 
     @property

@@ -76,7 +76,7 @@ async def announce(target: End) -> None:
 
 
 async def set_clock(target: End, note: Callable[[str, str], None]) -> None:
-    """Put the guest's clock right, which stood still with the guest; a failure is only noted."""
+    """Correct the guest's clock for the pause; a failure is only noted."""
     try:
         agent = await GuestAgent.connect(await target.host.connect(target.files.agent))
         try:

@@ -67,7 +67,7 @@ async def remove_files(host: Host, run: str, disks: Iterable[MovedDisk]) -> None
 
 
 async def keep_files(host: Host, run: str, disks: Iterable[MovedDisk]) -> None:
-    """No undo removes the files any more: nobody knows whose are newer."""
+    """Protect the files from undo: it is unknown which copies are newer."""
     for disk in disks:
         await host.remove(_proof(Path(disk.target), run))
 

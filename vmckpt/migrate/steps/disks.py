@@ -148,7 +148,7 @@ class DiskMirrors:
         )
 
     async def drop(self) -> None:
-        """Undo `mirror` on the source. Its guest goes on with its own disks."""
+        """Undo `mirror` on the source, whose guest continues with its own disks."""
         if self._copies:
             await drop_mirrors(self._source, self._run)
 

@@ -1,4 +1,4 @@
-"""What both QEMUs are told before memory moves, and what of it the one that has the VM keeps."""
+"""Settings of both QEMUs for a migration, and their removal from the one that has the VM."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any

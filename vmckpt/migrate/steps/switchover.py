@@ -151,7 +151,7 @@ class Switchover:
         return 0.0 if self.held else self._given_bytes_per_s * self._max_downtime_s
 
     def allow(self, max_downtime_s: float) -> None:
-        """The guest may stand still for so long from here on."""
+        """Allow this downtime from now on."""
         self._max_downtime_s = max_downtime_s
 
     async def hold_to(self, limit_bytes_per_s: int) -> None:
@@ -179,7 +179,7 @@ class Switchover:
         await commands.migrate_set_parameters(self._monitor, {SWITCHOVER_SPEED: int(bytes_per_s)})
 
     async def close(self) -> None:
-        """Nobody looks any more."""
+        """Stop watching."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

@@ -160,7 +160,7 @@ class Transfer:
                 self._note("policy", f"'{rule.act}' is left out: it would break what was asked for")
 
     async def _require_sound_disks(self) -> None:
-        """Raises OperationFailedError when the guest stands still for its disk's sake."""
+        """Raises OperationFailedError if a disk error has stopped the guest."""
         if self._unwelcome:
             status = (await commands.query_status(self._source)).status
             if status == IO_ERROR_STATE:

@@ -51,7 +51,7 @@ async def find_link(tls: Tls, source: Host, target: Host) -> LibvirtLink:
 
 
 def decide_link(tls: Tls, ways: Transports, source: str, target: Host) -> LibvirtLink:
-    """By TLS where it can be had; in clear only if asked to, or within one machine. Pure."""
+    """TLS if possible; unencrypted only on request, or within one machine. Pure."""
     host = in_uri(target.migration_address)
     if TLS_PORT in ways.ports and ways.certificates is not None:
         path = f"?pkipath={ways.certificates}" if ways.certificates else ""

@@ -33,7 +33,7 @@ SOON_DAYS = 30
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What was found: `facts` for programs, `checks` with what mends each."""
+    """Results: `facts` for programs, `checks` with their fixes."""
 
     facts: dict[str, Any]
     checks: tuple[Finding, ...]

@@ -1,4 +1,4 @@
-"""The lines of shell that mend what a host lacks. What no command mends is a comment (#) in one."""
+"""Shell lines that fix a host. What no command can fix is a comment (#)."""
 
 import re
 import shlex
@@ -102,7 +102,7 @@ async def _knows_device(host: Host) -> bool:
 
 
 def memory(host: Host) -> str:
-    """Nobody but the operator knows which VM can go."""
+    """Only the operator knows which VM can be removed."""
     return f"vmckpt vm list  # then move VMs away from {host.name}, or stop them"
 
 

@@ -1,4 +1,4 @@
-"""Whether a VM can be replicated to a host, and if not, why not and what would mend it."""
+"""Whether a VM can be replicated to a host; reasons against it, with fixes."""
 
 from collections.abc import Iterator
 

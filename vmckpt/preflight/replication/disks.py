@@ -1,4 +1,4 @@
-"""Whether a VM's disks can go along with its replica; if not, why not and what would mend it."""
+"""Whether a VM's disks can be replicated; reasons against it, with fixes."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path

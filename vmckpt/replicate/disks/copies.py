@@ -157,7 +157,7 @@ def _no_copy(path: Path, exc: OSError) -> StorageError:
 
 
 def _require_base(copy: StandbyFile, vm: str) -> None:
-    """What stands there is what is left of this VM's disk, and nobody has it open."""
+    """Require that the file is an old disk of this VM, and not in use."""
     path, mark = copy.path, read_mark(copy.path)
     if mark is None or mark.vm != vm:
         raise RefusedError(

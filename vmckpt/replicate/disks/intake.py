@@ -84,11 +84,11 @@ class Intake:
                 one.cancel()
 
     def all_is_copied(self) -> None:
-        """From now on every write is told, whatever the copies hold."""
+        """From now on pass on every write, also those that the copies already have."""
         self._known = None
 
     def let_go(self) -> None:
-        """Nobody takes writes any more: they are dropped, and the guest waits for nothing."""
+        """Drop writes from now on, so that the guest does not wait."""
         self._is_dropped = True
         self.cut()
 

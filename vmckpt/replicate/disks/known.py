@@ -36,7 +36,7 @@ class KnownBlocks:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was told."""
+        """Whether all of it is known."""
         return self._told == blocks_of(self.size_bytes)
 
     def tell(self, first_block: int, digests: bytes) -> None:

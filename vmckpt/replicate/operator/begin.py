@@ -1,4 +1,4 @@
-"""The operator's side of a beginning: both services, until the standby could go on with the VM."""
+"""The operator's side of `start`: both services, until the standby could take over."""
 
 import asyncio
 from contextlib import suppress

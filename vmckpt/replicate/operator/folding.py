@@ -20,7 +20,7 @@ SYNC_S = 60.0
 
 
 class UnmergedReplica(NamedTuple):
-    """A host on which something stands aside, and of which replication."""
+    """A host with overlays, and their replication."""
 
     host: Host
     request: ReplicationRequest
@@ -57,7 +57,7 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
 
 
 async def stand_aside(name: str, hosts: Iterable[Host]) -> list[UnmergedReplica]:
-    """Where something of the VM stands aside, of the hosts that answer."""
+    """The hosts that have overlays of the VM, of those that answer."""
     answers = await ask_every(hosts, lambda host: _aside(host, name))
     return [one for one in answers.given if one is not None]
 

@@ -85,7 +85,7 @@ async def side_of(host: Host, name: str) -> ReplicaSide | None:
 
 
 async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:
-    """The status of a service that was killed, or stands still."""
+    """The status of a service that was killed or hangs."""
     text = await host.read_text(files.request) or "{}"
     try:
         asked = convert(_Asked, parse(text))

@@ -389,7 +389,7 @@ class Epochs:
         self.figures.taken(epoch)
 
     async def _let_run(self) -> None:
-        """The guest stands still: if it was the guard that stopped it, and it may run, it does."""
+        """The guest is paused: resume it if the guard paused it and it may run."""
         state = await commands.query_status(self._monitor)
         is_stuck = not state.running and state.status not in STOPPED_FOR_AN_EPOCH
         self.stands_still = state.status if is_stuck else ""

@@ -79,13 +79,13 @@ class TermKeeper:
     async def take(self, dead: Holding | None) -> None:
         """Take the VM's next term. Raises as `Lease.take` does.
 
-        Nobody may take over yet: the guard hears of the lease from `in_sync` on.
+        No standby may take over yet: the guard learns of the lease from `in_sync` on.
         """
         held = await self._lease.take(dead)
         self._term = held.term
 
     async def keep(self) -> None:
-        """Renew the lease for ever; ends when another has been granted a higher term.
+        """Renew the lease until another was granted a higher term.
 
         Raises OperationFailedError when the guard has died.
         """

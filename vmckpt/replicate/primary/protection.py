@@ -196,7 +196,7 @@ class Protection:
 
     @contextmanager
     def _woken_by_its_end(self) -> Iterator[None]:
-        """For the block: when QEMU ends nobody sleeps on."""
+        """For the block: wake all waiters when QEMU ends."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._grip.pidfd, self._wake.set)
         try:

@@ -1,4 +1,4 @@
-"""The standby's service: follow the primary epoch by epoch; go on with its guest when it dies."""
+"""The standby's service: follow the primary epoch by epoch, and take over when it dies."""
 
 import asyncio
 import time
@@ -178,7 +178,7 @@ class Standby:
                 left.set()
 
     async def _came(self, came: "asyncio.Future[Channel]") -> Channel:
-        """The primary, once it is here. Raises TimeoutError when nobody comes any more."""
+        """The primary, once it has connected. Raises TimeoutError."""
         dismissed = asyncio.ensure_future(self._dismissed.wait())
         either: set[asyncio.Future[Any]] = {came, dismissed}
         await asyncio.wait(either, timeout=COME_S, return_when=asyncio.FIRST_COMPLETED)

@@ -137,11 +137,11 @@ class Warm:
         await self._host.remove(self.directory.path)
 
     async def ended(self) -> str:
-        """Return when it is of no use any more, and why: its process has ended, or stands still."""
+        """Return when it cannot be used any more, and why: its process has ended, or hangs."""
         return await poll(self.lack, every_s=LOOK_S)
 
     async def lack(self) -> str:
-        """Why it could not go on with the guest at this moment; empty when it answers."""
+        """Why it could not run the guest now; empty if it answers."""
         try:
             await commands.query_status(self._monitor, SILENT_S)
         except MonitorLostError as exc:

@@ -12,7 +12,7 @@ class DamagedFrameError(WireError):
 
 
 class StaleTermError(RefusedError):
-    """Whoever sent this has been replaced: a higher term was granted."""
+    """The sender has been replaced: a higher term was granted."""
 
 
 def damaged(what: str, why: str) -> DamagedFrameError:

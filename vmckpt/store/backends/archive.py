@@ -199,7 +199,7 @@ class NewArchive(_Objects):
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator[LocalHeld]:
-        """Whoever made it is alone with it."""
+        """Its creator has exclusive use of it."""
         yield LocalHeld()
 
     def append(self, data: Buffer) -> None:

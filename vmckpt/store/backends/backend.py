@@ -12,11 +12,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class MissingError(Exception):
-    """No object of that name. Whoever asked knows what that means."""
+    """No object of that name. The caller knows what that means."""
 
 
 class ObjectWriter(Protocol):
-    """An object in the making: nobody sees it before it is published."""
+    """An object being written: invisible until it is published."""
 
     def write(self, data: Buffer) -> None:
         """Append. Raises StorageError: no space is left, ..."""

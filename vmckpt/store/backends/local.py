@@ -1,4 +1,4 @@
-"""A store in a directory: written aside, synced, renamed; locks that die with their process."""
+"""A store in a directory: files are synced and renamed; locks end with their process."""
 
 import contextlib
 import errno

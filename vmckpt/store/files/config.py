@@ -227,7 +227,7 @@ def parse_config(data: Read, place: str, name: str = CONFIG) -> Config:
 
 
 def _require_typed(config: Config, place: str, name: str) -> None:
-    """The checksum is nobody's secret: whoever writes there can make a whole file of anything."""
+    """The checksum detects damage, not manipulation."""
     try:
         right = (
             len(bytes.fromhex(config.id)) == 16

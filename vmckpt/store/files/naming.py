@@ -38,7 +38,7 @@ class Settled(NamedTuple):
 
 
 def dated(of: str, made_for: str = "", at: time.struct_time | None = None) -> str:
-    """The name of a checkpoint that nobody has named: of what, made for what, at what time."""
+    """The generated name of a checkpoint: VM, purpose, time."""
     words = time.strftime("%Y%m%d-%H%M%S", at or time.localtime())
     end = f"-{made_for}-{words}" if made_for else f"-{words}"
     return f"{of[: MOST_LETTERS - _ROOM_FOR_A_NUMBER - len(end)]}{end}"

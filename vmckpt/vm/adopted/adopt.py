@@ -1,4 +1,4 @@
-"""adopt: a QEMU that somebody started by hand becomes a VM. Nothing about the process changes."""
+"""adopt: a QEMU started by hand becomes a VM, without changing its process."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -62,7 +62,7 @@ class Draft:
         self.refuse(f"'{option.text}'", why)
 
     def path(self, text: str, option: Option) -> Path:
-        """A path of the command line, absolute. Refused where nobody knows what it counts from."""
+        """A path of the command line, absolute. Refused if its base directory is unknown."""
         path = Path(text)
         if not path.is_absolute() and any(
             word.lstrip("-") == "daemonize" for word in self.facts.argv

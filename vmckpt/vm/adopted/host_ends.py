@@ -92,7 +92,7 @@ def port(draft: Draft, option: Option) -> None:
 
 
 def default_console(draft: Draft) -> None:
-    """The serial port that QEMU makes where nobody asks for one, on a socket."""
+    """QEMU's default serial port, on a socket."""
     if draft.ports["serial"] == 0 and "serial0" in draft.facts.labels:
         port(draft, Option("serial", "vc"))
 

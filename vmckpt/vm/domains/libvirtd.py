@@ -164,7 +164,7 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def save_snapshot(self, uuid: str, xml: str) -> DomainSnapshot:
-        """Save memory, devices and disks; the guest stands still meanwhile."""
+        """Save memory, devices and disks; the guest is paused meanwhile."""
 
         def work() -> DomainSnapshot:
             made = self._domain(uuid).snapshotCreateXML(xml, 0)
@@ -222,7 +222,7 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def set_max_downtime(self, uuid: str, downtime_ms: int) -> None:
-        """How long the guest may stand still at the end of the migration under way."""
+        """Set the maximum downtime of the running migration."""
         await self._tell(
             "set the downtime",
             lambda: self._domain(uuid).migrateSetMaxDowntime(downtime_ms, 0),

@@ -57,7 +57,7 @@ async def reserve(
 
 @asynccontextmanager
 async def _alone(host: Host) -> AsyncIterator[None]:
-    """Nobody else gives cards of the host away for the block."""
+    """Lock the host's cards for the block."""
     async with AsyncExitStack() as stack:
 
         async def lock() -> None:
@@ -107,7 +107,7 @@ async def plug_one(host: Host, monitor: Monitor, device: Passthrough, addresses:
 
 
 def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]:
-    """What QEMU is told of each function, number 0 first. Pure."""
+    """The QEMU device options of each function, number 0 first. Pure."""
     found = []
     for address in addresses or [""]:
         # As on the host, what a function is for goes by its number; one alone is number 0.
@@ -136,7 +136,7 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
 async def unplug(
     host: Host, files: QemuDir, monitor: Monitor, device: Passthrough, timeout_s: float
 ) -> None:
-    """Take a device away from the guest, all functions of it; its card stays set aside.
+    """Unplug a device with all its functions; its card stays reserved.
 
     Raises as `hotplug.unplug` does.
     """

@@ -63,7 +63,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class TomlTable:
-    """One TOML table, read key by key; what nobody read is an error."""
+    """A TOML table, read key by key; unread keys are errors."""
 
     def __init__(
         self, data: dict[str, Any], source: TableSource, where: tuple[str | int, ...]

@@ -1,4 +1,4 @@
-"""vmckpt host check and doctor: what hosts lack, and what mends it."""
+"""vmckpt host check and doctor: problems of hosts, and their fixes."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +67,7 @@ def _verdict(report: "HostReport") -> str:
 
 
 def _lacking(report: "HostReport") -> str:
-    """What is wrong, and on a line of its own, to be copied, what mends it."""
+    """Each problem, with its fix on a line of its own, to be copied."""
     from vmckpt.preflight.finding import OK
 
     return "\n\n".join(

@@ -105,7 +105,7 @@ def checkpoint() -> dict[str, Any]:
 
 
 def release() -> dict[str, Any]:
-    """Nobody uses the driver, and it is unloaded: an unplug with users left blocks for ever."""
+    """Unload the driver, which nothing uses any more: an unplug with users would block."""
     state = read_state()
     if not (system.MODULES / "nvidia").exists():
         return {}

@@ -14,7 +14,7 @@ PROC, MODULES = ROOT / "proc", ROOT / "sys/module"
 
 
 class HookError(Exception):
-    """Says why a phase cannot be done, and what would mend it."""
+    """Why a phase cannot be done, and a remedy."""
 
     def __init__(self, why: str, remedy: str = "") -> None:
         super().__init__(why)

@@ -94,7 +94,7 @@ def nvidia(path: str) -> set[str]:
 
 
 def told_pids() -> set[int]:
-    """Whom nvidia-smi knows; nobody while the driver is not loaded."""
+    """The processes that nvidia-smi lists; none while the driver is not loaded."""
     if not (system.MODULES / "nvidia").exists():
         return set()
     said = system.run(
