@@ -61,9 +61,9 @@ class Output(Protocol):
 
 
 class HoldTimes(NamedTuple):
-    """How long the guest stood still, and when, and how long its output waited.
+    """The guest's pause, and how long its output was held.
 
-    From `stopping_unix_s` on it was being stopped, by `stopped_unix_s` it stood still.
+    Stopping began at `stopping_unix_s`; the guest was paused by `stopped_unix_s`.
     """
 
     stopping_unix_s: float

@@ -220,9 +220,9 @@ class Taking:
             return await self._aside(begin), f"{exc.what}: {exc.why}"
 
     async def _named(self, store: Store, origin: Origin) -> Origin:
-        """Of a new id, or of that which was asked for. Raises RefusedError: that is there.
+        """A new id, or the requested one. Raises RefusedError: it exists.
 
-        The VM's lock is held: whoever else was to take it has done so, or finds it here.
+        The VM's lock is held, so no other process can be taking the same one.
         """
         wanted = origin.id
         if not wanted:

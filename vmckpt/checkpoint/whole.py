@@ -61,8 +61,8 @@ async def require_savable(vm: Vm) -> None:
 async def take_whole(
     vm: Vm, place: str, wish: TakeOptions, tell: Callable[[str], None], access: Access
 ) -> TakenCheckpoint:
-    """Save it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there. `wish.max_pause_s` of 0: as long as it takes.
+    """Save it; the guest continues in any case. Raises RefusedError, BusyError, StorageError,
+    OperationFailedError: then nothing of it remains. `wish.max_pause_s` of 0: no limit.
     """
     async with held(vm, "checkpoint create") as now:
         await require_savable(now)
@@ -81,10 +81,10 @@ async def take_whole(
 
 
 async def let_go(vm: Vm) -> None:
-    """After the death of whoever saved it: nothing goes on being saved, and the guest runs.
+    """Recovery after the saving process died: cancel the saving and resume the guest.
 
-    For the lock's holder. Raises HostDownError, OutcomeUnknownError: its QEMU does not answer, and
-    all is left for another time.
+    The caller holds the lock. Raises HostDownError, OutcomeUnknownError: QEMU does not answer;
+    nothing was changed.
     """
     files = vm.qemu.files
     if await vm.host.exists(vm.directory.saving):

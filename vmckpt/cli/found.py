@@ -1,6 +1,6 @@
-"""The VM that a command names: what is ended of an operation that was cut off is told on stderr.
+"""The VM that a command names; recoveries of interrupted operations are reported on stderr.
 
-It imports no typer: a plain `vmckpt migrate VM HOST` does without (`entry.py`).
+It does not import typer: a plain `vmckpt migrate VM HOST` does without (`entry.py`).
 """
 
 from typing import TYPE_CHECKING

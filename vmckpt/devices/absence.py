@@ -90,9 +90,9 @@ def _journey(vm: Vm, run: str) -> Journey:
 
 
 async def recover_devices(vm: Vm) -> None:
-    """After the death of whoever had unplugged them: they are back, and what used them goes on.
+    """Recovery after the unplugging process died: plug them in and resume their jobs.
 
-    For the lock's holder. Raises JobHeldError.
+    The caller holds the lock. Raises JobHeldError.
     """
     journey = _journey(vm, "recover")
     # Without a mark nobody has been asked to let one go.
@@ -108,9 +108,9 @@ async def recover_devices(vm: Vm) -> None:
 
 
 async def recover_now(vm: Vm) -> None:
-    """At the operator's word: as after the death of whoever had unplugged them.
+    """The same at the operator's request.
 
-    Raises RefusedError (it has none, or is stopped), BusyError, JobHeldError.
+    Raises RefusedError (it has no devices, or is off), BusyError, JobHeldError.
     """
     async with held(vm, "device recover") as now:
         await require_alive(now)

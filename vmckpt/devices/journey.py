@@ -186,11 +186,10 @@ class Journey:
         await self._persist(lambda: self.plug(place))
 
     async def recover(self, place: QemuAccess, step: str) -> None:
-        """After the death of whoever began `step` last: the devices are in, and their jobs go on.
+        """Recovery after a process died in `step`: plug the devices in and resume their jobs.
 
-        A guest that was asked to let a device go may do so any time. So that is brought to an end
-        first, by the whole way out, which is safe however far the way back had come already. Raises
-        as `abort` does.
+        A guest that was asked to release a device may do so at any time. So the unplugging is
+        completed first, which is safe at any stage of the way back. Raises as `abort` does.
         """
         if step not in STEPS_OUT[:-1] and await self._any_plugged(place):
             try:
@@ -205,10 +204,10 @@ class Journey:
         return bool(self.ids & await hotplug.plugged(await place.monitor()))
 
     async def bring_back(self, place: QemuAccess) -> None:
-        """Plug, reattach, restore, resume: whatever of it is left to do.
+        """Plug, reattach, restore, resume: whatever is left to do.
 
-        A hook that cannot is told to abort, which has the jobs go on by whatever means. Raises
-        HookFailedError, RefusedError, OperationFailedError: then they do not.
+        If a hook cannot, it is asked to abort, which resumes the jobs by any means. Raises
+        HookFailedError, RefusedError, OperationFailedError: the jobs do not run.
         """
         await self._persist(lambda: self.plug(place))
         try:

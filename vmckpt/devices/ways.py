@@ -29,10 +29,10 @@ class GuestRunner(Protocol):
     """How a program is run in a guest."""
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
-        """How a program that reads `given` ended; None: it runs after `within_s` still.
+        """Run a program with `given` as input; None: it still runs after `within_s`.
 
-        Raises NoProgramError (the guest runs no such program by this way), HostDownError (nobody
-        answers, or not any more), OperationFailedError.
+        Raises NoProgramError (the guest cannot run it by this channel), HostDownError (no answer),
+        OperationFailedError.
         """
 
 

@@ -1,4 +1,4 @@
-"""One VM, whoever runs its QEMU: vmckpt or libvirt. The two are told apart nowhere else above `vm`.
+"""One VM, run by vmckpt or by libvirt. Above `vm`, only this package distinguishes them.
 
-Of operations only what a call needs is imported, when it is called: commands start fast.
+Operations are imported on use, so that commands start fast.
 """

@@ -111,9 +111,9 @@ class DirectVm(NamedTuple):
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport | Recovery":
-        """Move it while it runs; between two hosts elsewhere the source does so by itself.
+        """Migrate it; between two remote hosts a job on the source does.
 
-        Raises RefusedError while it is off and a standby may go on with it: that would be a second.
+        Raises RefusedError if it is off and a standby may take it over.
         """
         if options.offline:
             await self._require_decided()

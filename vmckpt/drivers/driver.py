@@ -90,9 +90,9 @@ class RemovedVm(NamedTuple):
 
 
 class VmSnapshot(NamedTuple):
-    """A snapshot that QEMU keeps. `state_bytes` and `guest_clock_s` are None where none is told.
+    """A snapshot in an image. `state_bytes` and `guest_clock_s`: None if not known.
 
-    `facts` are all that its driver tells, for programs.
+    `facts`: all details from its driver, for programs.
     """
 
     name: str

@@ -61,9 +61,9 @@ async def capturing(
 ) -> AsyncIterator["Capture"]:
     """Epochs of a VM for the block; before, between and after them the VM runs.
 
-    `monitor` is its operator monitor, nobody else's meanwhile. A `guard` is to stand by: should
-    this process die in a pause it lets the guest run on. `pausing` is entered for each pass's
-    pause. Raises OSError as `tracking` does, CommandRefusedError.
+    `monitor` is its operator monitor, used exclusively. With `guard`, a guard resumes the guest if
+    this process dies during a pause. `pausing` is entered for each pass's pause. Raises OSError as
+    `tracking` does, CommandRefusedError.
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
         with tracking(pid, ram_file, page_tracking(), ram_bytes) as tracker:
@@ -221,10 +221,10 @@ class Capture:
         *,
         resume_guest: bool,
     ) -> Epoch:
-        """An epoch whose devices are saved, not migrated: `cont` is taken whenever it comes.
+        """An epoch whose devices are saved, not migrated, so that `cont` is always accepted.
 
-        Its output is cut off just before the stop. What is sent in between is the next epoch's, and
-        waits for it. Of a guest that stands still afterwards there is no next one.
+        Its output ends just before the stop. Packets in between belong to the next epoch, and wait
+        for it. If the guest stays paused there is no next epoch.
         """
         steps: list[Coroutine[Any, Any, Any]] = [*self._output.end_epoch()]
         if first is None and resume_guest:
@@ -263,9 +263,10 @@ class Capture:
         *,
         resume_guest: bool = False,
     ) -> tuple[Pages, Pause, Any]:
-        """Sent at once and done in this order: the guest stands still for fewer round trips.
+        """Send all commands at once, to be executed in order: fewer round trips in the pause.
 
-        With what the last of `steps` gives. The guest goes on when they are done and all is copied.
+        Returns the result of the last of `steps`. The guest resumes when they are done and
+        everything is copied.
         """
         before = [asyncio.ensure_future(step) for step in (first() if first else ())]
         stop = asyncio.ensure_future(commands.stop(self._monitor))

@@ -20,9 +20,9 @@ SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
 async def load_devices(monitor: Monitor, device_state: bytes) -> None:
-    """The guest then stands still there, ready to run. `SETTINGS` have been set.
+    """Load the guest, paused and ready to run. `SETTINGS` have been set.
 
-    Raises OperationFailedError; then this QEMU is of no use any more.
+    Raises OperationFailedError; then this QEMU cannot be used any more.
     """
     reader, writer = os.pipe()
     feeding = asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))

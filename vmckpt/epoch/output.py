@@ -130,10 +130,10 @@ class HeldOutput:
 
 
 class BriefHold:
-    """The output of a VM's network back ends, held for a moment, by one buffer each.
+    """Hold the output of a VM's network back ends briefly, with one buffer each.
 
-    Every `most_s` QEMU lets go what waits, whatever has become of who holds it: so it is never held
-    for longer, and nobody who held it for longer may believe that nothing left.
+    QEMU itself releases it every `most_s`, also if the holder has died: after `most_s`, output may
+    have left.
     """
 
     def __init__(self, monitor: Monitor, netdevs: Sequence[str], most_s: float) -> None:

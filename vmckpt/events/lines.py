@@ -45,9 +45,9 @@ def from_record(data: object) -> Event:
 
 
 class Lines:
-    """Lines out of bytes that come piece by piece; a line that is not whole waits for its end.
+    """Split bytes that arrive in pieces into lines; incomplete lines wait for their end.
 
-    One that is no event is told as a note: what is told of an operation does not end it.
+    A malformed event becomes a note: it does not end the operation.
     """
 
     def __init__(self) -> None:

@@ -20,10 +20,10 @@ async def wait_for_calm(
     for_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Return when the guest `name` dirties little for its kind, at the latest after `for_s`.
+    """Return when the guest `name` dirties little by its own standards, at the latest after
+    `for_s`.
 
-    What was measured last is kept. `tell` is told which it was. Raises what `measure`, for so many
-    seconds, raises.
+    The last measurement is kept. `tell` gets the reason. Raises what `measure` raises.
     """
     began_s, rates = time.monotonic(), list[float]()
     while time.monotonic() - began_s + LOOK_S <= for_s:

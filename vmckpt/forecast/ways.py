@@ -43,9 +43,9 @@ def ways(options: MigrationOptions) -> tuple[TransferMode, ...]:
 
 
 def options_of(way: TransferMode, options: MigrationOptions, intent: Intent) -> MigrationOptions:
-    """What `migrate` is asked for on this way.
+    """The options of `migrate` for this method.
 
-    The ways that are post-copy may be: a wish that it shall not be risked is judged like others.
+    Post-copy methods are allowed here: a constraint against them is judged like others.
     """
     most_ms = None if intent.max_pause_s is None else round(1e3 * intent.max_pause_s)
     return replace(

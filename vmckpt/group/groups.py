@@ -1,7 +1,7 @@
-"""Which groups there are: no more is kept of one than what each of its checkpoints says.
+"""The groups, derived from what each of their checkpoints records.
 
-A group is whole while all of its checkpoints are there, wherever they were copied to; one of which
-one is missing is told as what it is, and restored by nobody.
+A group is complete while all its checkpoints exist in any store; an incomplete one is listed as
+such, and cannot be restored.
 """
 
 from collections.abc import Iterable, Mapping

@@ -169,10 +169,10 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
 
 
 async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Lead all through a restore; what each says when its guest runs and knows what it can.
+    """Lead all members through a restore; returns their results once their guests run.
 
-    No restored guest runs before all old ones stand still: what those still send would be from a
-    future that is not to be.
+    No restored guest runs before all old ones are paused: their output would come from a discarded
+    future.
     """
     await head.all_say("ready")
     tell("all can go on")

@@ -1,7 +1,7 @@
-"""A group's commit, written down before it: so a head that is killed in it leaves all or nothing.
+"""The record of a group's commit, written before it: a killed head leaves all or nothing.
 
-`groups/ID.json` of the operator's state directory is there from before the first member is told to
-commit until all have, or none has. Whether they have is asked of the stores, never believed.
+`groups/ID.json` in the operator's state directory exists from before the first member commits until
+all have, or none has. The stores are asked whether they have.
 """
 
 from collections.abc import AsyncIterator

@@ -23,9 +23,9 @@ class MemberSite(NamedTuple):
 
 
 def turns(places: Mapping[str, MemberSite], most_held_s: float) -> list[list[str]]:
-    """Rows of members, each to be stopped when the one before it in its row stands still.
+    """Rows of members, each to be stopped when the one before it in its row is paused.
 
-    All rows go on side by side. Where words take long there are more rows, with fewer turns.
+    All rows proceed concurrently. With slow connections there are more rows with fewer turns.
     """
     machines: dict[str, list[str]] = {}
     for vm, place in places.items():

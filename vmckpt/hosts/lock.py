@@ -35,11 +35,11 @@ class Owner(NamedTuple):
 
 @contextmanager
 def held(path: Path, owner: Owner) -> Iterator[None]:
-    """Hold the lock at `path` for the block. Raises BusyError, naming the holder, when it is taken.
+    """Hold the lock at `path` for the block. Raises BusyError, naming the holder.
 
-    One whose owner's name finds no space is held all the same, by somebody without a name.
-    The file is removed at the end; whoever opened the removed one tries again, so two holders of
-    two files under one name cannot be.
+    If there is no space for the owner's name, the lock is held without one. The file is removed at
+    the end; a process that has opened the removed file tries again, so that there is only one
+    holder.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

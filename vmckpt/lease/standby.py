@@ -75,10 +75,10 @@ def decide(view: StandbyView, *, now_s: float, margin_s: float, silence_s: float
 
 
 def is_left_to(record: LeaseRecord, me: Claimant, follows_term: int) -> bool:
-    """Whether this standby may take the next term: its replica has all output that was released.
+    """Whether this standby may take the next term: its replica has all released output.
 
-    After a later term than its primary's that is so only if the arbiter records it as in sync,
-    whoever released that term.
+    After a later term than its primary's that is so only if the arbiter lists it as in sync,
+    regardless of who released that term.
     """
     is_of_its_primary = record.in_sync == me.replica or record.term == follows_term
     return is_of_its_primary and is_entitled(record, me)

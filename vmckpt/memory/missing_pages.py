@@ -120,9 +120,9 @@ class MissingPages:
         return False
 
     def fill(self, offset: int, data: bytes | memoryview) -> None:
-        """Whole pages from `offset` on; those that are there already stay as they are.
+        """Fill whole pages from `offset` on; pages that exist are kept.
 
-        Whoever waits for one of them goes on. Raises OSError: ENOMEM, ESRCH.
+        Threads that wait for them continue. Raises OSError: ENOMEM, ESRCH.
         """
         view = memoryview(data)
         for at in range(0, len(view), MOST_BYTES):

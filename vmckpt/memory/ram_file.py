@@ -75,9 +75,9 @@ class RamFile:
 
 
 def unnamed(directory: Path) -> int:
-    """A new file in `directory` that has no name yet: it goes with whoever has it open.
+    """A new file in `directory` without a name: it disappears with its last descriptor.
 
-    Raises StorageError where the file system has none of these.
+    Raises StorageError if the file system does not support that.
     """
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -12,9 +12,9 @@ from vmckpt.memory.soft_dirty import SoftDirty, is_sound, soft_dirty
 
 
 class Tracker(Protocol):
-    """The pages of one RAM file that are written.
+    """The dirty pages of one RAM file.
 
-    `needs_stop`: what is written during `take_spans` may be missed: the VM stands still, its block
+    `needs_stop`: writes during `take_spans` may be missed, so the VM must be paused and its block
     layer drained.
     """
 

@@ -1,7 +1,7 @@
 """Migrations, from their run records, as metrics. Pure.
 
-The counters count the records that there are: they fall when somebody removes records, as counters
-do when a process starts anew.
+Counters count the existing records: they drop when records are removed, like counters after a
+restart.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""A VM that is off, moved as one that stands still: by a QEMU of its own that never runs its guest.
+"""Migrate a VM that is off like one that is paused: with a QEMU that never runs a guest.
 
-So its disks, encryption, journal and recovery are those of every migration, and both QEMUs say that
-they can have the VM. Of memory it has next to none, and no cards: it takes no room on either host.
+So disks, encryption, journal and recovery are those of every migration, and both QEMUs confirm that
+they support the VM. It has almost no memory and no passed-through devices.
 """
 
 from collections.abc import AsyncIterator
@@ -33,9 +33,9 @@ def stand_in(spec: Spec) -> Spec:
 async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
     """For the block: the stopped `vm`, whose lock is held, with a QEMU that has its disks.
 
-    Nobody else knows of it: the VM is off to everybody, and whoever next takes its lock ends one
-    that was left. When the block leaves a journal its recovery ends it. Raises RefusedError when
-    the VM runs, what `start_qemu` raises.
+    For others the VM stays off, and the next holder of its lock ends a QEMU that was left. If the
+    block leaves a journal, its recovery ends it. Raises RefusedError when the VM runs, and as
+    `start_qemu`.
     """
     if await vm.is_alive():
         raise RefusedError(

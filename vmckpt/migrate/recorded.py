@@ -100,10 +100,10 @@ async def recorded(
     *,
     forecast: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[MigrationRun]:
-    """A run for the block, of that id if it has one; an error of the block ends its record.
+    """A run for the block, with the given id if any; an error of the block completes its record.
 
-    What was promised is told of as soon as it is broken, whatever is done then. A cancellation
-    becomes CancelledByUserError: who lets one through has undone all.
+    A violated constraint is reported at once. A cancellation becomes CancelledByUserError: it
+    passes only when everything is undone.
     """
     run = MigrationRun(run_id or new_run(), request, asked, emit, forecast)
     late = None

@@ -168,10 +168,10 @@ async def on_the_link(
 
 
 def fair_share(mine_bytes_per_s: int, others_bytes_per_s: Sequence[int]) -> int:
-    """What a migration held to `mine` gets beside others that are held to theirs.
+    """The share of a migration with limit `mine` beside others with their limits.
 
-    Together they get the largest of these limits. It is divided evenly; what somebody may not use
-    goes to the rest (max-min fairness). Nobody gets more than it asked for, and at least 1.
+    Together they get the largest limit, divided evenly; what one may not use goes to the others
+    (max-min fairness). Each gets at most its limit, and at least 1.
     """
     limits = sorted([mine_bytes_per_s, *others_bytes_per_s])
     rest, level = limits[-1], 0

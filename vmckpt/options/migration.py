@@ -41,11 +41,12 @@ class OnTimeout(StrEnum):
 
 
 class Tls(StrEnum):
-    """Whether memory and disks travel encrypted.
+    """Encryption of memory and disks.
 
-    auto: by the hosts' certificates; in clear only between hosts of one machine that have none; as
-    psk where QEMUs have users of their own. require: by certificates or not at all. psk: by a key
-    made for this migration alone, which goes to both hosts the way commands do. off: in clear.
+    auto: with the hosts' certificates; unencrypted only between hosts of one machine without
+    certificates; as psk where QEMUs have users of their own. require: with certificates, or
+    refused. psk: with a key generated for this migration, sent to both hosts like commands. off:
+    unencrypted.
     """
 
     AUTO = "auto"

@@ -61,10 +61,10 @@ class Policy:
         return any(rule.act is Act.THROTTLE for rule in self.rules)
 
     def within(self, most_ms: int | None, most_percent: int | None) -> Self:
-        """The same policy, which keeps what was promised: pauses and slowdowns no longer than this.
+        """The same policy within constraints on pause and slowdown.
 
-        None: nothing was promised. A rule that can do nothing more than it may is left out; so are
-        those after which nobody knows how long the guest stands still, or waits for its pages.
+        None: no constraint. Rules without effect within them are left out; so are rules after which
+        the pause, or the wait for pages, is unknown.
         """
         rules = []
         for rule in self.rules:

@@ -153,9 +153,9 @@ async def block_job_write_through(monitor: Monitor, job: str) -> None:
 
 
 async def block_job_cancel(monitor: Monitor, job: str, *, force: bool) -> None:
-    """End a mirror: not forced and ready, with both sides alike; forced, at once.
+    """End a mirror: if ready and not forced, with both sides identical; forced, at once.
 
-    Forced, or not ready, with the guest standing still: see `blockdev_mirror`.
+    If forced or not ready, the guest must be paused: see `blockdev_mirror`.
     """
     await monitor.tell("block-job-cancel", {"device": job, "force": force})
 

@@ -59,9 +59,9 @@ class NotQmpError(ProtocolError):
 
 
 class _Client(QMPClient):
-    """Without the library's log of each message, which is made even where nobody reads it.
+    """Disable the library's log of each message.
 
-    It costs more than all else that a message does (14 us), several times in each epoch's pause.
+    It costs more than the rest of a message (14 us), several times in each epoch's pause.
     """
 
     async def _do_recv(self) -> Message:

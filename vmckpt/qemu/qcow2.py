@@ -1,6 +1,6 @@
-"""QEMU's qcow2 format (docs/interop/qcow2.txt): where an image's clusters are, read and written.
+"""QEMU's qcow2 format (docs/interop/qcow2.txt): reading and writing the cluster tables.
 
-Of clusters of 64 KiB, as QEMU makes them unless it is told otherwise.
+Only clusters of 64 KiB, QEMU's default.
 """
 
 import os

@@ -29,9 +29,9 @@ FIRST, SECOND = "replication", "second"
 
 
 class SecondPath(asyncio.DatagramProtocol):
-    """This side's end of the second path; `port` is where it hears the `other`, which is told.
+    """This side's end of the second path; it receives on `port`, which `other` knows.
 
-    Without addresses there is no such path, and `lacks` says why.
+    Without addresses there is no second path, and `lacks` says why.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class Collected(NamedTuple):
 def plan_gc(store: Store) -> GcPlan:
     """What gc would do now. Changes nothing. Raises RefusedError, StorageError.
 
-    Refused while a checkpoint cannot be read: nobody knows what it needs.
+    Refused while a checkpoint cannot be read: what it needs is unknown.
     """
     needed = Needed()
     look_at_checkpoints(store, needed)

@@ -5,9 +5,9 @@ from vmckpt.vm.inventory import Vm
 
 
 async def hole_pages(vm: Vm) -> int | None:
-    """Pages of its RAM file that are holes: whoever reads one first waits for the kernel.
+    """Number of holes in its RAM file, in pages: the first read of one takes a page fault.
 
-    None where its memory is in no file of its own. Raises HostDownError.
+    None if its memory is in no file of its own. Raises HostDownError.
     """
     ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
     found = await vm.host.allocation(ram_file)

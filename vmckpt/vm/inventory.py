@@ -193,9 +193,9 @@ async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
 
 
 async def is_worked_on(name: str) -> bool:
-    """Whether an operation, recovery not counted, holds the VM's lock on any host now.
+    """Whether an operation other than a recovery holds the VM's lock on any host now.
 
-    Of a host that does not answer nobody knows; what is done to the VM there fails by itself.
+    Unknown for a silent host, where operations on the VM would fail anyway.
     """
 
     async def actions() -> set[str]:

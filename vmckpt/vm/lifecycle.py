@@ -134,9 +134,9 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
 
 
 async def remove_vm(vm: Vm) -> int | None:
-    """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs.
+    """Remove a VM that is off; its disk images stay. Raises RefusedError while it runs.
 
-    An adopted VM whose QEMU somebody else started is forgotten as it is: the pid that goes on.
+    An adopted QEMU keeps running: returns its pid.
     """
     async with held(vm, "vm rm", runs_again=False) as now:
         is_alive = await now.is_alive()

@@ -1,7 +1,7 @@
-"""What a guest that runs from a checkpoint is told: that time has gone on, and who it is now.
+"""What a restored guest learns: the current time, and its identity.
 
-A kernel that runs knows its clock and its MACs by itself: only somebody inside can tell it others,
-the guest agent. What it could not be told is said.
+A running kernel keeps its own clock and MAC addresses: only the guest agent, inside, can change
+them. What could not be changed is reported.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""What a restore or a fork makes of a VM, written down before it is there: `vms/NAME/restore.json`.
+"""The record of a restore or fork, written before anything is made: `vms/NAME/restore.json`.
 
-Whoever makes it may be killed. Until `vm.json` names the new QEMU nothing of it stays then; from
-that moment on all of it is the VM's, and the guest is let run.
+Its process may be killed. Until `vm.json` names the new QEMU, recovery removes everything; from
+then on everything belongs to the VM, and recovery resumes the guest.
 """
 
 from dataclasses import dataclass

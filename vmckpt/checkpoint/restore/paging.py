@@ -74,10 +74,10 @@ class PagerProcess:
         noted: Path | None = None,
         key: Path | None = None,
     ) -> Self:
-        """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError.
+        """A pager that opens the checkpoint concurrently; `opened` waits for that. Raises OSError.
 
-        What `noted` (see `first_pages.py`) names is put into the RAM file, which nobody uses yet.
-        `key` opens an encrypted store (`checkpoint/secret.py`); it goes with the last page.
+        The pages in `noted` (see `first_pages.py`) are put into the RAM file before it is used.
+        `key` opens an encrypted store (`checkpoint/secret.py`); it is removed with the last page.
         """
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as words, _signals_blocked():

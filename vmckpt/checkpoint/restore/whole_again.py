@@ -29,10 +29,10 @@ _FD_NAME = "vmckpt-saved"
 async def load_whole(
     monitor: Monitor, area: Area, files: QemuDir, *, mapped: bool, file: Path
 ) -> None:
-    """The guest then stands still there, ready to run. What is `mapped` takes `file` meanwhile.
+    """Load the guest, paused and ready to run; `mapped` memory comes from `file`.
 
     Raises RefusedError (no room), OperationFailedError, DamagedError, StorageError; then this QEMU
-    is of no use any more.
+    cannot be used any more.
     """
     if mapped:
         await _from_file(monitor, area, files, file)

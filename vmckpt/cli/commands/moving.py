@@ -1,6 +1,6 @@
-"""What `vmckpt migrate` does, whoever read its words, and how it shows what came of it.
+"""The work of `vmckpt migrate`, independent of the parser, and the display of its result.
 
-It imports no typer: a plain `vmckpt migrate VM HOST` does without (`cli/entry.py`).
+It does not import typer: a plain `vmckpt migrate VM HOST` does without (`cli/entry.py`).
 """
 
 from typing import TYPE_CHECKING, Any

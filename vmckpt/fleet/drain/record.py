@@ -1,7 +1,7 @@
-"""What a drain has to know to be gone on with, and undone: written down before each of its moves.
+"""The record of a drain, for continuing and undoing it: written before each migration.
 
-STATE/drains/HOST.json on the operator's machine, from the drain's beginning until all that it moved
-is back. STATE/drains/past/RUN.json: how long it took, which teaches the next forecast.
+STATE/drains/HOST.json on the operator's machine, from the start of the drain until all VMs are
+back. STATE/drains/past/RUN.json: its duration, for later forecasts.
 """
 
 from collections.abc import Mapping

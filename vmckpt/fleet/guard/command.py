@@ -37,11 +37,11 @@ Print = Callable[[str], None]
 
 
 async def run_command(vm: Vm, record: GuardRecord, begun: Begun, say: Print, output: int) -> str:
-    """Run it to its end: why it failed, or nothing.
+    """Run it to its end; returns why it failed, or "".
 
-    What it leaves running stays until `end_worker`, or for good after `release_worker`.
-    `output` is the descriptor that what it prints goes to when it is run here; elsewhere `say` is
-    told. Ended with all that it started when it outlasts its time, and when this is cancelled.
+    Processes that it leaves running stay until `end_worker`, or permanently after `release_worker`.
+    Its output goes to descriptor `output` if it runs here, otherwise to `say`. It is ended with all
+    its processes on a timeout or cancellation.
     """
     request = record.request
     try:

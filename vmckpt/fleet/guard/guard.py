@@ -77,10 +77,10 @@ PROOF_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GuardTools:
-    """What a guard is given: who is told, who decides when asked, and how a VM is found.
+    """Dependencies of a guard: reporting, asking the operator, and finding VMs.
 
-    `ask` gives None when nobody can be asked. What the command prints goes to descriptor `output`
-    when it is run here, else to `say`.
+    `ask` returns None if there is no terminal. The command's output goes to descriptor `output` if
+    it runs here, otherwise to `say`.
     """
 
     tell: Tell
@@ -91,9 +91,9 @@ class GuardTools:
 
 
 async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardRecord:
-    """Guard a command; the record of how it ended, KEPT or ROLLED_BACK.
+    """Guard a command; returns its final record, KEPT or ROLLED_BACK.
 
-    Raises what says why the command was not begun; GuardOpenError when nobody has decided.
+    Raises why the command was not started; GuardOpenError: the operator has to decide.
     """
     async with _only_one(request.vm):
         _require_none_open(request.vm)

@@ -1,7 +1,7 @@
-"""What a guard has to know to be ended by somebody else: written down before each of its steps.
+"""The record of a guard, for completing it from another process: written before each step.
 
 STATE/guards/RUN.json on the operator's machine. It outlives the command, its dead-man's switch and
-the machine's reboot; it goes when the checkpoint that it is about has expired.
+a reboot; it is removed when its checkpoint has expired.
 """
 
 from contextlib import suppress

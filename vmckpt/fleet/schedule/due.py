@@ -78,11 +78,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
-    """A run that was begun, and whose end is not written down yet.
+    """A run that has started, and whose end is not recorded yet.
 
-    `missed` are due times before its own that it stands for. `failed` is when it failed last, after
-    `tries` (None: nobody has said that it did, and its process may be dead); it is tried again
-    `again_s` later.
+    `missed`: earlier due times that it replaces. `failed`: when it failed last, after `tries`
+    (None: no failure is recorded; its process may be dead); it is retried `again_s` later.
     """
 
     number: int

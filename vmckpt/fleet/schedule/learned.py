@@ -33,9 +33,9 @@ class VmSample:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCost:
-    """What checkpoints cost: how long the guest stands still, and how long until one is safe.
+    """Cost of checkpoints: the pause of the guest, and the time until one is safe.
 
-    Of several: the mean of the first, of the last ones most; nearly the longest of the second.
+    Of several: a weighted mean of the former, recent ones more; nearly the maximum of the latter.
     """
 
     stall_s: float

@@ -41,10 +41,10 @@ class ScheduleRun:
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """What is known of the claimed run's checkpoint before it is over.
+    """What is known of the claimed run's checkpoint before it is complete.
 
-    `id` is its id, whoever makes it and however often that is tried; `place` the store that it goes
-    into, `host` where it is taken: None as long as nothing was begun.
+    `id`: its id, the same for every process and try; `place`: its store; `host`: where it is taken;
+    None before the start.
     """
 
     id: str

@@ -75,9 +75,9 @@ class ScheduleActions(Protocol):
     """What is done to VMs and stores. Whatever cannot be done raises VmckptError."""
 
     async def find(self, record: ScheduleRecord) -> Point | None:
-        """The claimed run's checkpoint; None: it is not there, and nobody is at it.
+        """The claimed run's checkpoint; None: it does not exist, and is not being taken.
 
-        Raises BusyError while somebody works on the VM who may be making it.
+        Raises BusyError while another process that holds the VM may be taking it.
         """
 
     async def take(
@@ -144,10 +144,10 @@ def clock() -> ClockReading:
 
 
 async def run(name: str, tools: SchedulerTools) -> RunResult:
-    """Do what is due for a schedule, once; with nothing due its outcome is None.
+    """Run what is due for a schedule, once; with nothing due its outcome is None.
 
-    Errors of the work are told and written down: the run is tried again later. Raises BusyError
-    (somebody else is at it), NotFoundError (it was removed), StorageError (it cannot be written).
+    Errors of the work are reported and recorded: the run is retried later. Raises BusyError
+    (another process runs it), NotFoundError (it was removed), StorageError (it cannot be written).
     """
     async with local_host().lock(lock_path(name), owner("schedule")):
         return await _Running(load(name), tools).run()

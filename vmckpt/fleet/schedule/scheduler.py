@@ -60,9 +60,9 @@ async def run_due(names: Sequence[str], tools: SchedulerTools) -> list[RunResult
 
 
 async def serve(tools: SchedulerTools) -> None:
-    """Run what is due until this is cancelled. Raises BusyError when another scheduler is at work.
+    """Run what is due until cancelled. Raises BusyError if another scheduler is running.
 
-    A run that is cut off by that is gone on with by the next scheduler.
+    An interrupted run is continued by the next scheduler.
     """
     async with _only_one("serve --scheduler"):
         serving = _Serving(tools)

@@ -13,10 +13,10 @@ MOST_BYTES = 64 << 20
 
 
 async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mapping[str, Any] | None:
-    """What `vmckpt observe WORDS` found there; None once somebody held the VM's lock.
+    """The result of `vmckpt observe WORDS` on the host; None if the VM's lock was taken.
 
-    Raises OSError as `memory.observe` does, too (ENOTSUP) when the host's vmckpt knows no such
-    command; HostDownError.
+    Raises OSError as `memory.observe` does, also (ENOTSUP) if the host's vmckpt lacks the command;
+    HostDownError.
     """
     done = await host.run([*await host.own_command(), "observe", *words], for_s + BESIDES_S)
     try:

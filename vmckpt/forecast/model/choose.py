@@ -135,8 +135,8 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
 
 
 def change(offer: Offer) -> tuple[bool, int, float]:
-    """How much of the intent has to be given up for it, to be compared: fewest wishes first, then
-    the one that has to give least; of what may not end, more than of anything that does.
+    """A sort key for violations: the number of violated constraints, then the smallest violation;
+    methods that may not finish come last.
     """
     endless = not math.isfinite(offer.forecast.total_s.p90)
     return endless, len(offer.misses), math.prod(miss.times for miss in offer.misses)
@@ -164,9 +164,9 @@ def _least_change(offers: Sequence[Offer]) -> str:
 
 
 def _gentler(able: Iterable[Offer], least: Offer) -> Offer:
-    """Instead of the least change one that asks little more, and for a far shorter downtime.
+    """An alternative to the smallest change that costs little more for a much shorter downtime.
 
-    It is no more dangerous, and gives up no more wishes.
+    It is no riskier, and violates no more constraints.
     """
     most_times, most_pause_s = change(least)[2] * LITTLE_MORE, least.forecast.downtime_s.p90
 

@@ -67,9 +67,9 @@ def with_devices(forecast: Forecast, phases: DevicePhases) -> Forecast:
 
 
 def with_device_memory(guest: Guest, device_bytes: int) -> Guest:
-    """The guest when its memory has what its devices held: pages that were zero, at the costliest.
+    """The guest with its devices' state in memory: at worst in pages that were zero.
 
-    Where in its memory they will be nobody knows.
+    Their location in memory is unknown.
     """
     if not device_bytes:
         return guest

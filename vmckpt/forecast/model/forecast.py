@@ -68,10 +68,10 @@ class Band(NamedTuple):
 
 
 class MigrationLimits(NamedTuple):
-    """What a migration is given: how long the guest may stand still, bytes/s (0: no limit).
+    """Limits of a migration: downtime, and bytes/s (0: none).
 
-    `channels` are those of the parallel ways; auto-converge takes at most `most_throttle` of the
-    guest's processors.
+    `channels`: of the parallel methods; auto-converge takes at most `most_throttle` of the guest's
+    processors.
     """
 
     downtime_s: float

@@ -45,10 +45,10 @@ def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
 
 
 class PrecopySample(NamedTuple):
-    """A pre-copy at one moment, as far as a policy goes by it.
+    """The state of a pre-copy that a policy uses.
 
-    `round_number` counts from 1, `at_s` from anywhere. `held`: its end is held back.
-    `throttle_percent` is what QEMU takes of the guest's processors; None: what it was told.
+    `round_number` counts from 1, `at_s` from any origin. `held`: its end is held back.
+    `throttle_percent`: QEMU's throttling of the guest; None: as requested.
     """
 
     at_s: float

@@ -136,10 +136,10 @@ def wire(
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """How sending went. `left_s` is how long what is left takes, at full speed, the guest stopped.
+    """A simulated transfer. `left_s`: duration of the rest at full speed, the guest paused.
 
-    `ends` is false when it would go on for ever; `throttle` is the last, `slowed_s` the guest's
-    time lost by throttling.
+    `ends`: false if it would never converge; `throttle`: the last one; `slowed_s`: the guest's time
+    lost by throttling.
     """
 
     ends: bool

@@ -88,10 +88,10 @@ class Attendant:
 def attended(
     command: Sequence[str], log: Path, *, answer_s: float | None = None
 ) -> Iterator[Attendant]:
-    """Have `command` run beside this process for the block; it hears the lines that are told to it.
+    """Run `command` beside this process for the block; it receives lines on standard input.
 
-    Its standard input, a stream socket, ends when this process does, however it does. Output goes
-    to the file `log`.
+    Standard input, a stream socket, ends when this process ends in any way. Output goes to the file
+    `log`.
     """
     ours, theirs = socket.socketpair()
     with ours:

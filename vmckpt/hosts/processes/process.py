@@ -40,8 +40,8 @@ PROCESS = Schema(ProcessId, "see that the process has ended, and remove the file
 def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
     """Start a process in a session of its own, its output appended to a file (mode 0600).
 
-    It gets no other descriptor: one that this process inherited could be somebody's lock. It is
-    reaped if it ends while this process lives. Raises OSError.
+    It inherits no other descriptor, which could hold a lock. It is reaped if it ends while this
+    process lives. Raises OSError.
     """
     log_fd = os.open(stderr_path, APPENDED, 0o600)
     null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -28,10 +28,10 @@ _REAL_TIME, _LOWEST = os.SCHED_RR | os.SCHED_RESET_ON_FORK, 1
 
 
 def give_way() -> None:
-    """From here on this thread interrupts nobody when it wakes up; it has as large a share.
+    """From now on this thread does not preempt others when it wakes up (SCHED_BATCH).
 
-    For work that can wait for some milliseconds. Processes that it starts inherit that. A thread
-    that somebody gave another policy keeps it.
+    For work that can wait for some milliseconds. Child processes inherit it. A thread with another
+    policy keeps that.
     """
     _change(os.SCHED_OTHER, os.SCHED_BATCH)
 

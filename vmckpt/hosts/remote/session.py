@@ -118,10 +118,10 @@ class Session:
         return (await self._connected()).greeting
 
     async def ask(self, question: str, arguments: dict[str, Any], *, again: bool) -> Any:
-        """The answer, as JSON. Raises what the host raises; HostDownError when there is none.
+        """The answer, as JSON. Raises what the host raises; HostDownError: no answer.
 
-        What may be asked `again` is, once, over a new connection. Of anything else nobody knows
-        whether it was done when the connection is lost: OutcomeUnknownError.
+        With `again`, the request is repeated once over a new connection. Otherwise a lost
+        connection leaves the outcome unknown: OutcomeUnknownError.
         """
         try:
             return await (await self._connected()).ask(question, arguments)

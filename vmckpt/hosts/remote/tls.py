@@ -158,10 +158,10 @@ async def _refused(name: str, where: str) -> HostDownError:
 
 
 async def listen(directory: Path, state_dir: Path) -> None:
-    """What `have_listen` starts: serve whoever has the token, until the directory is removed.
+    """What `have_listen` starts: serve visitors with the token, until the directory is removed.
 
-    Or until nobody has been connected for ten minutes. Who is connected then may end what is begun,
-    for as long as a connection may be silent. Raises OperationFailedError.
+    Or until there was no connection for ten minutes. Open connections may then finish, for as long
+    as a connection may be silent. Raises OperationFailedError.
     """
     visits = _Visits(state_dir)
     async with await listening(directory, visits.visit) as listener:

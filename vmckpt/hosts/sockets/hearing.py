@@ -14,10 +14,10 @@ HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
 async def heard(
     host: Host, guest: int | None, began_s: float, ended_s: float, note: Callable[[str, str], None]
 ) -> Silence | None:
-    """The silence from the transfer's begin to the first heartbeat after its end.
+    """The silence from the start of the transfer to the first heartbeat after its end.
 
-    Both are on this machine's monotonic clock. None when nobody listens, when `guest` is None or
-    was not heard before: then there is nothing to compare with. A silent observer is only noted.
+    Both are on this machine's monotonic clock. None if there is no observer, or `guest` is None or
+    was not heard before. A silent observer is only noted.
     """
     if guest is None:
         return None

@@ -24,9 +24,9 @@ class KnownHosts:
         self._revoked: frozenset[bytes] = frozenset()
 
     def load(self, client: paramiko.SSHClient) -> None:
-        """Have `client` know the keys that stand in the files. Raises OSError.
+        """Load the known host keys into `client`. Raises OSError.
 
-        A line that is damaged keeps nobody back: it is passed over, as by ssh(1).
+        Malformed lines are ignored, as by ssh(1).
         """
         lines = [line for path in (*self._files, GLOBAL) for line in _lines(path)]
         gone = [_entry(rest) for mark, *rest in lines if mark == _REVOKED]

@@ -142,9 +142,9 @@ def _dial_over(
 
 
 class _Acknowledging:
-    """A socket that says at once what it has received: sshd waits for that as we would above.
+    """A socket that acknowledges received data at once (TCP_QUICKACK).
 
-    The kernel forgets the wish with what it sends next.
+    The kernel resets the option with the next data that it sends.
     """
 
     def __init__(self, stream: socket.socket) -> None:
@@ -161,10 +161,9 @@ class _Acknowledging:
 
 
 class _OverJump:
-    """A channel that may be closed after its jump host has gone.
+    """A channel that may be closed after its jump host is gone.
 
-    paramiko closes it in a thread of its own too, where an error would be a traceback on the
-    terminal, and there is nobody left to be told.
+    paramiko also closes it in a thread of its own, where an error would print a traceback.
     """
 
     def __init__(self, channel: paramiko.Channel) -> None:

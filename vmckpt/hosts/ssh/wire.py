@@ -32,7 +32,7 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 async def open_wire(name: str, address: Address, command: str) -> ServeConnection:
     """A connection to `vmckpt serve`, started as `command` on the host `name`.
 
-    Raises HostDownError for each way that it fails, with what mends it; UsageError for a damaged
+    Raises HostDownError for each kind of failure, with a remedy; UsageError for a malformed
     configuration.
     """
     connecting = asyncio.create_task(in_thread(partial(log_in, name, address)))

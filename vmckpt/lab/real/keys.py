@@ -1,6 +1,6 @@
-"""The SSH keys of a lab: the operator's, and every host's, which the operator knows beforehand.
+"""The SSH keys of a lab: the operator's, and the hosts', which are known beforehand.
 
-All in LAB/ssh: `id`, `known_hosts`, and `config` for whoever logs in (ssh -F LAB/ssh/config lab-a).
+All in LAB/ssh: `id`, `known_hosts`, and `config` for logins (ssh -F LAB/ssh/config lab-a).
 """
 
 import asyncio

@@ -13,11 +13,11 @@ from vmckpt.vm.domains.sessions import libvirtd
 async def bury(
     journal: DomainJournal, view: DomainView, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
-    """End what is left of it on either end, and tidy up; may be repeated after an error.
+    """End what is left of it on both ends, and clean up; may be repeated after an error.
 
-    Where it came to run on the target copied disks are newest there: a persistent domain is defined
-    there from now on. Else it stays where it came from; copies stay, too, where it may have run
-    with them before somebody ended it on both.
+    If it ran on the destination, copied disks are newest there, and a persistent domain is defined
+    there. Otherwise it stays on the source; copies are kept if it may have run with them before it
+    was ended on both.
     """
     source, target = ends
     if not (IN_POSTCOPY & {view.source, view.target} or _came_to_run(journal, view)):

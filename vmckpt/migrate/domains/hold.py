@@ -31,10 +31,9 @@ LET_GO_EVERY_S = 1.0
 
 
 class Hold:
-    """What downtime libvirt has to be told, so that QEMU allows the one that is wished.
+    """The downtime to request from libvirt, so that QEMU allows the intended one.
 
-    `mib_per_s` is the speed that QEMU was given, `limit_bytes_per_s` what the migration is held to
-    (0: nothing).
+    `mib_per_s`: the speed that QEMU was given; `limit_bytes_per_s`: the bandwidth limit (0: none).
     """
 
     def __init__(self, mib_per_s: int, limit_bytes_per_s: int = 0) -> None:
@@ -73,9 +72,9 @@ class Hold:
 
 
 async def let_go(journal: DomainJournal, source: Host) -> None:
-    """Until cancelled: see to it that QEMU stops the guest by its own measure, since nobody looks.
+    """Until cancelled: give QEMU its normal downtime limit, because the migration is not watched.
 
-    That it cannot be told is no error: whether it still migrates is asked by others.
+    Failures are ignored: others check whether it still migrates.
     """
     while journal.held_mib_per_s:
         with suppress(HostDownError, NotFoundError, OutcomeUnknownError, LibvirtRefusedError):

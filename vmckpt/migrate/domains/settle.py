@@ -63,9 +63,9 @@ async def settle(
 async def settle_off(
     journal: DomainJournal, ends: tuple[Host, Host]
 ) -> tuple[DomainMove, DomainView]:
-    """Who has a domain that is off, by both libvirtds' word; a silent one is waited for.
+    """Where a domain is that is off, according to both libvirtds; silent ones are waited for.
 
-    Nobody tells whether its own still works on it: they have to say the same for a while.
+    Neither reports whether it still works on it, so both have to say the same for a while.
     """
     since_s, before = time.monotonic(), None
     while True:

@@ -67,9 +67,9 @@ IN_POSTCOPY = frozenset({EndState.POSTCOPY, EndState.POSTCOPY_FAILED})
 
 
 def decide(view: DomainView) -> DomainMove:
-    """The next move; libvirt itself sees to it that the guest runs only once. Pure.
+    """The next move; libvirt itself ensures that the guest runs only once. Pure.
 
-    WAIT may last for ever: the caller has a time limit, after which it counts as UNKNOWN.
+    WAIT may never end: after a time limit the caller treats it as UNKNOWN.
     """
     ends = (view.source, view.target)
     if view.job or IN_POSTCOPY & set(ends):
@@ -108,9 +108,9 @@ def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
 
 
 def decide_left(view: DomainView, *, moved: bool) -> DomainMove:
-    """Who has a domain whose migration has ended, `moved` or not, and left something behind. Pure.
+    """Where a domain is whose migration has ended, `moved` or not, with leftovers. Pure.
 
-    Meanwhile somebody may have moved it, by virsh too. WAIT: it cannot be told now.
+    It may have been migrated again since, also by virsh. WAIT: not known now.
     """
     if EndState.SILENT in view[:2]:
         return DomainMove.WAIT

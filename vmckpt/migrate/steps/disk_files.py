@@ -79,9 +79,9 @@ async def hand_over_files(
     disks: Iterable[MovedDisk],
     note: Callable[[str], None],
 ) -> None:
-    """The VM is the target's: so are its files, which no undo removes now; the source's go.
+    """The VM is on the destination: protect its files there from undo, and remove the source's.
 
-    `note` is told of a file that stays because it cannot be removed.
+    `note` gets files that cannot be removed.
     """
     disks = tuple(disks)
     await keep_files(target, run, disks)

@@ -61,10 +61,10 @@ class DiskMirrors:
         return bool(self._copies)
 
     async def mirror(self, credentials: TlsCredentials | None) -> None:
-        """Copy every disk; when it returns the copies only follow the guest's writes.
+        """Copy every disk; afterwards the copies follow the guest's writes.
 
-        Encrypted by `credentials`, which both QEMUs have already; in clear without. Raises
-        OperationFailedError (no room, a broken link, nothing moves): `drop` what there is.
+        Encrypted with `credentials`, which both QEMUs have; unencrypted without. Raises
+        OperationFailedError (no room, a broken link, no progress): `drop` the rest.
         """
         if not self._copies:
             return
@@ -302,9 +302,9 @@ def _stuck(why: str) -> OperationFailedError:
 
 
 async def _end_jobs(monitor: Monitor, run: str, deadline_s: float, *, runs: bool) -> None:
-    """With the guest standing still: see `block.blockdev_mirror`.
+    """With the guest paused: see `block.blockdev_mirror`.
 
-    Should this process die meanwhile, whoever recovers the migration lets it run on.
+    If this process dies meanwhile, the recovery of the migration resumes it.
     """
     try:
         if await _mirrors(monitor, run):

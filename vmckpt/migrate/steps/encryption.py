@@ -1,7 +1,7 @@
-"""Both QEMUs are told to encrypt what migrates between them, and no longer to.
+"""Switch encryption of migrations on and off in both QEMUs.
 
-QEMU sends in clear whenever its parameter `tls-creds` is empty, also after a refused call that
-should have set it: so every answer is read, and the parameters are asked for again at the end.
+QEMU sends unencrypted whenever its parameter `tls-creds` is empty, also after a refused call that
+should have set it: so every answer is checked, and the parameters are queried again at the end.
 """
 
 import os

@@ -33,9 +33,9 @@ async def release(end: End, ram_dir: Path) -> None:
 
 
 async def _ask_to_quit(end: End) -> None:
-    """A QEMU that somebody else started ends as its starter expects: in good order, if it can.
+    """End an adopted QEMU by `quit`, if possible.
 
-    Its own sockets and pid file go with it, and a supervisor sees no failure to mend.
+    So it removes its own sockets and pid file, and a supervisor sees no failure.
     """
     process = await foreign_process(end.host, end.files)
     if process is None:

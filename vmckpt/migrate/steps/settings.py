@@ -61,9 +61,9 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
 
 
 async def leave_plain(end: End, note: Callable[[str], None]) -> None:
-    """The QEMU that has the VM now: whoever migrates or saves it next finds nothing set.
+    """Reset the QEMU that has the VM now, for the next migration or snapshot.
 
-    What stays set is said: vmckpt itself looks at it before it does anything.
+    Settings that remain are reported; vmckpt itself checks them before it does anything.
     """
     try:
         monitor = await end.monitor()

@@ -73,9 +73,9 @@ def _folded(layer: Path) -> Path:
 async def put_aside(
     monitor: Monitor, request: ReplicationRequest, vm: Vm, sources: Sequence[MirrorSource]
 ) -> list[MirrorSource]:
-    """From when this returns the guest writes to layers, which the sources are then.
+    """After this the guest writes to overlays, which become the sources.
 
-    Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what there is.
+    Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what was done.
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
     await host.remove(vm.directory.aside)  # what a killed `fold` has not: of no use any more
@@ -218,8 +218,9 @@ async def _take_back(store: RecordStore, request: ReplicationRequest, record: Le
 
 
 async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
-    """Killed at any moment, and QEMU with it, the layer has its name while it has what the disk has
-    not: both are alike when the mirror is ready, and then the guest stands still for that.
+    """Safe against a kill at any moment: the overlay keeps its name while it has content that the
+    disk lacks. When the mirror is ready both are identical, and the guest is paused for the
+    switch.
     """
     layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
     disk, path = f"disk{number}", _layer(vm.directory, number)

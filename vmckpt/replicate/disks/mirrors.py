@@ -157,12 +157,12 @@ async def mirrored(
     tell_guard: Callable[[str], None],
     let_in: Callable[[Path], None],
 ) -> AsyncIterator[Mirrors]:
-    """Mirrors of the disks, for the block; nothing of them is in QEMU after it.
+    """Mirrors of the disks, for the block; they are removed from QEMU afterwards.
 
     `let_in` lets QEMU connect to the socket.
 
-    The guest stands still for a moment at its end, watched by its guard. Raises OSError (no socket
-    at that path).
+    The guest is paused for a moment at the end, watched by its guard. Raises OSError (no socket at
+    that path).
     """
     with monitor.events(_CHANGED, _FAILED) as events:
         mirrors = Mirrors(monitor, sources, socket, events)
@@ -207,9 +207,9 @@ class _Taken:
 
 
 async def drop_mirrors(monitor: Monitor, tell_guard: Callable[[str], None]) -> None:
-    """End every mirror in QEMU, in whatever state; its guest goes on with its own disks.
+    """End every mirror in QEMU, in any state; the guest continues with its own disks.
 
-    It stands still for that: see `block.blockdev_mirror`. Raises OperationFailedError when one does
+    It is paused for that: see `block.blockdev_mirror`. Raises OperationFailedError when one does
     not end, HostDownError, OutcomeUnknownError.
     """
     if await block.query_mirrors(monitor, PREFIX):

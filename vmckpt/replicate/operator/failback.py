@@ -74,10 +74,10 @@ def came_from(vm: Vm) -> str:
 
 
 async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
-    """What was wished of the replication that brought it here, or was ended here; None: unknown.
+    """Options of the replication that brought it here, or ended here; None: unknown.
 
-    The arbiter, what that knows us by, and the fencing agent are used on `target`, too: without
-    them, unless that was told the same, or is the same machine. Raises UsageError.
+    Arbiter, credentials and fencing agent are used on `target` too: they are left out unless that
+    host recorded the same, or is the same machine. Raises UsageError.
     """
     try:
         told = await _options_at(vm.host, vm.name)

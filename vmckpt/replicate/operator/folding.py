@@ -1,6 +1,6 @@
-"""The operator's side of what stands aside: it reaches the shared disks when nobody else can write.
+"""The operator's side of overlays: commit them to the shared disks when nothing else writes.
 
-`replicate/disks/aside.py` says what it is, and does it, on the VM's own host.
+`replicate/disks/aside.py` describes them, and commits them on the VM's own host.
 """
 
 from collections.abc import Iterable

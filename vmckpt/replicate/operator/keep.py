@@ -34,10 +34,10 @@ async def keep(
     tell: Tell,
     window: DailyWindow | None = None,
 ) -> None:
-    """Look after the VM for ever; `tell` hears what is done, and what stands in the way, once.
+    """Keep the VM protected; `tell` gets actions, and each problem once.
 
-    What is under way when this is cancelled is undone; a protection that stands goes on. Raises
-    UsageError: what is wished cannot be.
+    On cancellation an unfinished start is undone; an existing protection stays. Raises UsageError:
+    invalid options.
     """
     if len(hosts) < 2:
         raise UsageError(

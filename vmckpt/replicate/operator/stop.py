@@ -159,10 +159,10 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
 async def _require_may_run(
     name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host], *, standby_is_dead: bool
 ) -> None:
-    """Raises RefusedError when the only home of the VM may not run: another still holds the term.
+    """Raises RefusedError if the only home of the VM may not run: another host holds the term.
 
-    The services' files stay then: a `stop` that is told that the other host is dead needs them. Of
-    a home that took over only a host that gives no answer may hold it.
+    The services' files are kept for a `stop` that declares the other host dead. If this home took
+    over, only a silent host may hold the term.
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
@@ -365,8 +365,8 @@ def _is_left(said: ReplicaStatus | None) -> bool:
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
-    """As `sides`; none too where only a host that gives no answer may know of one, and something
-    stands aside: `fold_there` asks more of that host, unless it is said to be dead.
+    """As `sides`; also none if only a silent host may have one and there are overlays: `fold_there`
+    asks that host, unless it is declared dead.
     """
     try:
         return await sides(name, hosts)

@@ -196,9 +196,9 @@ async def _request_there(vm: Vm) -> ReplicationRequest | None:
 
 
 async def require_right(vm: Vm) -> None:
-    """Return when the guest may run on its host, and forget the claim if there was one.
+    """Return when the guest may run on its host, and remove its claim, if any.
 
-    Raises RefusedError (another host has it, or may take it), HostDownError (nobody answers).
+    Raises RefusedError (another host has it, or may take it), HostDownError (no answer).
     """
     answer = await ask_about(vm)
     if answer is None:

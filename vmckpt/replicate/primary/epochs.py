@@ -102,9 +102,9 @@ class Epochs:
         )
 
     def has_standby(self) -> bool:
-        """Whether a standby could go on with the guest, should its QEMU be dead.
+        """Whether a standby could take over the guest if its QEMU died.
 
-        One whose host has lost its power says nothing, and its connection stands for long.
+        A host without power is silent, and its connection stays open for long.
         """
         if self._keeper.replaced.is_set():
             return True
@@ -149,9 +149,9 @@ class Epochs:
         self._by_s = self._sending_s + for_s
 
     async def one(self, replica: str, *, resume_guest: bool = True) -> bool:
-        """An epoch, from its first page to its output's leaving.
+        """An epoch, from its first page to the release of its output.
 
-        False when there is none: the guest stands still, or another has its term. Raises
+        False if there is none: the guest is paused, or another host has its term. Raises
         StandbyLostError, MonitorLostError, OutcomeUnknownError.
         """
         if not self._keeper.may_run():
@@ -279,10 +279,10 @@ class Epochs:
 
     @contextmanager
     def _killed_if_stuck(self) -> Iterator[None]:
-        """For the block: a QEMU that answers nothing for too long is killed; the standby goes on.
+        """For the block: kill a QEMU that does not answer for too long; the standby takes over.
 
-        Only its silence counts, not the time that copying takes here, and only while there is a
-        standby that could go on with the guest.
+        Only its silence counts, not the time for copying, and only while there is a standby that
+        could take over.
         """
         loop, probing = asyncio.get_running_loop(), list["asyncio.Task[None]"]()
         timer = None

@@ -176,9 +176,10 @@ class TermKeeper:
         await self._lease.give_up()
 
     async def hand_over(self) -> None:
-        """The guest stands still until `take_back`: who is in sync may have it at once.
+        """Release the term: the guest stays paused until `take_back`; a replica in sync may take
+        it.
 
-        Also when the arbiter does not answer: then that one has it when the lease has ended.
+        If the arbiter does not answer, the replica gets it when the lease has expired.
         """
         self._is_still = True
         self._tell()

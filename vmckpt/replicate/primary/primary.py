@@ -196,11 +196,10 @@ async def _await_request(directory: Path) -> ReplicationRequest:
 
 
 async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding | None]:
-    """A lease of the VM that is at home here, and whose term it follows.
+    """A lease for the VM whose home is here, and the term that it follows.
 
-    Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
-    process is dead: unless a replica of that one may take over, and is not known to be gone.
-    Raises RefusedError.
+    The holder of the VM's lock succeeds the previous holder, whose process is dead, unless a
+    replica may take over that is not known to be gone. Raises RefusedError.
     """
     store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
     found = await store.read(request.vm)
@@ -221,9 +220,9 @@ async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding
 
 @contextmanager
 def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
-    """A guard beside the VM for the block; it is told by what this gives.
+    """A guard beside the VM for the block; the returned function sends it lines.
 
-    That raises OSError with the last words of one that has died, if it had any.
+    That raises OSError with the last output of a guard that has died.
     """
     with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
 

@@ -283,11 +283,11 @@ class Protection:
         return ProtectionEnding.YOURS
 
     async def _has_term_back(self) -> bool:
-        """Whether who has taken the term gives it up in time, unable to go on with the guest.
+        """Whether the new holder of the term releases it in time, unable to run the guest.
 
-        Until then that stands still here, as the guard has it. The time begins when another is
-        first seen to have the term: an arbiter may not have answered for long before. It is over
-        as soon as the standby is known to have the guest.
+        Until then the guard keeps the guest paused here. The time starts when another holder is
+        first seen, because the arbiter may have been silent before. It ends as soon as the standby
+        is known to have the guest.
         """
         until_s = math.inf
         while time.monotonic() < until_s and self._qemu_lives():

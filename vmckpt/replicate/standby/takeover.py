@@ -33,10 +33,10 @@ _TAKING = (StandbyMove.CLAIM, StandbyMove.FENCE, StandbyMove.TAKE)
 
 
 class TakeOver:
-    """One standby's way to the term of its primary; `asked` is set by who wants it to take over.
+    """A standby's takeover of its primary's term; `asked`: requested by an operator.
 
-    `lack` says why the QEMU that waits could not go on with the guest; empty when it can.
-    `why`: what last stood in its way; `arbiter_fails`: why that gives no answer.
+    `lack`: why the waiting QEMU could not run the guest; empty if it can. `why`: the last obstacle;
+    `arbiter_fails`: why the arbiter does not answer.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class TakeOver:
         self.why = self.arbiter_fails = ""
 
     def is_due(self, receiving: "asyncio.Future[str]") -> bool:
-        """Whether to see to it: the primary is gone, silent or takes no epochs, or it is asked for.
+        """Whether to start: the primary is gone, silent, or without epochs, or it was requested.
 
-        One that is heard and takes none may be cut off from the arbiter: its lease ends, and its
-        guest stands still.
+        A primary that is heard but takes no epochs may be cut off from the arbiter: its lease
+        expires, and its guest is paused.
         """
         # Before there is anything to take over it only has to be found out at some time.
         patience_s = SILENCE_S if self._replica.complete else COPY_SILENCE_S
@@ -96,8 +96,8 @@ class TakeOver:
                 await asyncio.sleep(TICK_S)
 
     def go_alone(self) -> None:
-        """The operator has made sure that the primary is dead: no term is needed, for as long as
-        the command waits. What it is worth later nobody has made sure of.
+        """The operator has made sure that the primary is dead: no term is needed while the command
+        waits, but not later.
         """
         self._alone_until_s = boottime_s() + TIMEOUT_S
 

@@ -67,9 +67,9 @@ class Warm:
         return vm_dir(self._host.state_dir, self._spec.name)
 
     async def load(self, device_state: bytes) -> None:
-        """Give it the guest, whose memory it has: it stands still, ready to run.
+        """Load the guest, whose memory it has; it stays paused, ready to run.
 
-        Raises OperationFailedError; then this QEMU is of no use any more.
+        Raises OperationFailedError; then this QEMU cannot be used any more.
         """
         with self._monitor.events("MIGRATION") as events:
             feeding = self._feed(device_state)
@@ -99,9 +99,9 @@ class Warm:
             sync_directory(self.directory.path)
 
     async def run(self) -> None:
-        """Let the guest run, as soon as it may: what held its disks may still be ending.
+        """Resume the guest, as soon as its disks are unlocked by their old holder.
 
-        Raises OperationFailedError: it is whole, and stands still.
+        Raises OperationFailedError: it is intact, and paused.
         """
         try:
             await retry(

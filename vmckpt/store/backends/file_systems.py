@@ -54,9 +54,9 @@ class FileSystem(NamedTuple):
 
 
 def file_system_of(path: Path, mounts: str | None = None) -> FileSystem | None:
-    """The file system that `path`, or what is there of it, is on; None: nobody knows.
+    """The file system of `path`, or of its existing part; None: unknown.
 
-    `mounts` is the text of mountinfo, else this process's.
+    `mounts`: the text of mountinfo. [default: this process's]
     """
     if mounts is None:
         try:

@@ -187,10 +187,10 @@ async def _require_nobodys(host: Host, facts: AdoptedFacts, process: ProcessId) 
 
 
 async def require_own_user(host: Host, process: ProcessId) -> None:
-    """Raises RefusedError when whoever started the QEMU could not open what the VM's next one will.
+    """Raises RefusedError if the QEMU's user could not open what the VM's next QEMU will.
 
-    Its command line and its words on itself are that user's: by them files would be opened, and
-    copied disks removed, with the rights of vmckpt.
+    That user controls its command line and its answers: by them files would be opened, and copied
+    disks removed, with vmckpt's rights.
     """
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
     uids = status_fields(status).get("Uid", [])

@@ -115,9 +115,9 @@ def network(draft: Draft, option: Option) -> None:
 
 
 def default_network(draft: Draft, options: Sequence[Option]) -> None:
-    """The NIC and its user-mode network that QEMU makes where nobody asks for any (system/vl.c).
+    """QEMU's default NIC with its user-mode network (system/vl.c).
 
-    Written out: what is on the command line can be cut off.
+    Made explicit: what is on the command line can be isolated.
     """
     asked = {option.name for option in options} & {"netdev", "nic", "net", "nodefaults"}
     if not asked and any(words.startswith("user") for words in draft.facts.networks.values()):

@@ -18,7 +18,7 @@ from vmckpt.vm.paths import images_dir
 async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
     """The process behind a monitor: the one that has its vCPUs' threads.
 
-    Raises RefusedError when `pid` is another, or its threads are nobody's that this host sees.
+    Raises RefusedError if `pid` is another, or no process of this host has these threads.
     """
     threads = {cpu.thread_id for cpu in await commands.query_cpus(monitor)}
     found = pid

@@ -25,10 +25,10 @@ NAME = "libvirt.sock"
 
 @asynccontextmanager
 async def forwarded(host: Host, path: Path, directory: Path) -> AsyncIterator[Path]:
-    """For the block: a socket of this process alone, each connection to it one to `path` on `host`.
+    """For the block: a private socket that forwards each connection to `path` on `host`.
 
-    The first one's far end is made at once: raises HostDownError when nobody listens there;
-    StorageError: nothing can be made in `directory`, in which nothing stays.
+    The first connection is opened at once: raises HostDownError: nothing listens there;
+    StorageError: `directory` is not writable. Nothing remains in it.
     """
     ahead = [await host.connect(path)]
     pumps: set[asyncio.Task[None]] = set()

@@ -45,9 +45,9 @@ class Domain:
 
     @property
     def is_arriving(self) -> bool:
-        """Whether it is here only as the target of a migration under way, or the rest of one.
+        """Whether it is here only as the destination of a migration, or a leftover of one.
 
-        As long as its QEMU is being started, for whatever, nobody can tell.
+        Unknown while its QEMU is being started.
         """
         return self.seen.state is DomainState.PAUSED and self.seen.reason in _NOT_YET
 

@@ -25,7 +25,7 @@ _idle: dict[Host, list[_OpenSession]] | None = None
 
 @asynccontextmanager
 async def libvirtd(host: Host) -> AsyncIterator[Libvirtd]:
-    """A session with the host's libvirtd, nobody else's for the block.
+    """An exclusive session with the host's libvirtd, for the block.
 
     Raises RefusedError: the inventory names none, or libvirt-python is missing; HostDownError: it
     does not answer, or this user may not use it.
