@@ -13,6 +13,7 @@ from vmckpt.errors import (
     BusyError,
     CancelledByUserError,
     HostDownError,
+    JobHeldError,
     NotFoundError,
     OperationFailedError,
     OutcomeUnknownError,
@@ -705,3 +706,33 @@ def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
     assert result.moved == {"web": "b"}
     assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]
     assert result.exit_code == 1
+
+
+def test_a_vm_whose_job_is_held_has_moved_and_comes_back(world: World) -> None:
+    """It counted as on its old host: `undrain` left it where it was, and ended with 0."""
+
+    def held(target: str) -> Fault:
+        def arrives() -> VmckptError:
+            world.where["vm1"] = target
+            return error(JobHeldError, "'vm1' is there, but what used its device does not go on")
+
+        return arrives
+
+    world.faults = {("vm1", host): [held(host)] for host in "bc"}
+    result = world.drain()
+    assert (result.exit_code, result.stay, len(result.moved)) == (1, (), 5)
+    assert result.moved["vm1"] == world.where["vm1"]
+    [one] = result.to_json()["held"]
+    assert (one["vm"], one["remedy"]) == ("vm1", "ask another script")
+    # It was moved once: each move is another chance that the device does not come back.
+    assert sum(len(faults) for faults in world.faults.values()) == 1
+    world.faults = {}
+    assert world.undrain().exit_code == 0
+    assert at(world, "a") == [f"vm{number}" for number in range(5)]
+
+
+def test_a_job_that_is_held_before_the_move_moves_no_vm(world: World) -> None:
+    world.faults = {("vm1", host): [lambda: error(JobHeldError)] for host in "bc"}
+    result = world.drain()
+    assert (result.exit_code, [one.vm for one in result.stay]) == (1, ["vm1"])
+    assert (result.held, at(world, "a")) == ((), ["vm1"])

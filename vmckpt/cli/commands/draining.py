@@ -143,6 +143,8 @@ def _text(result: "DrainResult") -> "Iterable[str]":
         yield text
     for one in result.stay:
         yield f"  {one.vm} stays: {one_line(one.why)}\n    do: {one_line(one.remedy)}"
+    for held in result.held:
+        yield f"  {held.vm}: {one_line(held.why)}\n    do: {one_line(held.remedy)}"
     if plan.stopped:
         yield f"  not running, and left where they are: {', '.join(plan.stopped)}"
     if result.took_s is not None and result.action == DRAIN:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vmckpt.errors import (
     CancelledByUserError,
     HostDownError,
+    JobHeldError,
     NotFoundError,
     OperationFailedError,
     OutcomeUnknownError,
@@ -39,12 +40,20 @@ class FailedMove(NamedTuple):
     error: VmckptError
 
 
+class HeldJob(NamedTuple):
+    """A VM that has moved, and why what used its devices does not go on."""
+
+    vm: str
+    error: JobHeldError
+
+
 @dataclass(slots=True)
 class Carrier:
     """Moves VMs. `begins` and `ends` write down what is about to happen, and where a VM is then.
 
     `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them. `took`
-    are the moves that succeeded, with their instants.
+    are the moves that succeeded, with their instants. `held` succeeded too, but what used the VM's
+    devices does not go on.
     """
 
     tools: DrainTools
@@ -54,6 +63,7 @@ class Carrier:
     ends: Callable[[str, str], None]
     show: Show
     failures: list[FailedMove] = field(default_factory=list)
+    held: list[HeldJob] = field(default_factory=list)
     down: dict[str, HostDownError] = field(default_factory=dict)
     took: list[PastMove] = field(default_factory=list)
     _began_s: float = 0.0
@@ -155,7 +165,13 @@ class Carrier:
                 marks.setdefault(event.phase, time.monotonic())
             self.show(Went(move.vm, event))
 
-        done = await vm.migrate(self.hosts[move.target], self.options, tell)
+        try:
+            done = await vm.migrate(self.hosts[move.target], self.options, tell)
+        except JobHeldError as exc:
+            if await self._where(move) != move.target:
+                raise  # what an earlier operation had cut off was recovered first
+            self.held.append(HeldJob(move.vm, exc))
+            return move.target
         where = done.host if isinstance(done, Recovery) else done.target
         if where != move.target:
             raise OperationFailedError(
@@ -164,6 +180,15 @@ class Carrier:
                 remedy="try again",
             )
         return where
+
+    async def _where(self, move: PlannedMove) -> str:
+        """Raises OutcomeUnknownError."""
+        try:
+            return (await self.tools.find(move.vm, lambda text: self.show(Said(text)))).host.name
+        except VmckptError as exc:
+            raise OutcomeUnknownError(
+                f"it is unknown where '{move.vm}' is: {exc.what}", why=exc.why, remedy=exc.remedy
+            ) from exc
 
     def _failed(self, move: PlannedMove, error: VmckptError, took_s: float) -> None:
         self.failures.append(FailedMove(move, error))

@@ -29,7 +29,7 @@ from vmckpt.fleet.drain.carry import Carrier
 from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, heard_or_not
 from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import DrainRecord, drains_dir
-from vmckpt.fleet.drain.result import DrainResult
+from vmckpt.fleet.drain.result import DrainResult, Held
 from vmckpt.fleet.drain.view import TOOLS, DrainTools
 from vmckpt.forecast.drain.crowding import Past, PastMove
 from vmckpt.hosts.host import Host
@@ -150,6 +150,7 @@ class _Work:
         self._silent: Sequence[VmckptError] = ()
         self._moved = dict[str, str]()
         self._stay = dict[str, Stay]()
+        self._held = dict[str, Held]()
         self._tries = dict[str, int]()
 
     async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> DrainResult:
@@ -283,6 +284,9 @@ class _Work:
                 await carrier.carry(plan.table)
             finally:
                 self._stay |= {move.vm: _stay(move.vm, exc) for move, exc in carrier.failures}
+                for vm, exc in carrier.held:
+                    self._held[vm] = Held(vm, f"{exc.what}: {exc.why}", exc.remedy)
+                    self._say(str(exc))
             if first and len(carrier.took) == len(plan.table.moves):
                 self._keep_past(plan, carrier.took, time.monotonic() - began_s, hosts)
             first = False
@@ -414,7 +418,8 @@ class _Work:
 
     def _result(self, plan: DrainPlan, took_s: float | None) -> DrainResult:
         stay = tuple(sorted(self._stay.values()))
-        return DrainResult(self._host.name, self._action, plan, self._moved, stay, took_s)
+        held = tuple(sorted(self._held.values()))
+        return DrainResult(self._host.name, self._action, plan, self._moved, stay, took_s, held)
 
     def _cancelled(self, wanted: int) -> VmckptError:
         """That it was cancelled, or what is worse: a VM that is lost or unknown."""

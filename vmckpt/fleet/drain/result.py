@@ -1,10 +1,18 @@
 """How a drain, or an undrain, ended."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from vmckpt.errors import OutcomeUnknownError, RefusedError, VmLostError
+from vmckpt.errors import JobHeldError, OutcomeUnknownError, RefusedError, VmLostError
 from vmckpt.fleet.drain.plan import DrainPlan, Stay
+
+
+class Held(NamedTuple):
+    """Why what used the devices of a VM that has moved does not go on, and what would help."""
+
+    vm: str
+    why: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +28,21 @@ class DrainResult:
     moved: dict[str, str]
     stay: tuple[Stay, ...]
     took_s: float | None
+    held: tuple[Held, ...] = ()
     closed: bool = False
 
     @property
     def exit_code(self) -> int:
-        """0: all that runs has moved; 9 and 10 as everywhere; 4: nothing could; 1: not all did."""
+        """0: all that runs has moved; 9 and 10 as everywhere; 4: nothing could.
+
+        1: not all did, or a job is held.
+        """
         codes = {one.code for one in self.stay}
         for worst in (VmLostError.exit_code, OutcomeUnknownError.exit_code):
             if worst in codes:
                 return worst
         if not codes:
-            return 0
+            return JobHeldError.exit_code if self.held else 0
         return 1 if self.moved else RefusedError.exit_code
 
     def to_json(self) -> dict[str, Any]:
@@ -41,6 +53,7 @@ class DrainResult:
             "closed": self.closed,
             "moved": [{"vm": vm, "host": host} for vm, host in self.moved.items()],
             "stay": [one._asdict() for one in self.stay],
+            "held": [one._asdict() for one in self.held],
             "stopped": list(self.plan.stopped),
             "took_s": None if self.took_s is None else round(self.took_s, 3),
             "plan": self.plan.to_json(),
