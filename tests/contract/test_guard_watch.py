@@ -1,8 +1,11 @@
 """How long a guard watches, and what its command's output takes on its host."""
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_guard_records import record
+from vmckpt.cli.nouns.guard import _tools
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import command, guard
 from vmckpt.fleet.guard.guard import GuardTools, _Guarding
@@ -132,3 +136,25 @@ def test_how_it_has_ended_meanwhile_stands(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RefusedError, match="was rolled back"):
         asyncio.run(guard.commit(seen, print))
     assert load_all().require_sound() == [over]
+
+
+def test_a_command_whose_output_no_one_reads_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal had gone: its command was ended, and a healthy VM was rolled back."""
+    host = LocalHost("a", tmp_path / "a", "127.0.0.1")
+    asked = record("r", GuardPhase.COMMAND)
+    done = tmp_path / "done"
+    words = ("sh", "-c", f"echo begun; sleep 0.5; echo more; touch {done}")
+    asked = replace(asked, request=replace(asked.request, command=words))
+
+    async def begun(worker: GuardWorker) -> None:
+        return None
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        say = _tools(as_json=False).say
+        assert asyncio.run(command._on_host(host, asked, begun, say)) == ""
+    assert done.exists()

@@ -1,6 +1,7 @@
 """vmckpt guard: risky work on a VM with a way back."""
 
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -239,9 +240,14 @@ def _tools(*, as_json: bool) -> "GuardTools":
             return None
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 
+    def say(text: str) -> None:
+        # Whoever read it may have gone; the command goes on.
+        with suppress(OSError):
+            print(lines(text), end="", file=sys.stderr, flush=True)
+
     return GuardTools(
         tell=lambda text: warn(f"  {text}"),
-        say=lambda text: print(lines(text), end="", file=sys.stderr, flush=True),
+        say=say,
         ask=ask,
         output=2 if as_json else 1,
     )
