@@ -294,7 +294,7 @@ def test_a_target_that_falls_silent_is_given_up(made: World, step: str, bandwidt
             process.kill(target, signal.SIGSTOP, wait_s=0)
             out, err = await asyncio.to_thread(command.communicate, timeout=80)
             assert command.returncode == 7, (out, err)
-            assert "stand" in out
+            assert "no progress" in out
             await asyncio.to_thread(stands_whole, made, "lab-a")
             await control.ping()
 

@@ -179,7 +179,7 @@ def test_a_layer_whose_disk_takes_no_writes_at_the_last_moment_has_all_again(
             layer = made.vm.directory.aside / "disk1.qcow2"
             layer.rename(layer.with_suffix(".folded"))
             await made.write(1, 15, 7)
-            with pytest.raises(OperationFailedError, match="could not be written to disk1"):
+            with pytest.raises(OperationFailedError, match="could not be committed to disk1"):
                 await made.fold()
             assert "disk1.qcow2" in made.layers()
             await made.write(1, 3, 8)

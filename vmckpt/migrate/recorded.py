@@ -68,7 +68,7 @@ class MigrationRun:
         """What the operator should know beforehand, each with its code."""
         if self._asked.method is not settled.method and not settled.offline:
             over = f", over {settled.channels} channels" if settled.channels else ""
-            yield "method", f"auto comes to {settled.method} here{over}"
+            yield "method", f"auto selected {settled.method}{over}"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
     def end(self, report: "MigrationReport", checks: Sequence[Finding]) -> "MigrationReport":
