@@ -19,7 +19,7 @@ DIALECT = re.compile(
     re.IGNORECASE,
 )
 # Pages that were not rewritten yet.
-OLD = {"hardening.md", "measured.md", "tour.md", "watching.md"}
+OLD = {"hardening.md", "measured.md", "tour.md"}
 # Output of commands, as it is.
 _LITERAL = re.compile(r"^(?: {4}.*|```.*?^```)$|`[^`]*`", re.MULTILINE | re.DOTALL)
 
