@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_guard_records import record as new_record
 from vmckpt.checkpoint.jobs import RESTORE
 from vmckpt.checkpoint.restore.asked import Restored
-from vmckpt.errors import OperationFailedError
+from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.fleet.guard import guard, rollback
 from vmckpt.fleet.guard.guard import GuardTools
 from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, GuardRestore, load, save
@@ -150,3 +150,47 @@ def test_the_job_is_recorded_before_it_restores(
     with pytest.raises(GuardOpenError):
         resumed(None)
     assert recorded == [GuardRestore(local_host().name, "job")]
+
+
+def test_a_vm_that_was_put_back_unseen_is_not_put_back_again(
+    restores: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was out of reach after the restore: "could not be rolled back", and hours later
+    `guard rollback` discarded what the guest had done since.
+    """
+
+    async def no_answer(*_: object) -> list[str]:
+        raise HostDownError("no route", why="-", remedy="-")
+
+    async def main() -> GuardRecord:
+        record = rolling_back(await job(outcome=DONE))
+        with monkeypatch.context() as later:
+            later.setattr(rollback, "ailments", no_answer)
+            with pytest.raises(GuardOpenError, match="was put back, but: no route"):
+                await guard.resume(record, tools())
+        assert load(RUN).phase is GuardPhase.OPEN
+        return await guard.undo(load(RUN), tools())
+
+    record = asyncio.run(main())
+    assert (record.phase, restores) == (GuardPhase.ROLLED_BACK, [])
+
+
+def test_a_vm_that_was_put_back_and_does_not_run_is_put_back_again_if_asked(
+    restores: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def paused(*_: object) -> list[str]:
+        return [] if restores else ["it is paused"]
+
+    monkeypatch.setattr(rollback, "ailments", paused)
+    with pytest.raises(GuardOpenError, match="does not run"):
+        resumed(job(outcome=DONE))
+    assert restores == []
+    asyncio.run(guard.undo(load(RUN), tools()))
+    assert (load(RUN).phase, restores) == (GuardPhase.ROLLED_BACK, ["new-0"])
+
+
+def test_an_operator_may_put_back_what_may_have_been_put_back(restores: list[str]) -> None:
+    with pytest.raises(GuardOpenError, match="unknown whether 'web' was put back"):
+        resumed(job())
+    asyncio.run(guard.undo(load(RUN), tools()))
+    assert (load(RUN).phase, restores) == (GuardPhase.ROLLED_BACK, ["new-0"])

@@ -148,7 +148,8 @@ async def undo(record: GuardRecord, tools: GuardTools) -> GuardRecord:
     async with _only_one(record.vm):
         record = _begun(record)
         await point_of(record)
-        record = replace(record, restore=None)  # an earlier rollback is not what is asked for
+        if record.phase.is_over:
+            record = replace(record, restore=None)  # an earlier rollback is not what is asked for
         return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
 
 

@@ -66,20 +66,23 @@ async def roll_back(
     """End the command, put the VM back, and run what is to be run after that.
 
     If `record.restore` has already put it back, it is not restored again: the guest has run since.
-    With `insist` also where it is not certain that the command has ended (`end_worker`).
+    With `insist` it is rolled back even if it is not certain that the command has ended
+    (`end_worker`), or was put back; and put back again if it does not run.
     Raises GuardOpenError when it cannot be put back now.
     """
     record = _noted(record, tell, phase=GuardPhase.ROLLING_BACK, why=why)
     tell(f"rolling back: {why}")
+    but = "not rolled back"
     try:
         if record.worker is not None:
             await end_worker(find_host(record.worker.host), record.worker, insist=insist)
-        if not await _was_put_back(record, find, tell):
+        if not await _was_put_back(record, find, tell, insist=insist):
             record = await _put_back(record, find, tell)
+        but = "it was put back, but"
         vm = await _require_well(record, find, tell)
     except VmckptError as exc:
-        _noted(record, tell, phase=GuardPhase.OPEN, why=f"{why}; not rolled back: {exc}")
-        raise left_open(record, f"{why}; it could not be rolled back: {exc}") from exc
+        record = _noted(record, tell, phase=GuardPhase.OPEN, why=f"{why}; {but}: {exc}")
+        raise left_open(record, record.why) from exc
     record = _noted(record, tell, **ended(record, GuardPhase.ROLLED_BACK, clock()), worker=None)
     for words in record.request.after_rollback:
         await run_hook(words, record, vm.host, tell)
@@ -95,10 +98,10 @@ def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
         return replace(record, **changes)
 
 
-async def _was_put_back(record: GuardRecord, find: Find, tell: Tell) -> bool:
+async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: bool) -> bool:
     """Whether the recorded restore put the VM back; one that is at work is cancelled first.
 
-    Raises OutcomeUnknownError: it may have, and the VM runs.
+    With `insist` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM runs.
     """
     if record.restore is None:
         return False
@@ -107,20 +110,27 @@ async def _was_put_back(record: GuardRecord, find: Find, tell: Tell) -> bool:
     job = attach(RESTORE, host, record.restore.run)
     outcome = await job.told()
     if outcome is not None:
-        return outcome.result is not None
+        return outcome.result is not None and (not insist or await _runs(record, find, tell))
     if await host.exists(job.files.path) and await job.worker() is None:
         return False  # it never began
     try:
         vm = await find(record.vm, tell)
     except NotFoundError:
         return False
-    if await vm.is_alive() and not await restore_is_cut_off(vm):
+    if not insist and await vm.is_alive() and not await restore_is_cut_off(vm):
         raise OutcomeUnknownError(
             f"it is unknown whether '{record.vm}' was put back",
             why=f"restore {record.restore.run} on {host.name} left no outcome, and the VM runs",
             remedy="check what the guest has done since: a rollback discards it",
         )
     return False
+
+
+async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
+    try:
+        return not await ailments(await find(record.vm, tell), ())
+    except NotFoundError:
+        return False
 
 
 async def _revoke_restores(record: GuardRecord, host: Host) -> None:
