@@ -150,6 +150,8 @@ def test_the_job_is_recorded_before_it_restores(
     with pytest.raises(GuardOpenError):
         resumed(None)
     assert recorded == [GuardRestore(local_host().name, "job")]
+    # It may have restored the VM all the same: `guard rollback` asks for its outcome.
+    assert load(RUN).restore == recorded[0]
 
 
 def test_a_vm_that_was_put_back_unseen_is_not_put_back_again(

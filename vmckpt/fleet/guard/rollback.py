@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,14 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.guard.command import end_worker, environment
 from vmckpt.fleet.guard.health import ailments, parse_command
-from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, GuardRestore, ended, save
+from vmckpt.fleet.guard.record import (
+    GuardPhase,
+    GuardRecord,
+    GuardRestore,
+    ended,
+    load,
+    save,
+)
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
@@ -81,6 +89,8 @@ async def roll_back(
         but = "it was put back, but"
         vm = await _require_well(record, find, tell)
     except VmckptError as exc:
+        with suppress(VmckptError):  # its restore may have begun, and failed to report
+            record = load(record.run)
         record = _noted(record, tell, phase=GuardPhase.OPEN, why=f"{why}; {but}: {exc}")
         raise left_open(record, record.why) from exc
     record = _noted(record, tell, **ended(record, GuardPhase.ROLLED_BACK, clock()), worker=None)
