@@ -188,14 +188,13 @@ class Member:
         tell_guard: Callable[[str], None],
         capture: Callable[[Hold, Stopped | None], Awaitable[T]],
     ) -> T:
-        """What `capture` gives, of the moment that all have together.
+        """Take part in the group's cut; returns the result of `capture`.
 
-        It holds the guest's output, by what it is given, for `most_s` at most; stops the guest, and
-        calls what it is given when both are so.
-        Held is what is sent from then on, until all others stand still too: nothing that it has
-        sent after its moment is heard before theirs. What is heard after it is not in the moment,
-        so no output has to wait for others to have captured. But this does: what comes next takes
-        a processor, which may be theirs.
+        `capture` gets two callables: it holds the guest's output for at most `most_s`, pauses the
+        guest, and then reports that. Output is held until all other guests are paused too, so that
+        nothing sent after this cut is received before theirs. What is received after a cut is not
+        part of it, so output need not wait until others have captured. This method does wait for
+        that, because its further work would take processors from them.
         """
         with in_real_time():  # others wait for its words
             return await self._cut(output(self.most_s), tell_guard, capture)

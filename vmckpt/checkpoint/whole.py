@@ -1,11 +1,11 @@
-"""Save a VM as a whole, for those that can do no better: adopted ones, forks, older kernels.
+"""Save a VM as a whole, if nothing better is possible: adopted VMs, forks, older kernels.
 
-The guest stands still while QEMU writes all of its memory and devices to a file: in place
-(`mapped-ram`, QEMU >= 9.0: pages stand where they would in memory, so that what the store has
-already is found), else as the stream that a migration is. Then it runs on, and the file goes into
-the store like anything. What a pause it will be is told before, and nothing is touched if the file
-would not fit. Whoever dies meanwhile leaves `vms/VM/saving`: the dead-man's switch, or the next
-command on the VM, gives the saving up and lets the guest run.
+The guest is paused while QEMU writes all memory and devices to a file: at fixed offsets
+(`mapped-ram`, QEMU >= 9.0, so that the store recognises known pages), otherwise as a migration
+stream. Then it continues, and the file is added to the store. The expected pause is reported
+beforehand, and nothing is changed if the file would not fit. A process that dies meanwhile leaves
+`vms/VM/saving`: the dead-man's switch, or the next command on the VM, cancels the saving and
+resumes the guest.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""What a hook in the guest is told, and what it answers. Pure.
+"""Input and output of a hook in the guest. Pure.
 
     HOOK PHASE < {"format": 1, "device": ID, "run": RUN, "limit_s": N}
 
 It answers with one JSON object as the last line of its output, {"ok": true} or {"ok": false, "why":
-..., "remedy": ...}, and exits with 0 for the first alone. Every phase may be run again, and then
-does what is left to do: after a time-out, and after an agent that died, nobody knows how far it
-came. docs/devices.md says what each phase promises.
+..., "remedy": ...}, and exits with 0 only for the former. Every phase may be repeated, and then
+does what is left to do: after a timeout, or if the agent died, its progress is unknown.
+docs/devices.md says what each phase guarantees.
 """
 
 import json

@@ -177,14 +177,15 @@ class Capture:
         also: InPause | None = None,
         before: InPause | None = None,
     ) -> Epoch:
-        """All that changed since the last pass, as of one moment; its output moves one buffer on.
+        """Everything that changed since the last pass, at one moment; output moves to the next
+        buffer.
 
-        `at_stop` is called in that moment, and what it raises is raised; `also` gives commands for
-        the same pause, for when the devices have been saved. (By a migration, unless
-        `saves_devices`: by then QEMU has given its disks up.) `before` gives commands that are sent
-        in one go with the stop, and done by then. Without `resume_guest` the guest stands still
-        afterwards. Raises StandsStillError when it does not run, OperationFailedError when QEMU
-        does not give its devices' state.
+        `at_stop` is called at that moment, and its errors are raised; `also` returns commands for
+        the same pause, after the devices were saved. (By a migration, unless `saves_devices`: QEMU
+        has then released its disks.) `before` returns commands that are sent together with the
+        stop, and executed before it. Without `resume_guest` the guest stays paused. Raises
+        StandsStillError: it is not running; OperationFailedError: QEMU does not deliver the state
+        of its devices.
         """
         first = (lambda: [self._require_running(), *before()]) if before else None
         if self.saves_devices() and self._devices.base is not None:

@@ -1,14 +1,13 @@
-"""The disks of a running VM as of the moment of an epoch, read after the guest goes on.
+"""The disks of a running VM at the moment of an epoch, read while the guest continues.
 
-In the pause each device is given a filter for its disk (`copy-before-write`): from then on a block
-is copied away, into a sparse file, before it is overwritten. Afterwards a node that shows the disk
-without what was written later (`snapshot-access`) is read over NBD while the guest writes. A
-guest's write never fails over it: should the file have no room, the snapshot breaks, and whoever
-reads it is told.
+In the pause each device gets a filter (`copy-before-write`): from then on a block is copied to a
+sparse file before it is overwritten. Afterwards a node that shows the disk without later writes
+(`snapshot-access`) is read over NBD while the guest writes. Guest writes never fail because of it:
+if the file has no room, the snapshot breaks, and the reader gets an error.
 
-A dirty bitmap, begun shortly before, says at the next epoch which blocks changed since, and some
-more; the one before it is ended shortly after. It is in QEMU's memory alone: without it the next
-one reads all of the disk.
+A dirty bitmap, started shortly before, tells the next epoch which blocks changed since, and some
+more; the previous one ends shortly after. It is only in QEMU's memory: without it the next epoch
+reads the whole disk.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Who leads a group through a cut or a restore: all members are told the same, step by step.
+"""The head of a group: leads all members through a cut or a restore, step by step.
 
-It decides nothing by a clock of its own: every member is at one step before any is told the next.
-Any that fails, falls silent or is late ends it for all. Members guard themselves against a head
-that has died (`checkpoint/group_member.py`).
+It uses no clock: all members reach a step before any gets the next one. A member that fails, is
+silent or late aborts it for all. Members protect themselves against a dead head
+(`checkpoint/group_member.py`).
 """
 
 import asyncio
@@ -145,12 +145,12 @@ class GroupHead:
 
 
 async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Lead all through one consistent cut; what each has stored, but not committed.
+    """Lead all members through one consistent cut; returns what each has stored, uncommitted.
 
-    Nothing that a member has sent after its own moment leaves its host before all have had theirs:
-    each holds its output from its moment on, and is told to let go when all guests stand still.
-    Whoever let go earlier, because it was told too late, says so, and the cut does not count.
-    Moments may follow one another: those on one machine do, where it has few processors.
+    Output that a member sends after its own cut leaves its host only when all have had theirs: each
+    holds its output, and releases it when all guests are paused. A member that released it earlier,
+    because the order came too late, reports that, and the cut fails. Cuts need not be simultaneous:
+    members on one machine with few processors take turns.
     """
     prepared = await head.all_say("prepared")
     tell("all are ready")

@@ -1,8 +1,8 @@
-"""The paths by which primary and standby hear one another: the connection, and a second one.
+"""The paths between primary and standby: the connection, and a second path.
 
-The second path is datagrams (`wire/beats.py`) between the hosts' second addresses, on another
-network than the first. It carries no epochs. A side that is heard over it lives, whatever has
-become of the connection: nobody claims its term over that, and what is lost is said.
+The second path carries datagrams (`wire/beats.py`) between the hosts' second addresses, on another
+network. It carries no epochs. A side that is heard over it is alive, even if the connection is
+lost: its term is not claimed, and the loss is reported.
 """
 
 import asyncio

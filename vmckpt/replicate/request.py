@@ -76,12 +76,11 @@ class ServiceFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationRequest:
-    """One replication, as both services are told of it.
+    """One replication: the request of both services.
 
-    `one_machine`: both hosts' processes are this kernel's, so that each side can see and kill the
-    other's. `qemu_id` is of the primary's QEMU. `disks` are those that can be written. `place` is
-    where the standby listens; only the primary is told. `identity`: which VM it is (an older vmckpt
-    did not say).
+    `one_machine`: both hosts are on this kernel, so that each side can see and kill the other's
+    processes. `qemu_id`: the primary's QEMU. `disks`: the writable ones. `place`: where the standby
+    listens, for the primary only. `identity`: the VM's ("" from an older vmckpt).
     """
 
     run: str

@@ -177,11 +177,11 @@ async def tidy(vm: Vm) -> None:
 
 
 async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> Vm:
-    """The VM as it is at home now, for the holder of its lock.
+    """Read the VM again, as the holder of its lock.
 
-    Raises BusyError when it is not at home there any more, a migration or a restore of it was cut
-    off, what it has written stands aside, (`whole`) pages of its memory are still to come from a
-    checkpoint, or (`runs_again`) it is off and a standby may have the right to run it.
+    Raises BusyError if its home is no longer there, a migration or a restore of it was interrupted,
+    its disks have overlays, (`whole`) pages of its memory are still to be loaded from a checkpoint,
+    or (`runs_again`) it is off and a standby may have the right to run it.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -224,9 +224,9 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
 
 
 async def restore_is_cut_off(vm: Vm) -> bool:
-    """Whether a restore, a fork or a checkpoint has begun and nobody works on it any more.
+    """Whether a restore, a fork or a checkpoint of the VM was interrupted.
 
-    Memory that was to come yet to a QEMU that has ended is gone with it: that is no work any more.
+    Missing memory of a QEMU that has ended does not count.
     """
     mine, files = vm.directory, vm.qemu.files
     marks = [mine.restoring, mine.saving, mine.away, files.old_blocks(0)]
@@ -237,9 +237,9 @@ async def restore_is_cut_off(vm: Vm) -> bool:
 
 
 async def _go_on(vm: Vm) -> Vm:
-    """Finish a start that was cut off, or let a guest that stands still run.
+    """Finish an interrupted start, or resume a paused guest.
 
-    Raises RefusedError when the VM runs already, CommandRefusedError when QEMU cannot let it run.
+    Raises RefusedError if the VM runs already, CommandRefusedError if QEMU cannot resume it.
     """
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
         status = (await commands.query_status(monitor)).status

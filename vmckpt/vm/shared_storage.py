@@ -1,6 +1,6 @@
-"""Whether two hosts see the same file: nobody's path is believed, a marker is written and read.
+"""Whether two hosts see the same file, tested by writing and reading a marker beside it.
 
-Not beside a device, see `is_device`: what is written there is in the host's memory.
+Not beside a device, see `is_device`: a file there would be in the host's memory.
 """
 
 import os

@@ -40,12 +40,11 @@ class Replaced:
 
 
 class Qemu(NamedTuple):
-    """A QEMU process: its files, which process it is, what it runs as.
+    """A QEMU process: its files, its process id, its platform.
 
-    Of one that somebody else started (`is_foreign`) `nodes` are the names of its disks' nodes; in
-    vmckpt's own they are as the spec says. `private_ram`: it is a fork's, whose memory is a file
-    that it shares with others and does not write to.
-    `replaces`: whom it took over from, dead or not.
+    For an adopted one (`is_foreign`) `nodes` are the names of its disks' nodes; vmckpt's own follow
+    from the spec. `private_ram`: a fork's, whose memory file is shared and read-only. `replaces`:
+    the QEMU that it took over from.
     """
 
     files: QemuDir
@@ -229,9 +228,9 @@ async def record_foreign(host: Host, files: QemuDir, process: ProcessId) -> None
 
 
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
-    """End what a killed command started of the VM and nobody knows of: every QEMU but `keep`.
+    """End QEMUs of the VM that a killed command has left: all but `keep`.
 
-    For the holder of the VM's lock, while no migration of it is cut off.
+    The caller holds the VM's lock, and no migration of it is interrupted.
     """
     known = keep.path.name if keep else None
     for name in await host.list_dir(directory.path):

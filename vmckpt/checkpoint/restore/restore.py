@@ -81,13 +81,13 @@ async def restore(
     *,
     member: Member | Alone = ALONE,
 ) -> None:
-    """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
+    """Restore it; `running` is called as soon as the guest runs, before all memory is loaded.
 
-    And once more when the guest was told what it can be. A `member` runs when all of its group
-    do, or not at all.
+    And again when the guest was informed of its identity. A `member` runs when its whole group
+    does, or not at all.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
-    VmLostError: a page could not be had later.
+    VmLostError: a page could not be loaded later.
     """
     async with reading(source.place, source.checkpoint, source.secret) as point:
         planned = await plan_of(point, source, wish, host)

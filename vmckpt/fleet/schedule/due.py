@@ -1,8 +1,8 @@
-"""What a schedule is to do at a moment, and what it is to do next. No I/O, no clock.
+"""What a schedule has to do now, and when it is due next. No I/O, no clock.
 
-Calendar times are the wall clock's; which one was claimed last is kept, so that a clock that steps
-back has none run twice, and one that steps forward none left out. Intervals are counted on
-CLOCK_BOOTTIME, which nobody sets, and over a reboot on the wall clock.
+Calendar times use the wall clock; the last claimed one is recorded, so that clock changes neither
+repeat nor skip a run. Intervals use CLOCK_BOOTTIME, which cannot be set, and the wall clock across
+reboots.
 """
 
 import hashlib

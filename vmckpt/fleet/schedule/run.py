@@ -1,9 +1,9 @@
-"""One run of a schedule: claimed, made, copied, pruned, written down.
+"""One run of a schedule: claim, checkpoint, copies, pruning, record.
 
-Before anything is begun the run is claimed in the schedule's file. Whoever finds a claim, and holds
-the schedule's lock, knows that its process is gone: it looks whether the checkpoint that the claim
-names is there, and goes on from there. The checkpoint's id follows from the claim, and a store has
-it once: so whatever still works for a dead process, nothing is made twice.
+Before anything starts, the run is claimed in the schedule's file. A process that finds a claim and
+holds the schedule's lock knows that the claiming process is gone: it checks whether the claimed
+checkpoint exists, and continues from there. The checkpoint's id is derived from the claim, and a
+store has it once, so nothing is taken twice even if a job of the dead process is still running.
 """
 
 import hashlib

@@ -219,12 +219,11 @@ def play_precopy(
     until_stalled: bool = False,
     give_up_s: float = 7 * 86400.0,
 ) -> Played:
-    """Play a pre-copy whose guest may stand still for `limit_s` and dirties by `load`.
+    """Simulate a pre-copy with downtime limit `limit_s` of a guest that dirties by `load`.
 
-    `luck`: 0.4 is the bad tenth of what the guest may dirty, -0.4 the good one; over many rounds
-    it evens out. Auto-converge takes up to `most_throttle` of its processors; 0: there is none.
-    With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's rule): what is
-    left then is for post-copy.
+    `luck`: 0.4 is the worst tenth of what the guest may dirty, -0.4 the best; it averages out over
+    many rounds. Auto-converge takes up to `most_throttle` of the processors; 0: none. With
+    `until_stalled` it ends when rounds make no progress (hybrid): the rest is left to post-copy.
     """
     page_s, limited = dirtied_s(guest, way, 1.0), bool(way.bandwidth_bytes_per_s)
     threshold = limit_s / page_s

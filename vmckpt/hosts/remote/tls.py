@@ -1,8 +1,8 @@
-"""`vmckpt serve` over TLS between two hosts that have no other trust in one another.
+"""`vmckpt serve` over TLS between two hosts that do not otherwise trust each other.
 
-The operator has the target listen and brings the source the address, the fingerprint of the
-target's one-time certificate, and a one-time token; both travel over SSH. The listener takes
-connections with the token again and again, and ends by itself when nobody has come for minutes.
+The operator starts a listener on the target, and gives the source its address, the fingerprint of
+its one-time certificate, and a one-time token, all over SSH. The listener accepts any number of
+connections with the token, and ends after minutes without one.
 """
 
 import asyncio

@@ -120,11 +120,11 @@ async def _copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
 
 
 async def _require_new(vm: Vm, standby: Host) -> None:
-    """Another replication of it that has not ended is not pushed aside.
+    """Require that no other replication of the VM is active.
 
-    Of one whose services were killed the arbiter has a standby that may take over; but not of the
-    primary from which this VM was taken over, however that one ended; and a primary that has ended
-    has told the arbiter that its standby, if it was killed, may not, or has left the guest to it.
+    If the services of one were killed, the arbiter lists a standby that may take over, except for
+    the primary from which this VM was taken over. A primary that has ended has told the arbiter
+    that its standby may not take over, or has left the guest to it.
     """
     old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
     found = await sides(vm.name, (vm.host, standby))

@@ -27,12 +27,12 @@ class UnmergedReplica(NamedTuple):
 
 
 async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False) -> bool:
-    """Have what the VM wrote aside written to its shared disks; False: nothing stands aside.
+    """Commit the VM's overlays to its shared disks; False: there are none.
 
-    Raises RefusedError (the standby's service runs, or what it wrote is not on the storage),
-    HostDownError (the standby's host gives no answer: it may still write), OperationFailedError
-    (the VM's term is another's, the storage fails, or nobody knows for whom it stands aside): what
-    stands aside stays.
+    Raises RefusedError (the standby's service runs, or its writes are not on storage),
+    HostDownError (the standby's host does not answer: it may still write), OperationFailedError
+    (another host has the VM's term, the storage fails, or the overlays' replication is unknown):
+    the overlays stay.
     """
     known = {host.name: host for host in hosts}
     answers = await ask_every(known.values(), lambda host: _aside(host, name))

@@ -45,18 +45,18 @@ async def stop(
     *,
     standby_is_dead: bool = False,
 ) -> ReplicaStatus | None:
-    """End the VM's replication: it runs on where it is, unprotected; the last status of it.
+    """Stop the VM's replication: it keeps running, unprotected; returns the last status.
 
-    None: no service was left, only what it wrote beside its shared disks.
+    None: no service was left, only overlays of its shared disks.
 
-    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that hosts
-    which give no answer do nothing more; what another has counts. An arbiter that gives no answer
-    is not needed once nothing is left of the standby.
+    Its writes to shared disks are committed. `standby_is_dead`: the operator declares silent hosts
+    dead; records of other hosts still count. A silent arbiter is not needed once nothing is left of
+    the standby.
 
-    `copies`: what becomes of those of a standby that was killed. What services that have ended left
-    to read goes too. When both were killed the arbiter is told that no standby may take over any
-    more. Raises NotFoundError, RefusedError when a standby whose primary is silent may have the
-    only copy of the guest, TimedOutError, OperationFailedError.
+    `copies`: what happens to those of a killed standby. Records of ended services are removed. If
+    both services were killed, the arbiter is told that no standby may take over. Raises
+    NotFoundError, RefusedError if a standby with a silent primary may have the only copy of the
+    guest, TimedOutError, OperationFailedError.
     """
     hosts = tuple(hosts)
     found = await _sides_if_any(name, hosts)

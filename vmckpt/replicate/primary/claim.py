@@ -1,10 +1,10 @@
-"""A primary's claim on its guest, kept in the VM's own directory: a fencing token.
+"""A primary's claim on its guest, in the VM's own directory: a fencing token.
 
 The primary's service writes it before a replica may take over, and removes it once the arbiter has
-recorded that none may. While it is there the guest is never started from this host's disks unless
-the arbiter says that nobody else has it, whatever became of services, their files and other hosts.
-It goes with the VM's directory: a VM that arrives here anew has none. Of a VM that a standby took
-over the same is asked, by its service's files, while they are there.
+recorded that none may. While it exists, the guest is started from this host's disks only if the
+arbiter confirms that no other host has it, regardless of services, their files and other hosts. It
+is removed with the VM's directory: a VM that arrives here later has none. For a VM that a standby
+took over, its service's files have the same role.
 """
 
 from contextlib import suppress

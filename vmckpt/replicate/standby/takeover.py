@@ -1,8 +1,8 @@
-"""The standby's claim on its guest: whether it may go on with it, what it lacks to, and fencing.
+"""The standby's takeover: whether it may run the guest, what is missing, and fencing.
 
-What is next is `lease/standby.py`'s decision, over what the arbiter says and what was heard. Before
-the primary is fenced the standby has its term: one that has gone on alone has told the arbiter so,
-and is left alone; one that wants to finds that it may not.
+`lease/standby.py` decides the next step from the arbiter's records and what was heard. The standby
+takes the term before it fences the primary: a primary that continued alone has recorded that, and
+is not fenced; one that wants to is refused.
 """
 
 import asyncio

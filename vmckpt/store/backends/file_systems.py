@@ -1,9 +1,9 @@
-"""Whether a directory's file system keeps locks between the hosts that share it.
+"""Whether a directory's file system propagates locks between hosts.
 
-The kernel answers a lock on a file system that sends none to a server as if it were a local one: it
-is held on this host, and on others nobody hears of it. Which do so is known by their names and
-mount options (`/proc/self/mountinfo`, see proc_pid_mountinfo(5)); that a lock is kept between two
-programs of this host is tried.
+On file systems that do not send locks to a server, the kernel grants them locally: they hold on
+this host only. Such file systems are recognised by their names and mount options
+(`/proc/self/mountinfo`, see proc_pid_mountinfo(5)); locking between two programs on this host is
+tested.
 """
 
 import errno

@@ -1,12 +1,12 @@
-"""Marks: which directories are a store's own, and no empty mount points in their place.
+"""Marks that distinguish a store's directories from empty mount points in their place.
 
-The store's directory and its folders of content (`config.OBJECT_FOLDERS`) each have an empty
-directory of one name, `of-store-ID`, which no list of objects has. The store's is made last: where
-it is, a folder without it is another one, and whoever lists it would take all that was in it for
-gone: gc removes what no checkpoint needs.
+The store's directory and its content directories (`config.OBJECT_FOLDERS`) each have an empty
+directory `of-store-ID`, which listings of objects ignore. The store's own mark is made last: once
+it exists, a content directory without a mark is a different one, and listing it would make its
+content look removed, so that gc would remove the rest.
 
-A store gets them with the first object that is added or removed while they are not there: also one
-of an older vmckpt, if its folders hold what belongs together.
+Marks are made with the first object that is added or removed without them, also in a store of an
+older vmckpt if its directories are consistent.
 """
 
 import os

@@ -1,11 +1,11 @@
 """A store in S3-compatible object storage: s3://BUCKET/PREFIX.
 
-Endpoint and credentials come from the environment, by the names that all such programs use:
-AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ALLOW_HTTP, ...
+Endpoint and credentials come from the usual environment variables: AWS_ENDPOINT_URL,
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ALLOW_HTTP, ...
 
-A lock is an object that its holder writes anew every `refresh_s`. Whoever wants one writes its own,
-then looks whose are there: of two that come together both may step back, never both go on. Ages are
-told by the storage's clock alone. A lock not written for `expiry_s` was left by somebody dead.
+A lock is an object that its holder rewrites every `refresh_s`. To take a lock, a process writes its
+own, then lists all: of two at the same time both may back off, but never both succeed. Ages are by
+the storage's clock only. A lock that was not rewritten for `expiry_s` was left by a dead process.
 """
 
 import contextlib

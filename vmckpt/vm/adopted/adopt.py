@@ -41,11 +41,11 @@ class Adoption(NamedTuple):
 async def adopt(
     name: str, host: Host, monitors: Sequence[Path], pid: int | None, *, trust: bool = False
 ) -> Adoption:
-    """Make the QEMU behind `monitors`, one to three QMP sockets of it, the VM `name`.
+    """Adopt the QEMU behind `monitors`, one to three of its QMP sockets, as the VM `name`.
 
     With `trust` it may be another user's. Raises BusyError (a monitor is held by another client, or
-    somebody else is adopting it), NotFoundError (no such socket), RefusedError naming everything
-    that could not be moved. On an error nothing of it is left.
+    another process is adopting it), NotFoundError (no such socket), RefusedError naming everything
+    that could not be migrated. On an error nothing of it remains.
     """
     check_name(name, "VM")
     if len(set(monitors)) != len(monitors) or not 1 <= len(monitors) <= len(ROLES):

@@ -1,10 +1,10 @@
-"""A private Unix socket on this machine that leads to one on a host, whichever way the host has.
+"""A private Unix socket on this machine that forwards to one on a host.
 
-libvirt's client opens its connections itself; so that a far libvirtd is reached as everything else
-of the host is (`Host.connect`), with its host keys and its settings, it is pointed to this.
+libvirt's client opens its connections itself. To reach a remote libvirtd like everything else on
+the host (`Host.connect`), with its host keys and settings, it connects here.
 
-The client wants a path, and the socket has no name for longer than it takes to open it: the path is
-that of a descriptor. So nobody else can connect, and a vmckpt that is killed leaves nothing.
+The client needs a path, but the socket has a name only until it is open; the path is that of a
+descriptor. So no other process can connect, and a killed vmckpt leaves nothing.
 """
 
 import asyncio

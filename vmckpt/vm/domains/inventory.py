@@ -97,12 +97,11 @@ def as_domain(host: Host, seen: DomainInfo) -> Domain:
 async def find_domain(
     name: str, hosts: Iterable[Host], *, left: Collection[str] = ()
 ) -> Domain | None:
-    """The domain of that name; None when no libvirtd that answers has it.
+    """The domain of that name; None if no libvirtd that answers has it.
 
-    One that is defined on several hosts is where it runs; if it is off, not on hosts called as in
-    `left`, where it has been and is still to be removed. Raises UsageError when different domains
-    have the name, HostDownError when nobody who answers has more of it than such a rest, and
-    somebody gives no answer.
+    If it is defined on several hosts, it is where it runs; if it is off, not on hosts in `left`,
+    which have leftovers of it. Raises UsageError if different domains have the name, HostDownError
+    if only leftovers were found and a host does not answer.
     """
     found = await all_domains(hosts)
     chosen = choose([domain for domain in found.given if domain.name == name], left=left)

@@ -207,10 +207,9 @@ async def _could_be(host: Host, device: Passthrough) -> str:
 
 
 async def closed(host: Host, card: Card) -> str | None:
-    """What of a card that no VM of vmckpt's has cannot be opened, and why; None: nothing.
+    """What part of a free card cannot be opened, and why; None: all can.
 
-    A group can be open once at a time, so that whoever else has the card is found out, a domain of
-    libvirt's as well.
+    A group can be opened once at a time, which reveals other users, such as a libvirt domain.
     """
     for group in sorted({one.group for one in card.functions}):
         path = VFIO_DEVICES / group

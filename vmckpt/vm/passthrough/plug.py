@@ -29,11 +29,10 @@ async def reserve(
     devices: Iterable[Passthrough],
     ours: Mapping[str, Card] = NOTHING,
 ) -> None:
-    """Set aside what the devices of a QEMU are to be on its host, which may be for later.
+    """Reserve cards on a host for the devices of a QEMU.
 
-    It is set aside for as long as the QEMU's directory is there. `ours` are the cards that the
-    guest has elsewhere, by the devices' ids. Raises RefusedError when the host has no free equal of
-    one.
+    The reservation lasts as long as the QEMU's directory exists. `ours`: the guest's cards on its
+    current host, by device id. Raises RefusedError if the host has no free equivalent.
     """
     wanted = [device for device in devices if device.match]
     if not wanted:

@@ -63,10 +63,10 @@ class Nic(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """A machine that somebody else started: what of its command line every QEMU of it gets.
+    """An adopted machine: the part of its command line that every QEMU of it gets.
 
-    `arguments` has holes for what is a QEMU's own (see adopted.holes). `files` have to be readable
-    wherever it goes, TCP ports `forwards` free.
+    `arguments` has placeholders for what belongs to one QEMU (see adopted.holes). On every host
+    `files` must be readable, and TCP ports `forwards` free.
     """
 
     arguments: tuple[str, ...]
