@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.test_guard_records import record
 from vmckpt.cli.nouns.guard import _tools
-from vmckpt.errors import RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.fleet.guard import command, guard
 from vmckpt.fleet.guard.guard import GuardTools, _Guarding
 from vmckpt.fleet.guard.record import GuardPhase, GuardWorker, ended, load_all, save
@@ -158,3 +159,43 @@ def test_a_command_whose_output_no_one_reads_goes_on(
         say = _tools(as_json=False).say
         assert asyncio.run(command._on_host(host, asked, begun, say)) == ""
     assert done.exists()
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_copy_that_cannot_be_removed_yet_is_removed_by_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: bool
+) -> None:
+    """The guard was forgotten, and the copy that proved its checkpoint ran on for good."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    removed, told = list[str](), list[str]()
+    is_down = True
+
+    async def remove_copy(work: _Guarding, _: object) -> None:
+        if is_down:
+            raise HostDownError("no route", why="-", remedy="-")
+        removed.append(work._copy_name)
+
+    async def fails(*_: object) -> Any:
+        raise OperationFailedError("the copy does not run", why="-", remedy="-")
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(_Guarding, "_remove_copy", remove_copy)
+    monkeypatch.setattr(_Guarding, "_remove_points", nothing)
+    monkeypatch.setattr(guard, "create", fails)
+    monkeypatch.setattr(guard, "_checks", lambda _: ())
+    tools = GuardTools(told.append, print, fails, 1, fails)
+    begun = save(replace(record("r", GuardPhase.PREPARING), host="local"))
+    vm: Any = SimpleNamespace(name="web", host=None)
+    if cut_off:
+        with pytest.raises(HostDownError):
+            asyncio.run(guard.resume(begun, tools))
+    else:
+        with pytest.raises(OperationFailedError, match="the copy does not run"):
+            asyncio.run(_Guarding(begun, tools, ()).from_the_start(vm))
+    assert told[-1] == "to remove it: vmckpt guard resume web"
+    [still] = load_all().require_sound()
+    is_down = False
+    assert asyncio.run(guard.resume(still, tools)) is None
+    assert (removed, load_all().require_sound()) == (["proof-r"], [])

@@ -26,6 +26,7 @@ from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
     BusyError,
+    HostDownError,
     OperationFailedError,
     RefusedError,
     StorageError,
@@ -117,7 +118,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
 async def resume(record: GuardRecord, tools: GuardTools) -> GuardRecord | None:
     """Continue a guard whose process was killed. None: its command had not started; it is removed.
 
-    Raises GuardOpenError.
+    Raises GuardOpenError; BusyError, HostDownError: something of it stays for now.
     """
     async with _only_one(record.vm):
         record = load(record.run)
@@ -252,7 +253,8 @@ class _Guarding:
             await self._prepare(vm)
             self._save(phase=GuardPhase.COMMAND, command_unix_s=time.time())
         except BaseException:
-            await finish(self._never_begun())
+            with suppress(BusyError, HostDownError):  # it was told; `resume` removes the rest
+                await finish(self._never_begun())
             raise
         return await self._decide(self._command(vm))
 
@@ -352,12 +354,21 @@ class _Guarding:
                     await host.remove(disk.on(host.state_dir))
 
     async def _never_begun(self) -> None:
-        """The command was not begun: nothing of the guard stays."""
+        """The command was not begun: nothing of the guard stays.
+
+        Raises BusyError, HostDownError: something stays for now, and with it the guard's record.
+        """
+        later: VmckptError | None = None
         for work in (self._end_services, self._remove_points):
             try:
                 await work()
             except VmckptError as exc:
                 self._tools.tell(f"the command was not begun, but something stays: {exc}")
+                if isinstance(exc, (BusyError, HostDownError)):
+                    later = exc
+        if later is not None:
+            self._tools.tell(f"to remove it: vmckpt guard resume {self._record.vm}")
+            raise later
         forget(self._record)
 
     async def _end_services(self) -> None:
