@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from vmckpt.devices.absence import without_devices
 from vmckpt.devices.contract import HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
+from vmckpt.errors import JobHeldError, StorageError
 from vmckpt.hosts.host import Completed
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.qemu.agent import GuestAgent
+from vmckpt.sequence.steps import Step
 from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import VmDir
 
@@ -268,3 +272,34 @@ def test_a_program_that_said_much_has_ended_all_the_same() -> None:
             await session.close()
 
     asyncio.run(asyncio.wait_for(act(), 10))
+
+
+def test_work_that_failed_says_that_a_device_has_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint met a full disk: that alone was said, and the guest had lost its device."""
+
+    async def out(*_: object) -> None:
+        return None
+
+    async def fails(*_: object) -> None:
+        raise HookFailedError("no card", why="another program has it", remedy="-")
+
+    async def work() -> None:
+        raise StorageError("the disk is full", why="-", remedy="-")
+
+    step = Step("unplug", out, fails)
+    monkeypatch.setattr(Journey, "steps_out", lambda *_: (step,))
+    host, files = LocalHost("a", tmp_path, "127.0.0.1"), VmDir(tmp_path).qemu("q1")
+    vm: Any = SimpleNamespace(
+        name="web",
+        host=host,
+        spec=SimpleNamespace(passthrough=(DEVICE,)),
+        qemu=SimpleNamespace(files=files),
+        directory=VmDir(tmp_path),
+    )
+    monitor: Any = None
+    with pytest.raises(JobHeldError, match="disk is full") as error:
+        asyncio.run(without_devices(vm, monitor, "run-1", lambda _: None, work))
+    assert "another program has it" in error.value.why
+    assert error.value.remedy == "vmckpt device recover web"

@@ -39,13 +39,14 @@ async def without_devices(
 
     For the lock's holder. Whatever fails, the devices come back and what used them goes on. Raises
     what `work` does, HookFailedError and what else an unplug raises (nothing has changed),
-    JobHeldError (the work is done).
+    JobHeldError (the work is done, or it failed and a device did not come back).
     """
     journey = Journey(vm.spec.passthrough, run, lambda _, text: tell(text))
     if not journey.has_devices:
         return await work()
     here = OpenQemu(vm.host, vm.qemu.files, monitor)
     given: list[T] = []
+    not_undone: list[UndoFailure] = []
 
     async def do() -> None:
         given.append(await work())
@@ -57,10 +58,16 @@ async def without_devices(
 
     def undo_failed(failure: UndoFailure) -> None:
         tell(f"undoing '{failure.step}' failed: {failure.error}")
+        not_undone.append(failure)
 
     try:
         steps = (*journey.steps_out(here), Step(WORK, do))
-        await run_steps(steps, started=started, undo_failed=undo_failed)
+        try:
+            await run_steps(steps, started=started, undo_failed=undo_failed)
+        except VmckptError as exc:
+            if not_undone:
+                raise _held_after(exc, not_undone[0], vm) from exc
+            raise
         await to_the_end(_told_if_held(journey.bring_back(here), vm))
     finally:
         # What could not be brought back now a second try would not either.
@@ -121,6 +128,14 @@ async def recover_now(vm: Vm) -> None:
                 remedy="nothing is to be done",
             )
         await recover_devices(now)
+
+
+def _held_after(exc: VmckptError, failure: UndoFailure, vm: Vm) -> JobHeldError:
+    return JobHeldError(
+        f"{exc.what}: {exc.why}; and what used a device of '{vm.name}' does not go on",
+        why=f"undoing '{failure.step}' failed: {failure.error}",
+        remedy=f"vmckpt device recover {vm.name}",
+    )
 
 
 async def _told_if_held(back: Awaitable[None], vm: Vm) -> None:
