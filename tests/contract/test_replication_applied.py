@@ -150,7 +150,7 @@ def test_nothing_is_decided_while_an_epoch_is_applied(tmp_path: Path) -> None:
     store, span = FileStore(tmp_path), LeaseSpan(0.2)
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
-    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()), one_machine=False)
     replica: Any = SimpleNamespace(complete=True, is_applying=True)
     hello = SimpleNamespace(machine="another", emitters=())
     silent: Any = SimpleNamespace(

@@ -425,7 +425,7 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
-    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()), one_machine=False)
     replica: Any = SimpleNamespace(complete=True, is_applying=False)
 
     async def main() -> None:
@@ -459,7 +459,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
-    request: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)))
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)), one_machine=False)
     replica: Any = SimpleNamespace(complete=True, is_applying=False)
     gone: Any = SimpleNamespace(
         heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),

@@ -255,7 +255,7 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
         heard_by_path_s=lambda: (long_ago_s, *([boottime_s()] if over_second else [])),
         second=SimpleNamespace(told=lambda _: "a lives"),
     )  # fmt: skip
-    options: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)))
+    options: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)), one_machine=False)
 
     async def main() -> None:
         await primary.take()

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,9 @@ def options(tmp_path: Path) -> ReplicationOptions:
 
 
 def tried(options: ReplicationOptions, hello: Hello = HELLO, term: int = 3) -> None:
-    asyncio.run(try_means(options, hello, term))
+    primary = SimpleNamespace(name="a")
+    request: Any = SimpleNamespace(options=options, vm="web", primary=primary)
+    asyncio.run(try_means(request, hello, term))
 
 
 def test_who_reads_the_primarys_term_may_be_its_standby(options: ReplicationOptions) -> None:
@@ -45,7 +49,6 @@ def test_who_reads_another_place_may_not(options: ReplicationOptions, tmp_path: 
     for hello, term in (
         (HELLO, 4),
         (replace(HELLO, holder="b/run"), 3),
-        (replace(HELLO, vm="x"), 3),
     ):
         with pytest.raises(RefusedError, match="reads other leases"):
             tried(options, hello, term)
@@ -77,6 +80,28 @@ def test_the_agent_has_to_check_the_host_that_it_would_fence(
         tried(replace(options, fence=("/nowhere/agent",)))
 
 
-def test_on_one_machine_no_agent_is_asked(options: ReplicationOptions) -> None:
+def test_the_agent_is_given_no_name_that_the_primary_chose(
+    options: ReplicationOptions, tmp_path: Path
+) -> None:
+    """With `ssh {host}` a name that is an option of ssh would run a command on the standby."""
+    agent = tmp_path / "agent"
+    agent.write_text(
+        f'#!/bin/sh\necho "$@" $VMCKPT_FENCE_HOST $VMCKPT_FENCE_VM >{tmp_path}/asked\n'
+    )
+    agent.chmod(0o755)
+    hostile = replace(HELLO, host="-oProxyCommand=touch /tmp/x", vm="db")
+    tried(replace(options, fence=(str(agent), "{host}")), hostile)
+    assert (tmp_path / "asked").read_text() == "a check a web\n"
+
+
+def test_a_primary_that_claims_to_be_on_this_machine_has_its_agent_checked(
+    options: ReplicationOptions,
+) -> None:
+    """An agent is given only between machines: on one it is refused."""
     here = replace(HELLO, machine=this_machine())
-    tried(replace(options, fence=("/bin/false",)), here)
+    with pytest.raises(OperationFailedError, match="failed to check a"):
+        tried(replace(options, fence=("/bin/false",)), here)
+
+
+def test_on_one_machine_no_agent_is_asked(options: ReplicationOptions) -> None:
+    tried(options, replace(HELLO, machine=this_machine()))

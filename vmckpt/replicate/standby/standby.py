@@ -234,7 +234,7 @@ class Standby:
 
     async def _follow(self, channel: Channel, replica: Replica, second: SecondPath) -> None:
         """Receive until the primary has gone, then see what is to be done."""
-        primary = Following(self.name, replica, partial(try_means, self._request.options), second)
+        primary = Following(self.name, replica, partial(try_means, self._request), second)
         self._replica, self._following = replica, primary
         asked, warm = self._asked, self._warm
         taking = TakeOver(self._request, self._lease, replica, primary, asked, lack=warm.lack)

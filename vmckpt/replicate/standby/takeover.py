@@ -18,10 +18,11 @@ from vmckpt.lease.rule import Holding
 from vmckpt.lease.standby import Fencing, StandbyMove, StandbyView, decide, is_left_to
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.control import TIMEOUT_S
-from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
+from vmckpt.replicate.fencing.agent import Agent, this_machine
 from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.replicate.standby.following import LOST, Following
 from vmckpt.replicate.standby.replica import Replica
+from vmckpt.replicate.standby.trial import target_of
 from vmckpt.replicate.wire.messages import Hello
 
 # Twice as long as the primary waits before it goes on alone: by now it has, if it can.
@@ -194,7 +195,7 @@ class TakeOver:
             return
         holding = Holding(replaced.now.record.term, replaced.now.record.holder)
         if not self._is_here(hello):
-            target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
+            target = target_of(self._request, hello, holding)
             self._dead = (await Agent(self._request.options.fence).fence(target)).holding
             return
         for emitter in hello.emitters:
@@ -208,5 +209,9 @@ class TakeOver:
         self._dead = holding
 
     def _is_here(self, hello: Hello) -> bool:
-        """Whether this kernel can kill the primary's processes, and knows whether they are dead."""
-        return hello.machine == self._machine
+        """Whether this kernel can kill the primary's processes, and knows whether they are dead.
+
+        Both the operator and the primary must say so: another host could name processes of this
+        one, and have them killed.
+        """
+        return self._request.one_machine and hello.machine == self._machine

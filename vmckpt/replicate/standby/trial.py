@@ -6,19 +6,27 @@ that is to fence the primary cannot reach it.
 
 from vmckpt.errors import RefusedError
 from vmckpt.lease.rule import Holding
-from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
+from vmckpt.replicate.fencing.agent import Agent, Target
+from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.replicate.wire.messages import Hello
 
 
-async def try_means(options: ReplicationOptions, hello: Hello, term: int) -> None:
+def target_of(request: ReplicationRequest, hello: Hello, holding: Holding) -> Target:
+    """Whom to fence. The names are the operator's, from the request: HELLO comes from the other
+    host, and the host's name becomes a part of a command that runs here.
+    """
+    return Target(request.vm, holding, request.primary.name, hello.machine, hello.emitters)
+
+
+async def try_means(request: ReplicationRequest, hello: Hello, term: int) -> None:
     """Have the arbiter and the fencing agent answer; changes nothing.
 
     Raises HostDownError and StorageError (the arbiter), RefusedError (it is not the primary's),
     OperationFailedError (the agent).
     """
-    found = await open_arbiter(options).read(hello.vm)
+    options = request.options
+    found = await open_arbiter(options).read(request.vm)
     holding = Holding(term, hello.holder)
     if found is None or Holding(found.record.term, found.record.holder) != holding:
         said = f"term {found.record.term} of {found.record.holder}" if found else "nothing"
@@ -27,6 +35,5 @@ async def try_means(options: ReplicationOptions, hello: Hello, term: int) -> Non
             why=f"{hello.holder} holds term {term}; what stands there for the standby is {said}",
             remedy="name a directory that both hosts really share, or an etcd cluster",
         )
-    if options.fence and hello.machine != this_machine():
-        target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
-        await Agent(options.fence).check(target)
+    if options.fence:
+        await Agent(options.fence).check(target_of(request, hello, holding))
