@@ -98,7 +98,7 @@ class CancelledByUserError(VmckptError):
 
 
 class JobHeldError(VmckptError):
-    """The VM is well, and where it was to be, but what used its device does not go on."""
+    """The VM is where it was to be, but jobs that used its device were not resumed."""
 
     exit_code = 1
     kind = "job-held"

@@ -714,7 +714,9 @@ def test_a_vm_whose_job_is_held_has_moved_and_comes_back(world: World) -> None:
     def held(target: str) -> Fault:
         def arrives() -> VmckptError:
             world.where["vm1"] = target
-            return error(JobHeldError, "'vm1' is there, but what used its device does not go on")
+            return error(
+                JobHeldError, "'vm1' is there, but jobs that used its device were not resumed"
+            )
 
         return arrives
 

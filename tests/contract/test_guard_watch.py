@@ -106,7 +106,7 @@ def test_what_came_of_it_can_be_kept_though_the_commands_host_is_gone(
     kept = asyncio.run(guard.commit(opened, told.append))
     assert kept.phase is GuardPhase.KEPT
     assert load_all().require_sound() == [kept]
-    assert "something of the command stays on gone" in told[0]
+    assert "files of the command remain on gone" in told[0]
     guard._require_none_open("web")
 
 

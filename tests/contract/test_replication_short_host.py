@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,19 +56,42 @@ class Threads:
         monkeypatch.setattr(threading.Thread, "start", start)
 
 
+def silent_primary(
+    tmp_path: Path, host: LocalHost, *, one_machine: bool
+) -> tuple[Lease, Callable[[Process], Coroutine[Any, Any, StandbyMove]]]:
+    """A standby's lease, and its takeover from a primary that is silent, and named a process."""
+    store, span = FileStore(tmp_path / "leases"), LeaseSpan(0.5)
+    primary = Lease(store, "web", Claimant("a/1"), span)
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    request: Any = SimpleNamespace(
+        options=SimpleNamespace(fence=()), primary=host, one_machine=one_machine
+    )
+    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+
+    async def settled(emitter: Process) -> StandbyMove:
+        await primary.take()
+        await primary.record_in_sync("b/1")
+        hello = SimpleNamespace(machine=this_machine(), emitters=(emitter,))
+        gone: Any = SimpleNamespace(
+            heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
+            second=SimpleNamespace(told=lambda _: "a is silent"),
+        )  # fmt: skip
+        taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_waits)
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(20):
+            return await taking.settled(receiving)
+
+    return standby, settled
+
+
 @pytest.mark.parametrize("short_of", ["threads", "descriptors"])
 def test_a_primary_that_cannot_be_fenced_for_a_moment_takes_no_guest_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: str
 ) -> None:
     """The standby's service ended for it, when it had the term, and with that the guest."""
-    store, span, threads = FileStore(tmp_path / "leases"), LeaseSpan(0.5), Threads(monkeypatch)
-    primary = Lease(store, "web", Claimant("a/1"), span)
-    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    threads = Threads(monkeypatch)
     host = LocalHost("a", tmp_path / "a", "127.0.0.1")
-    request: Any = SimpleNamespace(
-        options=SimpleNamespace(fence=()), primary=host, one_machine=True
-    )
-    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    standby, settled = silent_primary(tmp_path, host, one_machine=True)
     claim = standby.claim
 
     def no_descriptor() -> str:
@@ -83,25 +107,12 @@ def test_a_primary_that_cannot_be_fenced_for_a_moment_takes_no_guest_along(
 
     monkeypatch.setattr(standby, "claim", claimed)
 
-    async def main(emitter: Process) -> StandbyMove:
-        await primary.take()
-        await primary.record_in_sync("b/1")
-        hello = SimpleNamespace(machine=this_machine(), emitters=(emitter,))
-        gone: Any = SimpleNamespace(
-            heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
-            second=SimpleNamespace(told=lambda _: "a is silent"),
-        )  # fmt: skip
-        taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_waits)
-        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(20):
-            return await taking.settled(receiving)
-
     with subprocess.Popen(["sleep", "60"]) as process:
         found = identify(process.pid)
         assert found is not None
         try:
             emitter = Process(found.pid, found.start_ticks)
-            assert asyncio.run(main(emitter)) is StandbyMove.PROMOTE
+            assert asyncio.run(settled(emitter)) is StandbyMove.PROMOTE
             assert is_alive(found) is (short_of == "threads")  # then its lease was waited out
         finally:
             process.kill()
@@ -109,35 +120,14 @@ def test_a_primary_that_cannot_be_fenced_for_a_moment_takes_no_guest_along(
 
 def test_a_primary_on_another_machine_has_no_process_killed_here(tmp_path: Path) -> None:
     """Its host was broken into, and says that its processes are some of this machine's."""
-    store, span = FileStore(tmp_path / "leases"), LeaseSpan(0.5)
-    primary = Lease(store, "web", Claimant("a/1"), span)
-    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
-    request: Any = SimpleNamespace(
-        options=SimpleNamespace(fence=()),
-        primary=LocalHost("a", tmp_path / "a", "192.0.2.1"),
-        one_machine=False,
-    )
-    replica: Any = SimpleNamespace(complete=True, is_applying=False)
-
-    async def main(emitter: Process) -> StandbyMove:
-        await primary.take()
-        await primary.record_in_sync("b/1")
-        hello = SimpleNamespace(machine=this_machine(), emitters=(emitter,))
-        gone: Any = SimpleNamespace(
-            heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
-            second=SimpleNamespace(told=lambda _: "a is silent"),
-        )  # fmt: skip
-        taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_waits)
-        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(20):
-            return await taking.settled(receiving)
-
+    elsewhere = LocalHost("a", tmp_path / "a", "192.0.2.1")
+    _, settled = silent_primary(tmp_path, elsewhere, one_machine=False)
     with subprocess.Popen(["sleep", "60"]) as process:
         found = identify(process.pid)
         assert found is not None
         try:
             emitter = Process(found.pid, found.start_ticks)
-            assert asyncio.run(main(emitter)) is StandbyMove.PROMOTE  # its lease was waited out
+            assert asyncio.run(settled(emitter)) is StandbyMove.PROMOTE  # its lease was waited out
             assert is_alive(found)
         finally:
             process.kill()

@@ -249,7 +249,7 @@ def test_a_term_that_was_lost_is_not_renewed_or_written_about() -> None:
     assert standing(lease) is ReplicaStanding.UNSETTLED
     assert lease.highest_term == 5
     for question in (lease.renew, lease.record_solo, lease.give_up):
-        with pytest.raises(RefusedError, match="other has it"):
+        with pytest.raises(RefusedError, match="names other"):
             asyncio.run(question())
     assert store.now == Versioned(OTHER, 9)
 

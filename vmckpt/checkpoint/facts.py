@@ -18,7 +18,7 @@ RAM, DEVICES = "ram", "device-state"
 # Of a VM that was saved as a whole (`whole.py`): what QEMU wrote.
 SAVED = "saved"
 EPOCH, FILE = "epoch", "file"
-# How long a guest may stand still when nothing is said.
+# How long a guest may be paused by default.
 USUAL_PAUSE_S = 0.010
 MAPPED_RAM, STREAM = "mapped-ram", "stream"
 MOST_VCPUS = 288
@@ -76,7 +76,7 @@ class CheckpointFacts:
     passes: int
     took_s: float
     changed_pages: int
-    # `pause_ms` is the longest time that the guest stood still; all together (0: not known).
+    # `pause_ms` is the guest's longest pause; this is their sum (0: not known).
     stopped_ms: float = 0.0
     # How it was taken: EPOCH, or FILE, and then as what QEMU wrote its state (`whole.py`).
     kind: str = "epoch"

@@ -9,10 +9,10 @@ A cut (vmckpt/group/README.md):
 
 A restore:
 
-    member:  ready -> switched (its old guest stands still) -> running
+    member:  ready -> switched (its old guest is paused) -> running
     head:    switch -> run -> done
 
-Whoever is told `void` instead, or hears nothing in time, undoes its part, whatever the others do.
+A member that gets `void` instead, or nothing in time, undoes its part, whatever the others do.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ TOGETHER_S = 10.0
 HEAD_S = 30.0
 # How often a member that waits for others sees to it that little is left for its pause.
 KEEP_UP_S = 0.05
-# No guest stands still for so long before the cut, unless its service is stuck.
+# No guest is paused for so long before the cut, unless its service is stuck.
 STUCK_S = 5.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -43,7 +43,7 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
                     why="QEMU would overwrite it without asking",
                     remedy=f"choose another name, or: vmckpt snapshot delete {vm.name} {name}",
                 )
-            await switch_off_capabilities(monitor)  # what somebody's migration left on
+            await switch_off_capabilities(monitor)  # left on by another migration
             job = _job_id("save")
             begin = commands.snapshot_save(monitor, job, name, nodes[0], nodes)
             await finish(_run_job(monitor, begin, job, "save", emit))
@@ -96,8 +96,8 @@ async def delete(vm: Vm, name: str, emit: Emit) -> None:
 
 
 async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit: Emit) -> None:
-    # QEMU itself stops a VM that runs, and lets it run again when all is loaded: nobody who dies
-    # meanwhile leaves it stopped.
+    # QEMU itself stops a VM that runs, and resumes it when all is loaded: a process that dies
+    # meanwhile does not leave it stopped.
     # QEMU goes back on no disk whose changes are noted; the next checkpoint reads all of it.
     await forget_bitmaps(monitor)
     await switch_off_capabilities(monitor)

@@ -25,7 +25,7 @@ _TAKEN_WITHIN_S = 600.0
 
 @asynccontextmanager
 async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterator[Path | None]:
-    """For the block the secret is in a file in the host's memory; None: there is none to be told.
+    """For the block the secret is in a file in the host's memory; None: there is none.
 
     Raises RefusedError: the host has no such memory.
     """
@@ -35,7 +35,7 @@ async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterato
     mounts = await host.read_text(Path("/proc/mounts")) or ""
     if not any(line.split()[1:3] == [str(IN_MEMORY), "tmpfs"] for line in mounts.splitlines()):
         raise RefusedError(
-            f"{host.name} cannot be told what opens the encrypted store",
+            f"{host.name} cannot be given the key of the encrypted store",
             why=f"{IN_MEMORY} is not in memory there (tmpfs)",
             remedy="mount a tmpfs there, or use a store that is not encrypted",
         )

@@ -231,7 +231,7 @@ class Taking:
             raise RefusedError(
                 f"checkpoint {wanted} is there already",
                 why="an earlier request has taken it",
-                remedy="nothing is to be done: see `vmckpt checkpoint show`",
+                remedy="there is nothing to do: see `vmckpt checkpoint show`",
             )
         return origin
 

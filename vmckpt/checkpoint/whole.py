@@ -66,7 +66,7 @@ async def take_whole(
     """
     async with held(vm, "checkpoint create") as now:
         await require_savable(now)
-        # What is encrypted in the store does not stand on a disk in the clear before.
+        # What is encrypted in the store must not be on a disk unencrypted before.
         file = now.qemu.files.saved_file(in_memory=access.secret is not None)
         if file.is_relative_to(now.qemu.files.memory(IN_MEMORY)):
             await now.host.make_private_dir(file.parent)

@@ -37,7 +37,7 @@ def start() -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # whoever read the output has gone
+    except OSError:  # the reader of the output is gone
         code = code or 1
     # Taking the interpreter apart costs 30 ms; the kernel does the same at once.
     os._exit(code)
@@ -90,7 +90,7 @@ def _done(plain: Callable[[], None]) -> int:
     os.umask(0o077)
     try:
         plain()
-    except Exception as exc:  # noqa: BLE001 - whatever it is, it is told
+    except Exception as exc:  # noqa: BLE001 - any error is reported
         from vmckpt.cli.main import told
 
         return told(exc)

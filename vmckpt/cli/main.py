@@ -122,12 +122,12 @@ def _root(
 
 def main() -> int:
     """Run the command line; the exit code. Every error ends as what / why / what to do."""
-    # Guests' memory, disks, consoles and monitors are nobody else's.
+    # Guests' memory, disks, consoles and monitors are private to this user.
     os.umask(0o077)
     try:
         _require_text(sys.argv[1:])
         code = command_line(sys.argv[1:])(standalone_mode=False)
-    except Exception as exc:  # noqa: BLE001 - whatever it is, it is told
+    except Exception as exc:  # noqa: BLE001 - any error is reported
         code = told(exc)
     finally:
         end_running()
@@ -148,7 +148,7 @@ def _require_text(words: Sequence[str]) -> None:
 
 def told(error: Exception | AskedToStopError) -> int:
     """Tell what a command ended with; the exit code."""
-    # What stands behind a `--` is somebody else's command.
+    # What follows `--` is another program's command line.
     as_json = "--json" in takewhile(lambda word: word != "--", sys.argv)
     match error:
         case VmckptError():
@@ -167,7 +167,7 @@ def told(error: Exception | AskedToStopError) -> int:
             error.show()
             return print_error(usage, as_json=True) if as_json else error.exit_code
         case BrokenPipeError():
-            # Whoever read the output has gone; there is nobody left to tell.
+            # The reader of the output is gone; there is nothing left to write to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         case OSError():

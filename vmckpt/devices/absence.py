@@ -102,7 +102,7 @@ async def recover_devices(vm: Vm) -> None:
     The caller holds the lock. Raises JobHeldError.
     """
     journey = _journey(vm, "recover")
-    # Without a mark nobody has been asked to let one go.
+    # Without a mark no guest was asked to release one.
     step = await vm.host.read_text(vm.directory.away) or STEPS_OUT[0]
     try:
         if journey.has_devices and await vm.is_alive():
@@ -125,14 +125,14 @@ async def recover_now(vm: Vm) -> None:
             raise RefusedError(
                 f"'{now.name}' has no device that is unplugged for anything",
                 why="its spec has no [[passthrough]] with a hook",
-                remedy="nothing is to be done",
+                remedy="there is nothing to do",
             )
         await recover_devices(now)
 
 
 def _held_after(exc: VmckptError, failure: UndoFailure, vm: Vm) -> JobHeldError:
     return JobHeldError(
-        f"{exc.what}: {exc.why}; and what used a device of '{vm.name}' does not go on",
+        f"{exc.what}: {exc.why}; and jobs that used a device of '{vm.name}' were not resumed",
         why=f"undoing '{failure.step}' failed: {failure.error}",
         remedy=f"vmckpt device recover {vm.name}",
     )
@@ -143,7 +143,7 @@ async def _told_if_held(back: Awaitable[None], vm: Vm) -> None:
         await back
     except VmckptError as exc:
         raise JobHeldError(
-            f"what used a device of '{vm.name}' does not go on: {exc.what}",
+            f"jobs that used a device of '{vm.name}' were not resumed: {exc.what}",
             why=exc.why,
             remedy=f"{exc.remedy}; then: vmckpt device recover {vm.name}",
         ) from exc

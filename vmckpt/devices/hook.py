@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # A killed agent's successor, and a guest that has just arrived, are waited for; and of an agent
 # each answer, at each try twice as long as before: one that is always slow is heard in the end.
 BACK_S, PATIENCE_S = 20.0, 5.0
-# The guest ends a hook when its time is over; so much later nobody waits for that any more.
+# The guest ends a hook when its time is over; it is waited for no longer than so much later.
 GRACE_S = 5.0
 KILLED = (137, -9)
 NO_SUCH_PROGRAM = 127
@@ -92,7 +92,7 @@ class GuestHook(NamedTuple):
             await asyncio.sleep(BETWEEN_S)
 
     async def _once(self, way: "GuestRunner", phase: HookPhase, limit_s: int) -> HookAnswer:
-        # The guest's own `timeout` ends it: nobody else could, should the connection be lost.
+        # The guest's own `timeout` ends it: nothing else could if the connection is lost.
         argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
         told = request(self.device.id, self.run, limit_s)
         done = await way.run(argv, told, limit_s + GRACE_S)

@@ -27,7 +27,7 @@ from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir
 
 UNPLUG_TIMEOUT_S = 30.0
-# On the way back nothing else is left to do than to try again.
+# On the return there is nothing to do but retry.
 TRIES = 3
 UNPLUG, PLUG = "unplug", "plug"
 HOOK = "hook-"
@@ -86,7 +86,7 @@ class Journey:
 
     @property
     def back_s(self) -> float:
-        """How long the way back took."""
+        """How long the return took."""
         return self._sum(PLUG, *WAY_BACK)
 
     def _sum(self, *phases: str) -> float:
@@ -114,7 +114,7 @@ class Journey:
     async def phase(self, place: QemuAccess, phase: HookPhase, *, tries: int = 1) -> None:
         """Every hook does the phase, one after the other: a guest's agent has one client at a time.
 
-        Raises HookFailedError for the first that does not; on the way back the others do all the
+        Raises HookFailedError for the first that does not; on the return the others do it all the
         same.
         """
         began_s, failed = time.monotonic(), list[HookFailedError]()
@@ -189,7 +189,7 @@ class Journey:
         """Recovery after a process died in `step`: plug the devices in and resume their jobs.
 
         A guest that was asked to release a device may do so at any time. So the unplugging is
-        completed first, which is safe at any stage of the way back. Raises as `abort` does.
+        completed first, which is safe at any stage of the return. Raises as `abort` does.
         """
         if step not in STEPS_OUT[:-1] and await self._any_plugged(place):
             try:

@@ -36,7 +36,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
-# What is asked of QEMU besides, in order: while the guest stands still, or just before it does.
+# What is asked of QEMU besides, in order: while the guest is paused, or just before.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 Pausing = Callable[[], AbstractContextManager[None]]
 # What QEMU says to `cont` for a moment after a migration has ended.

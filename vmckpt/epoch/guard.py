@@ -2,18 +2,18 @@
 
     python -I -S guard.py RESCUE_MONITOR QEMU_PID [HOLD ...]
 
-On its standard input, a stream socket, it is told (and answers each line with a dot, so that one
-that is frozen is found out), until when the guest may run, in seconds of
-CLOCK_BOOTTIME, or `inf`; or `free` and such a time: by then its teller is to be out of its way. It
-acts in three cases, by a monitor of its own that it holds open:
+On its standard input, a stream socket, it gets the time until which the guest may run, in seconds
+of CLOCK_BOOTTIME, or `inf`; or `free` and such a time, by which its teller is to be done. It
+answers each line with a dot, so that a frozen guard is noticed. It acts in three cases, by a
+monitor of its own that it holds open:
 
-- The input ends: whoever took epochs has died. A guest that stands still for an epoch (`paused`,
-  `finish-migrate`, `postmigrate`) is let run on, if it still may. What it sends stays held, but by
+- The input ends: the process that took epochs has died. A guest paused for an epoch (`paused`,
+  `finish-migrate`, `postmigrate`) is resumed, if it still may run. What it sends stays held, but by
   the objects HOLD, which are removed.
 - The time of `free` is past: the same, the teller is stuck.
 - The time is past, the teller dead or stuck: the guest is stopped. The teller, if it goes on, lets
-  it run again when it may. A QEMU that neither answers nor has said that its guest stands still is
-  itself held (SIGSTOP) until the guest may run, and killed when nobody is left who could say so.
+  it run again when it may. A QEMU that neither answers nor has said that its guest is paused is
+  itself held (SIGSTOP) until the guest may run, and killed when no teller is left.
 """
 
 import json
@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import Any
 
 STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
-# In what QEMU has to see to it that its guest stands still; the teller's margin is longer.
+# In what time QEMU has to pause its guest; the teller's margin is longer.
 ANSWER_S, POLL_S = 0.2, 0.005
 # How often the events are taken that QEMU tells everybody, and how much at once.
 PASS_OVER_S, READ_BYTES = 0.5, 1 << 16
@@ -65,14 +65,14 @@ class Guard:
         _take_turns()
         stopped = False
         while True:
-            # Before anything is decided: what was told already, by a teller that may have died.
+            # Before any decision: read what the teller sent, which may have died since.
             died = self._teller_lives and not self._hear()
             if self._ended():
                 return
             may_run = _now_s() < self._until_s
             if may_run:
                 self._let_go()
-            else:  # again and again: whoever was in the middle of an epoch may let it run
+            else:  # repeatedly: a process in the middle of an epoch may resume it
                 self._stop()
             stopped = not may_run
             if died or self._free_by_s <= _now_s():
@@ -82,7 +82,7 @@ class Guard:
                 self._end_held()
                 return
             if not self._teller_lives and self._until_s == float("inf"):
-                return  # or its monitor would be nobody else's as long as QEMU lives
+                return  # or it would keep the monitor as long as QEMU lives
             self._wait(AGAIN_S if stopped else self._until_s - _now_s())
 
     def _wait(self, most_s: float) -> None:

@@ -14,7 +14,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.vm.start import Qemu
 from vmckpt.vm.users.users import made_by
 
-# What a guest stands still for takes no longer, or whoever sees to it is stuck.
+# No pause takes longer, unless the process responsible for it is stuck.
 STUCK_S = 30.0
 
 

@@ -118,7 +118,7 @@ def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
         came.append(os.read(reader, PIPE_BYTES))
         if not came[-1]:
             loop.remove_reader(reader)
-            if not everything.done():  # nobody waits any more
+            if not everything.done():  # cancelled meanwhile
                 everything.set_result(b"".join(came))
 
     with open_fd(reader):

@@ -1,4 +1,4 @@
-"""Output commit: what a guest sends is held until somebody says that its epoch is safe.
+"""Output commit: what a guest sends is held until its epoch is reported safe.
 
 Three of QEMU's filters per network back end, one behind the other. What the guest sends waits in
 the first, a filter-buffer; at an epoch's end it moves into the second, another one; when the epoch

@@ -8,7 +8,7 @@ from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.units import format_duration, format_rate
 
 LOOK_S = 2.0
-# Before so many looks nobody knows what is little for this guest.
+# With fewer samples it is unknown what is little for this guest.
 LEAST_LOOKS = 5
 # Calm: among the lowest quarter of all looks, within this part.
 QUARTER, ALIKE = 0.25, 1.1

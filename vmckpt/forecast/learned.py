@@ -113,14 +113,14 @@ def moved(record: RunRecord) -> Moved | None:
     if result.get("outcome") != "completed" or not _is_sound(result):
         return None
     if shared_the_link(record) or _was_disturbed(record):
-        return None  # what the others took of it nobody knows, or how long it was gone
+        return None  # the others' share of it is unknown, or how long it was gone
     if _is_rare(record.request):
         return None  # no forecast is of that kind
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted:
         return None
     last = counted[-1]
-    # Whoever was last seen in the first pass may have had much or little left.
+    # A guest last seen in the first pass may have had much or little left.
     active = [
         sample["normal_pages"]
         for sample in counted

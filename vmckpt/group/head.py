@@ -18,7 +18,7 @@ from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import all_of
 
-# A member that was told in time has so long to say what came of it.
+# A member that got its order in time has so long to report the result.
 ANSWER_S = 10.0
 
 

@@ -27,7 +27,7 @@ async def restore_group(
     tell: Callable[[str], None],
     key: KeySource | None = None,
 ) -> dict[str, Any]:
-    """Restore each on its host of `hosts`; returns as soon as all guests run and were told.
+    """Restore each on its host of `hosts`; returns once all guests run and are set up.
 
     Raises what is against it for any of them: then no restored guest runs, and those that there
     were run on.

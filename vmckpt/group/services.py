@@ -16,7 +16,7 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import Handle
 from vmckpt.sequence.steps import all_of, finish
 
-# A member that is told that it is off lets its guest run at once, and undoes the rest.
+# A member whose cut is cancelled resumes its guest at once, and undoes the rest.
 END_S = 60.0
 
 
@@ -99,6 +99,6 @@ async def _ended(services: Sequence[Service]) -> None:
 
 
 async def _end(service: Service) -> None:
-    with suppress(VmckptError):  # of a host that is silent nobody knows; its members give up alone
+    with suppress(VmckptError):  # a silent host's members are unknown; they give up alone
         if await service.job.ended(END_S):
             await service.job.remove()

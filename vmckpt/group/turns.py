@@ -37,7 +37,7 @@ def _rows(
     vms: list[str], places: Mapping[str, MemberSite], most_held_s: float
 ) -> Iterable[list[str]]:
     processors = min(places[vm].processors for vm in vms)
-    # Whoever answered late was at something else; the quickest one tells what a word takes.
+    # A late answer shows a busy member; the quickest shows what a message takes.
     word_s = min(places[vm].answer_s for vm in vms)
     most_turns = max(int(most_held_s / _HELD_SHARE / max(word_s, 1e-6)), 1)
     wide = max(processors // _SHARE, -(-len(vms) // most_turns), 1)

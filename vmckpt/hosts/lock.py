@@ -56,7 +56,7 @@ def held(path: Path, owner: Owner) -> Iterator[None]:
         _write(fd, owner)
         yield
     finally:
-        with suppress(OSError):  # a file that nobody holds counts as free
+        with suppress(OSError):  # a file without a lock counts as free
             path.unlink()
         os.close(fd)
 

@@ -46,7 +46,7 @@ def trusted_users() -> set[int]:
     trusted = {0, os.geteuid()}
     if os.geteuid() == 0 and (asked_by := os.environ.get("SUDO_UID", "")).isdecimal():
         trusted.add(int(asked_by))
-    # In a user namespace whoever is not mapped, root among them, shows as one and the same uid.
+    # In a user namespace all unmapped users, root among them, show as one and the same uid.
     lengths = (int(line.split()[2]) for line in _UID_MAP.read_text().splitlines())
     if sum(lengths) < _ALL_UIDS:
         trusted.add(int(_OVERFLOW_UID.read_text()))

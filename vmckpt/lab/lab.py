@@ -98,7 +98,7 @@ async def down(state_dir: Path) -> LabRemoval:
     directory = lab_directory(state_dir)
     async with locked(directory):
         pids: list[int] = []
-        with contextlib.suppress(RefusedError):  # in pieces: whoever made it is not this process
+        with contextlib.suppress(RefusedError):  # incomplete: another process made it
             if lab := read(state_dir):
                 pids = [lab.client.pid, lab.observer.pid, *(host.holder.pid for host in lab.hosts)]
         return _remove(directory, pids)

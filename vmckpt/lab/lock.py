@@ -53,7 +53,7 @@ def _unlock(descriptor: int, path: Path, directory: Path) -> None:
 def _try_lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it may have removed the file: then we hold what nobody else will look at.
+        # Its last holder may have removed the file: then others will not see this lock.
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except (BlockingIOError, FileNotFoundError):
         return False

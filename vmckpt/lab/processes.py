@@ -3,7 +3,7 @@
 A process is a lab's if its environment says VMCKPT_LAB=<lab directory>, or if its network namespace
 holds an interface named with the lab's tag. Both follow from the directory's name alone, so they
 hold when nothing was recorded, and unlike pids and inode numbers of namespaces they are never
-given to somebody else, before or after a reboot.
+reused for something else, before or after a reboot.
 """
 
 import asyncio

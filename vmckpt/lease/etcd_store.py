@@ -2,7 +2,7 @@
 
 Every question goes to all endpoints at once, again while one has no leader, and the first certain
 answer counts: a member that is paused or cut off costs no time. That is safe for writes too: of
-several that are to be put over one revision one is, and the others are told what stands there.
+several written over one revision one succeeds, and the others get what is stored there.
 
 etcd's own leases are not used: they last whole seconds, and longer after each change of its leader.
 What is wanted of it is agreement on one order of writes; the waiting is the claimant's (`rule`).

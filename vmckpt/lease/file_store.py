@@ -5,7 +5,7 @@
 
 The version that stands is the highest. A successor is written aside, synced, and linked to the next
 number: link(2) fails where that exists, on the server of a network's file system too. So there is
-no lock that a server could take from a process that stands still, or a client could believe it has
+no lock that a server could take from a suspended process, or a client could believe it has
 (a lock with rename(2) behind it is no compare-and-swap on NFS), and a process that is stopped or
 killed anywhere blocks no other.
 """
@@ -157,7 +157,7 @@ class FileStore:
                     raise
                 if _highest(directory) == new.version:
                     return True
-                # This process stood still while others went on so far that the number was free.
+                # This process was suspended while others advanced so far that the number was free.
                 path.unlink(missing_ok=True)
                 return False
             except OSError as exc:

@@ -74,7 +74,7 @@ class Gateway:
             return await self._post(path, question)
         except NotTakenError as exc:
             if any(words in str(exc) for words in _STALE_TOKEN):
-                self._token = None  # whoever asks again gets another
+                self._token = None  # the next request gets another
             raise
 
     async def _post(self, path: str, question: object) -> dict[str, Any]:

@@ -211,10 +211,10 @@ class Lease:
         if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
             await self._look()
         if self._held is None or self._seen is None:
-            holder = self._seen.now.record.holder if self._seen else "nobody"
+            holder = self._seen.now.record.holder if self._seen else "no host"
             raise RefusedError(
                 f"the term of VM '{self.vm}' is not held here",
-                why=f"as last seen with the arbiter, {holder} has it",
+                why=f"the arbiter's last record names {holder}",
                 remedy="stop the guest here; protect it again from where it runs",
             )
         return self._seen.now

@@ -7,7 +7,7 @@ arbiter's clock plays no part: any store with compare-and-swap will do, and a cl
 restarted begins to count anew, which is the wait that the rule wants after a restart. Only
 positive proof that the holder is dead, or its own word that it gave the term up, makes it shorter.
 
-All times are `clock.boottime_s` of whoever decides.
+All times are `clock.boottime_s` of the deciding host.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,9 @@
 """Which pages of a guest's RAM file were written, found by comparing all of it. On every kernel.
 
-A copy of the file is kept, as it was found last: a page that differs from it was written, by
-whomever, QEMU or not. It costs as much memory again, and each look reads all of both. What is
-copied out is the copy: of a page that was found differing once nothing later is told, so that one
-which is written and written back meanwhile is no other page to us than to who has it from us.
+A copy of the file is kept, as it was found last: a page that differs from it was written, by any
+process. It costs as much memory again, and each look reads all of both. What is copied out is the
+copy: a page that was found differing is not read again, so that one that is written and restored
+meanwhile is the same page for the reader of the copy as here.
 """
 
 from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ TICK_S = 0.05
 FAULT_S, FAULT_SHARE = 1e-5, 0.03
 # However long a window gets, so many of them are wanted.
 LEAST_WINDOWS = 4
-# How finely the time that was looked at is told, and in how much memory of ours, at most.
+# Resolution of the reported course of time, and the most memory used for it.
 COURSE_SPANS, COURSE_BYTES = 32, 256 << 20
 # Into how long a window gets it is looked so often; of that time no more than this is spent.
 LOOKS, LOOKING_SHARE = 16, 0.05

@@ -16,7 +16,7 @@ and neither reads nor writes to anybody from before it attaches until it has let
 What remains: a SIGKILL for this very process (kill -9 by its pid, the whole cgroup killed, out of
 memory) between the first change of the registers and the last. Measured 200 times on a QEMU 10.0
 (TCG, a writing guest; as root, two cores, load 2 to 3): that is 153 us in the middle, 55 at best,
-3.5 ms at worst; the main thread stands still for 278 us, 118 at best, 4.8 ms at worst.
+3.5 ms at worst; the main thread is stopped for 278 us, 118 at best, 4.8 ms at worst.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ _MOST_WORDS_BYTES = 8 << 20
 _SYSCALL = b"\x0f\x05"
 _NO_RESTART = (1 << 64) - 1
 _NR_OPEN, _NR_CLOSE, _NR_IOCTL, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 2, 3, 16, 323, 438
-# linux/userfaultfd.h: what the call does, for whoever may open the device (Linux 6.1).
+# linux/userfaultfd.h: the same as the call, by permission on the device (Linux 6.1).
 _DEVICE, _USERFAULTFD_NEW = b"/dev/userfaultfd\0", 0xAA00
 # Under the stack and its red zone of 128 bytes: nothing is kept there.
 _BELOW_STACK = 1024
@@ -103,7 +103,7 @@ def _take(pid: int, number: int, arguments: list[int]) -> int:
 
 def be_undisturbed() -> None:
     """Let no signal in from here on: what `main` begins with, for a program that does the same."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # how a stop of the process is told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # reports a stop of the process
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     gc.disable()
 

@@ -3,7 +3,7 @@
 Writing "4" to /proc/PID/clear_refs takes the mark from every page of the process; the first write
 to one after that costs a fault and marks it again: bit 55 of its entry in /proc/PID/pagemap. See
 the kernel's admin-guide/mm/soft-dirty.rst. All marks go at once, and not in the instant in which
-they are read: the guest stands still for both. Reading takes time with the memory that there is,
+they are read: the guest is paused for both. Reading takes time with the memory that there is,
 1 ms for 256 MiB. Not seen: what `dirty_pages.py` does not see either.
 
 A page that the kernel takes out of the page table loses its mark. Pages of a tmpfs are, to be

@@ -193,7 +193,7 @@ class Migration:
             return  # there is nothing to wait for
         if step.name == "verify" and self._journal.offline:
             return  # nothing runs
-        # At the switchover the guest stands still, and what stands in the journal is enough.
+        # At the switchover the guest is stopped, and the journal has enough already.
         if not step.commits:
             await self._write_journal(step)
         self._emit(PhaseBegan(self._elapsed_s(), step.name))

@@ -60,7 +60,7 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
 
 
 async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
-    with suppress(HostDownError):  # how the block ended says more; whoever takes the lock ends it
+    with suppress(HostDownError):  # the next holder of the lock ends it
         if not await vm.host.exists(vm.directory.journal):
             await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
 

@@ -8,7 +8,7 @@ class MigrationReport:
     """The outcome. `method` is what QEMU really did; `requested_method` what was asked for.
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
-    from outside, `guest_silent_ms` the sum of silences over 20 ms: None where nobody listened.
+    from outside, `guest_silent_ms` the sum of silences over 20 ms: None without a listener.
     `encryption` is "x509", "psk" or "off"; `channels` are those that memory went over.
     `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the target.
     `device_bytes` is what passed-through devices held, saved in `device_out_s`; `device_back_s` is

@@ -1,8 +1,8 @@
 """Migrations that leave a host, or come to one, at the same time, and what each gets of the link.
 
 Each has a file on both hosts, `links/out/RUN.LIMIT` on its source and `links/in/RUN.LIMIT` on its
-target, locked by whoever carries it out: the lock dies with it. Everybody reads them once a second;
-nobody decides for the others.
+target, locked by the process that does it: the lock dies with it. All read them once a second;
+none decides for the others.
 
 Those that go `in_turn` share nothing among themselves: one at a time sends from a host, or to one,
 while it holds `links/turn/out` there, or `links/turn/in`; only then does it count.

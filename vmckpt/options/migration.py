@@ -126,7 +126,7 @@ class MigrationOptions:
     `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
     raise the downtime to `most_downtime_ms` and slow the guest by `most_throttle_percent`, None: as
     it says. `observe_only`: it only says what it would do. `finish_within_s` was promised by a
-    forecast: it ends nothing, and is told of when it is over. `in_turn`: of all that say so, one at
+    forecast: it ends nothing, and is reported when exceeded. `in_turn`: of all that say so, one at
     a time sends from a host, or to one. `offline`: the VM is off, and stays so. `tls_name`: whom
     the target's certificate is for, None: its address. `synchronous_writes`: to disks being copied.
     """

@@ -10,7 +10,7 @@ ETCD = "etcd:"
 COPY, SHARED = "copy", "shared"
 # Of an epoch, and of a pause.
 SHORTEST_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
-# Nobody waits longer for each answer: with longer epochs output is let out, and by name only.
+# Output is not held longer than this: longer epochs need --unsafe-no-output-commit.
 LONGEST_HELD_S = 1.0
 # A shorter lease would end, and pause the guest, when one question to the arbiter gets no answer; a
 # standby that has taken the term is waited for no longer than a longer one might take

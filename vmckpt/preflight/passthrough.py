@@ -138,7 +138,7 @@ async def away_names(vm: Vm) -> frozenset[str]:
 
 
 def _nobody(code: str, text: str) -> None:
-    """Nothing happens that could be told."""
+    """Discards events."""
 
 
 async def detached_addresses(vm: Vm) -> frozenset[str]:

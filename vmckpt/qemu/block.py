@@ -100,7 +100,7 @@ async def blockdev_mirror(
 
     A mirror that is cancelled, or ends itself by an error, frees its map of the writes under way
     before it waits for them (QEMU 7.2 to 10.0, block/mirror.c, immediate_exit): those then write to
-    memory that is somebody else's. So `block_job_cancel` with force only while nobody writes.
+    freed memory. So `block_job_cancel` with force only while nothing writes.
     """
     await monitor.tell(
         "blockdev-mirror",

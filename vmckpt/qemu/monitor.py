@@ -139,7 +139,7 @@ class Monitor:
         monitor, or QEMU is stuck), or the peer is no QMP server.
         """
         client = _Client(label, readbuflen=READ_BUFFER_BYTES)
-        # It would collect every event for somebody who never comes.
+        # It would collect every event for a reader that does not exist.
         client.events.event_filter = lambda _: False
         try:
             async with asyncio.timeout(timeout_s):

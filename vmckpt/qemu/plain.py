@@ -25,7 +25,7 @@ async def switch_off_capabilities(monitor: Monitor) -> None:
 
 
 async def _cleaned_up(monitor: Monitor) -> None:
-    # A state such as "failed" is told before QEMU cleans up; what can be yanked goes last of all.
+    # QEMU reports "failed" before it cleans up; yankable objects disappear last.
     async def has_channels() -> bool:
         items = await commands.query_yank(monitor, oob=False)
         return any(item["type"] == "migration" for item in items)

@@ -16,7 +16,7 @@ from vmckpt.replicate.wire.frames import (
 )
 from vmckpt.replicate.wire.messages import Failure, Heartbeat
 
-# By which word a side says how it ends: as was asked, with the guest, the guest standing still or
+# The word with which a side ends: as requested, with the guest, the guest paused or
 # dead with the term given up, because the standby is of no use, or the standby has the guest.
 STOPPED, GUEST_OFF, YOURS, ALONE, TAKEN = "stopped", "guest-off", "yours", "alone", "taken"
 # A side that takes nothing, or says nothing, for so long is taken for lost.

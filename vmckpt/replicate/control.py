@@ -15,7 +15,7 @@ from vmckpt.replicate.status import ReplicaStatus
 Answer = Callable[[str], Awaitable[ReplicaStatus]]
 # `stop` and `failover` answer when they are done.
 TIMEOUT_S = 60.0
-# How it is, it says at once, unless it stands still.
+# It reports its status at once, unless it is stuck.
 STATUS_TIMEOUT_S = 3.0
 # Said to a standby whose primary does not come any more; one that has it takes no notice.
 DISMISS = "dismiss"
@@ -43,7 +43,7 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
                     unanswered.discard(heard)
                     heard.set()
         except OSError:
-            return  # whoever asked has gone
+            return  # the client is gone
         finally:
             writer.close()
 

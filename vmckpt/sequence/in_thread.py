@@ -34,7 +34,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if done.cancelled():
-            return  # nobody waits any more
+            return  # cancelled meanwhile
         if error is not None:
             done.set_exception(error)
         else:
@@ -91,4 +91,4 @@ async def _outlast(task: "asyncio.Future[T]") -> None:
         with suppress(asyncio.CancelledError):  # the one that is on its way is raised in the end
             await asyncio.wait({task})
     if not task.cancelled():
-        task.exception()  # how the work ended matters to nobody who has cancelled it
+        task.exception()  # cancelled: the result does not matter

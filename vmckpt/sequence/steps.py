@@ -38,10 +38,10 @@ async def run_steps(
 
     An error or a cancellation undoes every started step, newest first, and is raised again, until
     a committing step has returned: from then on only forward, errors are raised as they are, and
-    a cancellation comes too late and is dropped: whoever sees one knows that all was undone. An
+    a cancellation comes too late and is dropped: a raised one means that all was undone. An
     undo may itself find that the matter ended otherwise and raise OutcomeUnknownError or
     VmLostError: then nothing older is undone. After these two from a step nothing is undone at all:
-    whoever raised them has left things as they have to be.
+    the step that raised them has left things as they have to be.
     """
     undos: list[Step] = []
     for number, step in enumerate(steps):

@@ -20,7 +20,7 @@ from vmckpt.store.files.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_
 from vmckpt.store.files.pack import Numbers, Pack
 from vmckpt.store.opened import Opened
 
-# Frames kept for whoever asks for their other chunks.
+# Frames kept for requests for their other chunks.
 _KEPT_FRAMES = 64
 # Frames being read while others are used.
 _AHEAD = 8

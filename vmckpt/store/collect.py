@@ -271,8 +271,8 @@ def _rewritten(store: Store, rewrite: Rewrite, needed: Needed, before: Collected
     except MissingError:  # another gc has written it anew
         return before
     except DamagedError:
-        # All that it has, since the plan was made: none of it can be told from what is whole. Or a
-        # disk cannot read some of it: it stays until it is read, or no checkpoint needs it.
+        # Damaged since the plan was made: all of it is lost, as its intact parts are unknown. Or
+        # its disk cannot read some of it: it stays until it is read, or no checkpoint needs it.
         healed, lost = 0, len(needed.slots.get(rewrite.pack_id, ()))
     known = before.lost | ({name: lost} if lost else {})
     return before._replace(healed=before.healed + healed, lost=known)

@@ -152,7 +152,7 @@ class Store:
                 raise ThereAlreadyError(
                     f"checkpoint {origin.id} is in the store {self.place} already",
                     why="another command has put it there meanwhile",
-                    remedy="nothing is to be done: see `vmckpt checkpoint show`",
+                    remedy="there is nothing to do: see `vmckpt checkpoint show`",
                 )
             there = self.catalogue().manifests
             settled = Settled("")
@@ -239,7 +239,7 @@ class Store:
             write_pin(self.opened, pin)
             try:
                 self._require_not_doomed(pin.checkpoint)
-                held.require()  # until here nobody else could remove the checkpoint
+                held.require()  # until here no other process could remove the checkpoint
             except BaseException:
                 self.unpin(pin)
                 raise

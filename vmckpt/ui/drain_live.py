@@ -91,7 +91,7 @@ class Screen:
         grid = Table.grid(padding=(0, 2))
         rows = list(self._rows.items())
         if len(rows) > MOST_ROWS:
-            # Whoever is under way is seen, then who is over, the last ones.
+            # VMs under way come first, then the last finished ones.
             order = sorted(rows, key=lambda one: (not one[1].is_under_way, not one[1].is_over))
             rows = order[:MOST_ROWS]
         for vm, row in rows:

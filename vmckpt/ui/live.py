@@ -32,7 +32,7 @@ class _Screen:
         self._told_later = False
 
     def add(self, event: Event) -> None:
-        # What has not had the time to happen since is told again, and its end is not seen.
+        # Events from before this are replayed, and their ends are not seen.
         self._told_later |= event.at_s - (time.monotonic() - self._began_s) > _EARLY_S
         match event:
             case PhaseBegan():

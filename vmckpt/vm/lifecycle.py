@@ -42,7 +42,7 @@ from vmckpt.vm.start import (
 # Runs everywhere TCG does and is the same in every QEMU, unlike "max".
 TCG_CPU = "qemu64"
 KVM_CPU = "host"
-# A guest that somebody stopped, or QEMU over an error of its disk: it can go on as it is.
+# A guest that a user paused, or QEMU after a disk error: it can be resumed as it is.
 STANDING_STILL = ("paused", "io-error")
 
 
@@ -256,7 +256,7 @@ def _runs_already(vm: Vm) -> RefusedError:
     return RefusedError(
         f"'{vm.name}' runs already",
         why=f"its QEMU on {vm.host.name} is pid {vm.qemu.process.pid}",
-        remedy="nothing is to be done",
+        remedy="there is nothing to do",
     )
 
 

@@ -95,7 +95,7 @@ class QemuDir(NamedTuple):
     A monitor serves one client at a time, so there are three: for the operation that holds the
     VM's lock, for onlookers, and for a rescue when the first is stuck. `is_loose`: a version of
     vmckpt that put files in memory straight into the RAM directory started it. `as_user`: as a QEMU
-    with a user of its own is told them; what it makes is in `own` then, and links lead there.
+    with a user of its own gets them; what it makes is in `own` then, and links lead there.
     """
 
     path: Path

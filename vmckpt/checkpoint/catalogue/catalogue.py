@@ -27,7 +27,7 @@ from vmckpt.store.files.order import in_order
 from vmckpt.store.files.pins import Pin, Pinned
 from vmckpt.vm.paths import vm_dir, vms_dir
 
-# Of one store only: it is not listed, and whoever asked is told.
+# Of one store only: it is left out of the list, and reported.
 _ITS_OWN = (HostDownError, StorageError, RefusedError, NotFoundError)
 
 

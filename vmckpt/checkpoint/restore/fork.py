@@ -177,7 +177,7 @@ class _Forking:
                     raise
                 # One that waits to run would wait for good.
                 forks = await to_the_end(self._run_all(ready))
-            # When all run: whoever waits for an agent keeps no other from running.
+            # When all run: waiting for one agent delays no other fork.
             return await all_of(map(self._told, forks, planned))
         finally:
             if self._ram >= 0:
@@ -331,7 +331,7 @@ class _Forking:
 
     async def _undo_all(self, ready: Sequence["_Ready"]) -> None:
         for one in ready:
-            # What there is of a name that has no fork here is somebody else's.
+            # Files under a name that has no fork here belong to something else.
             if one.monitor is not None:
                 await self._undo(one.planned, one.made)
 

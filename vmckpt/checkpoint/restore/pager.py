@@ -12,7 +12,7 @@ Then pages are served, and all others fetched, until all are there. `noted` is a
 that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
 is the file with what opens an encrypted store, or left out.
 
-Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
+Its parent may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
 wait for its next page, and another pager can go on. It waits, too, while the store does not answer,
 or a disk of it cannot read, for up to ten minutes. A page that the store does not give as it was
@@ -52,7 +52,7 @@ from vmckpt.store.open import Access, open_store
 # Streamed at once between two looks for faults.
 PIECE_PAGES = 32
 _NICE = 5
-# How long nobody may wait for a page before it is looked whether there is news.
+# Poll for new faults after so long without one.
 IDLE_MS = 1
 # What is waited for until so long after the guest runs is noted for the next time.
 NOTED_S = 0.5
@@ -216,7 +216,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
         if where["key"]:
             Path(where["key"]).unlink(missing_ok=True)
         if noted:
-            with suppress(ProcessLookupError):  # nobody knows what it would have used
+            with suppress(ProcessLookupError):  # its further page faults are unknown
                 note(Path(noted), pager.noted())
 
 
@@ -299,7 +299,7 @@ def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
 
 
 def _say(lines: Any, words: dict[str, Any]) -> None:
-    with suppress(OSError):  # whoever told it has died
+    with suppress(OSError):  # its parent has died
         lines.write(json.dumps(words) + "\n")
         lines.flush()
 

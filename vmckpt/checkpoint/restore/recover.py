@@ -41,7 +41,7 @@ async def recover(vm: Vm) -> None:
             with suppress(HostDownError, OutcomeUnknownError):
                 await let_go(now)
                 await _let_disks_go(now)
-            # Whichever of the two it is: it stood still for the other, or was about to begin.
+            # Either it was paused for the other, or it was about to start.
             await let_run(now)
             await see_to_pages(now.host, now.qemu)
             if await now.host.exists(now.directory.away):

@@ -408,7 +408,7 @@ class _Restoring:
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
-        """Only forward: the guest runs. What it could not be told."""
+        """Only forward: the guest runs. Returns the warnings."""
         vm = self._planned.vm
         history = History.parse(await self._host.read_text(vm.directory.point))
         manifest = self._point.manifest

@@ -43,7 +43,7 @@ def fork(
 ) -> None:
     """Start VMs from a checkpoint or VM that share memory and disks.
 
-    They share memory and disks until they write.
+    A page or block is copied when one of them writes it.
     """
     from vmckpt.checkpoint.operate import fork_on
     from vmckpt.checkpoint.restore.fork import ForkOptions

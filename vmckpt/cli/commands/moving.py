@@ -109,7 +109,7 @@ def _encrypted(report: "MigrationReport") -> str:
 
 
 def show_recovery(recovery: "Recovery", *, as_json: bool) -> None:
-    """Show where a VM is whose migration was cut off."""
+    """Show where a VM is whose migration was interrupted."""
     from dataclasses import asdict
 
     words = f"{recovery.vm} is on {recovery.host}: migration {recovery.run} {recovery.outcome}"

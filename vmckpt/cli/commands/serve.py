@@ -31,7 +31,7 @@ def serve(
     from vmckpt.fleet.schedule.scheduler import serve as serve_
 
     def tell(event: "Event") -> None:
-        # Whoever read it may have gone; the runs go on.
+        # The reader of the output may be gone; the runs continue.
         with suppress(OSError):
             show(event_json(event), f"{event.schedule}: {event.text}", as_json=json)
 

@@ -7,7 +7,7 @@ import typer
 from vmckpt.cli.loop import run_until_interrupted
 from vmckpt.cli.output import Json, show
 
-# What looking costs the hosts is nobody's wish more often.
+# Polling more often would cost the hosts too much.
 LEAST_EVERY_S = 0.1
 # Stores are looked into each so many looks: they may be large, and far away.
 STORES_EVERY = 10

@@ -4,7 +4,7 @@ from vmckpt.cli.output import run, warn
 
 
 def settle_groups() -> None:
-    """End the commit of groups that was cut off; people have no use for it."""
+    """Finish interrupted commits of groups; not for users."""
     from vmckpt.group.journal import settle_left
 
     for text in run(settle_left()):

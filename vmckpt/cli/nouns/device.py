@@ -72,7 +72,7 @@ def cards(
 def recover(vm: Name, json: Json = False) -> None:
     """Plug in missing devices and restore their jobs.
 
-    For use after "what used its device does not go on", when the cause is fixed.
+    For use after "jobs ... were not resumed", when the cause is fixed.
     """
     from vmckpt.cli.found import find_own
     from vmckpt.devices.absence import recover_now

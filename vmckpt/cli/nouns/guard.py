@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -241,7 +240,7 @@ def _tools(*, as_json: bool) -> "GuardTools":
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 
     def say(text: str) -> None:
-        # Whoever read it may have gone; the command goes on.
+        # The reader of the output may be gone; the command continues.
         with suppress(OSError):
             print(lines(text), end="", file=sys.stderr, flush=True)
 
@@ -263,15 +262,16 @@ def _told(record: "GuardRecord", *, as_json: bool) -> None:
 
 def _show(record: "GuardRecord", *, as_json: bool) -> None:
     from vmckpt.fleet.guard.record import GuardPhase
+    from vmckpt.units import format_duration
 
-    point, kept_for = (record.checkpoint or "-")[:12], timedelta(seconds=record.request.keep_s)
+    point, kept_for = (record.checkpoint or "-")[:12], format_duration(record.request.keep_s)
     if record.phase is GuardPhase.KEPT:
-        text = f"{record.vm}: kept; the way back, {point}, stays for {kept_for}"
+        text = f"{record.vm}: succeeded; rollback checkpoint {point} kept for {kept_for}"
     else:
         text = (
             f"{record.vm}: rolled back: {one_line(record.why)}\n"
-            "  what it sent to others meanwhile cannot be taken back\n"
-            f"  the checkpoint, {point}, stays for {kept_for}"
+            "  data that it sent meanwhile cannot be recalled\n"
+            f"  checkpoint {point} kept for {kept_for}"
         )
     show(record.facts, text, as_json=as_json)
 
@@ -279,7 +279,7 @@ def _show(record: "GuardRecord", *, as_json: bool) -> None:
 def _state(record: "GuardRecord", at_work: str) -> str:
     if record.phase.is_over:
         return record.phase.words
-    return f"{record.phase.words} ({at_work})" if at_work else f"cut off: {record.phase.words}"
+    return f"{record.phase.words} ({at_work})" if at_work else f"interrupted: {record.phase.words}"
 
 
 def _one_of(option: str, text: str, known: list[str]) -> str:

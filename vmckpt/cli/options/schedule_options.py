@@ -177,8 +177,8 @@ def require_one_way(every: str | None, cron: str | None) -> None:
 
     if (every is None) == (cron is None):
         raise UsageError(
-            "no time is given" if every is None else "it is due in two ways",
-            why="a schedule is due by --every or by --cron",
+            "no time is given" if every is None else "both --every and --cron are given",
+            why="a schedule has one of them",
             remedy="write e.g. --every 15m, --every auto, or --cron '0 3 * * *'",
         )
 

@@ -29,7 +29,7 @@ from vmckpt.migrate.elsewhere.watch import WatchedNoLongerError
 from vmckpt.migrate.outcome.recover import Recovery
 from vmckpt.options.migration import MigrationOptions
 
-# After these nothing is tried again: it would be no use, or nobody knows whether it is safe.
+# After these nothing is tried again: it would be useless, or might be unsafe.
 _FINAL = (OutcomeUnknownError, VmLostError, CancelledByUserError, NotFoundError, StorageError)
 
 
@@ -41,7 +41,7 @@ class FailedMove(NamedTuple):
 
 
 class HeldJob(NamedTuple):
-    """A VM that has moved, and why what used its devices does not go on."""
+    """A VM that has moved, and why its devices' jobs were not resumed."""
 
     vm: str
     error: JobHeldError
@@ -52,8 +52,8 @@ class Carrier:
     """Moves VMs. `begins` and `ends` write down what is about to happen, and where a VM is then.
 
     `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them. `took`
-    are the moves that succeeded, with their instants. `held` succeeded too, but what used the VM's
-    devices does not go on.
+    are the moves that succeeded, with their instants. `held` succeeded too, but jobs that used
+    the VM's devices were not resumed.
     """
 
     tools: DrainTools

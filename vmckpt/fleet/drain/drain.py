@@ -42,7 +42,7 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 
 DRAIN, UNDRAIN = "drain", "undrain"
-# A VM that somebody works on is tried again, so often, after so long.
+# A VM with an operation under way is retried, so often, after so long.
 BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
 WORKED_ON_POLL_S = 0.2
 # VMs that are started while others move are looked for so often.
@@ -377,7 +377,7 @@ class _Work:
     def _ends(self, vm: str, where: str) -> None:
         self._save(self._record.ends(vm, where))
         if where == self._host.name and self._action == UNDRAIN:
-            # It is at home again: nobody else brings it back to anywhere.
+            # It is back on its host: no other drain may bring it back elsewhere.
             for other in records.load_all():
                 if other.host != self._host.name and vm in other.away:
                     records.save(other.forgets(vm))

@@ -8,7 +8,7 @@ from vmckpt.fleet.drain.plan import DrainPlan, Stay
 
 
 class Held(NamedTuple):
-    """Why what used the devices of a VM that has moved does not go on, and what would help."""
+    """Why jobs with devices of a VM that has moved were not resumed, and the remedy."""
 
     vm: str
     why: str

@@ -104,7 +104,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         require_possible(vm, checks, in_guest=request.where is Where.GUEST)
         if found := await ailments(vm, checks):
             raise RefusedError(
-                f"'{vm.name}' is not well before anything was done",
+                f"'{vm.name}' fails its checks before the command",
                 why="; ".join(found),
                 remedy="fix it, or leave out the check",
             )
@@ -229,7 +229,7 @@ async def _kept(record: GuardRecord, tell: Tell) -> GuardRecord:
     try:
         await release_worker(find_host(worker.host), worker)
     except VmckptError as exc:
-        tell(f"kept, but something of the command stays on {worker.host}: {exc}")
+        tell(f"succeeded, but files of the command remain on {worker.host}: {exc}")
         return record
     return save(record, worker=None)
 
@@ -253,7 +253,7 @@ class _Guarding:
             await self._prepare(vm)
             self._save(phase=GuardPhase.COMMAND, command_unix_s=time.time())
         except BaseException:
-            with suppress(BusyError, HostDownError):  # it was told; `resume` removes the rest
+            with suppress(BusyError, HostDownError):  # already reported; `resume` removes the rest
                 await finish(self._never_begun())
             raise
         return await self._decide(self._command(vm))
@@ -363,7 +363,7 @@ class _Guarding:
             try:
                 await work()
             except VmckptError as exc:
-                self._tools.tell(f"the command was not begun, but something stays: {exc}")
+                self._tools.tell(f"the command was not started, but cleanup failed: {exc}")
                 if isinstance(exc, (BusyError, HostDownError)):
                     later = exc
         if later is not None:
@@ -409,7 +409,7 @@ class _Guarding:
             if in_a_row >= self._request.failures:
                 return "; ".join(found)
             for one in found:
-                self._tools.tell(f"not well ({in_a_row} of {self._request.failures}): {one}")
+                self._tools.tell(f"check failed ({in_a_row} of {self._request.failures}): {one}")
             if not found and self._has_been_watched():
                 return ""
             await asyncio.sleep(self._request.every_s)

@@ -2,8 +2,8 @@
 
 STATE/guards/RUN.pin is there from before the pin is made until after it was taken out. A pin whose
 guard is not written down any more, and whose file is here, is stale: its guard ended, and the store
-could not be told. The next command that sees it takes it out. Guards of other operators, and those
-of a state directory that is lost, have no file here: their pins stay until `unpin --force`.
+could not be reached. The next command that sees it removes it. Guards of other operators, and those
+of a lost state directory, have no file here: their pins stay until `unpin --force`.
 """
 
 from contextlib import suppress

@@ -46,7 +46,7 @@ class GuardPhase(StrEnum):
             GuardPhase.WATCHING: "watching the VM",
             GuardPhase.ROLLING_BACK: "rolling back",
             GuardPhase.OPEN: "open: commit or roll back",
-            GuardPhase.KEPT: "kept",
+            GuardPhase.KEPT: "succeeded",
             GuardPhase.ROLLED_BACK: "rolled back",
         }[self]
 

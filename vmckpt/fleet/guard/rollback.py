@@ -1,4 +1,4 @@
-"""The way back: the VM as it was at its guard's checkpoint, wherever it is now."""
+"""Rollback: the VM as it was at its guard's checkpoint, wherever it is now."""
 
 import asyncio
 import time

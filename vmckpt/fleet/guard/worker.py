@@ -1,4 +1,4 @@
-"""The processes that run a guard's command, and end all of it when they are told to.
+"""The processes that run a guard's command, and end all of it on request.
 
 Two of them, parent and child, each the other's successor: the *runner* waits for the command, the
 *keeper* for the runner. Children of children count as their own (PR_SET_CHILD_SUBREAPER), daemons
@@ -193,7 +193,7 @@ def _keep(given: _Given, told: int) -> None:
         said += more
     if not said:
         if (given.directory / OVER).exists():
-            return  # by its runner, which was told to
+            return  # by its runner, on request
         _end_all(given, "its worker was killed, so it was ended")
         return
     _write(given.directory / RESULT, said.decode())
@@ -232,7 +232,7 @@ def _kill_descendants() -> list[int]:
         while True:
             found = _descendants(os.getpid())
             for process in filter(None, map(identify, found)):
-                with suppress(PermissionError):  # another user's: it is told
+                with suppress(PermissionError):  # another user's: it is reported
                     kill_process(process, wait_s=0)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -21,9 +21,9 @@ GRACE_S = 600.0
 MOST_BACK_S = 86400.0
 # Between two tries of a run that failed; twice as long after each, up to the second.
 AGAIN_S, LONGEST_AGAIN_S = 30.0, 900.0
-# After somebody else was at the VM: a dead scheduler's service is done soon.
+# After another operation held the VM: a dead scheduler's service is done soon.
 BUSY_AGAIN_S = 3.0
-# Beyond so many missed times nobody counts.
+# Beyond so many, missed times are not counted.
 MOST_MISSED = 1000
 
 
@@ -325,7 +325,7 @@ def _claimed(
         late_s = now.since(held.begun)
     newer = _late(timing, state, now)
     if newer is not None:
-        # By now it stands for this one too: two checkpoints in a row help nobody.
+        # It counts for this one too: two checkpoints in a row would be useless.
         due_s, late_s, missed = newer.due_s, newer.late_s, missed + 1 + newer.missed
     may = MayTake.YES if is_open else MayTake.LATER
     if timing.catch_up is CatchUp.SKIP and late_s > GRACE_S:

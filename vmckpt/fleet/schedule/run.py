@@ -275,7 +275,7 @@ class _Running:
             return self._result(await work())
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is this schedule's alone
             error = as_error(self._record.name, exc)
-            # Somebody else's work on the VM is nobody's failure.
+            # Another operation on the VM is not a failure of this run.
             is_busy = isinstance(error, BusyError)
             now, why = self._tools.clock(), f"{error.what}: {error.why}"
             state = failed(self._record.state, why, now, is_busy=is_busy)

@@ -53,7 +53,7 @@ class Checkpoints:
             host, place = find_host(making.host), parse_place(making.place)
         except NotFoundError:  # the inventory has it no more: what is there is out of reach
             return None
-        # In this order: whoever has let go of the lock has put the checkpoint there, or never will.
+        # In this order: a process that has released the lock has committed, or never will.
         holder = await host.lock_owner(lock_path(host.state_dir, record.vm))
         if await is_there(place):
             async with opened(place, key_of(record)) as store:

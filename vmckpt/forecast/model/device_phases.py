@@ -38,7 +38,7 @@ class DevicePhases(NamedTuple):
 def device_phases(device_bytes: int, seen: Sequence[DeviceMove]) -> DevicePhases:
     """What so many bytes will take: as long as before, and for more than then at the pace of then.
 
-    Less than then takes as long as then: what is not copying cannot be told from what is.
+    Less than then takes as long as then: copying and the rest cannot be distinguished.
     """
     if not seen:
         return DevicePhases(device_bytes, 0, None, None)

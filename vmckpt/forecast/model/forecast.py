@@ -168,7 +168,7 @@ def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: Migration
         total_s=band(lambda one: one.total_s),
         downtime_s=band(lambda one: one.downtime_s),
         sent_bytes=band(lambda one: one.sent_bytes),
-        # There is nothing beyond standing still.
+        # A slowdown of 100% is a stopped guest.
         slowdown=Band(*(min(part, 1.0) for part in band(lambda one: one.slowdown))),
         rounds=middle.rounds,
         slow_s=middle.slow_s,
@@ -247,7 +247,7 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
 def _stopped(played: Played, around_s: float, switch_s: float, stopped_share: float) -> _Outcome:
     if not played.ends:
         return _Outcome(False, math.inf, math.inf, math.inf, 0.0, played.rounds)
-    # A throttled processor sleeps in one piece: whoever waits for it feels it as standing still.
+    # A throttled processor sleeps in one piece: its clients see that as downtime.
     asleep_s = TIMESLICE_S * played.throttle / (1 - played.throttle) if played.throttle else 0.0
     downtime_s = played.left_s * stopped_share + switch_s
     transfer_s = played.took_s + downtime_s

@@ -16,7 +16,7 @@ def not_negative(rows: Sequence[Row], *, needed: set[int]) -> tuple[float, ...] 
     size = len(rows[0][0]) if rows else 0
     scale = [max(abs(row[n]) for row, _ in rows) or 1.0 for n in range(size)]
     scaled = [(*(x / s for x, s in zip(row, scale, strict=True)), y) for row, y in rows]
-    # Whoever reads the rows once, their products, need not read them again for each subset.
+    # Computed once, these products spare reading the rows again for each subset.
     products = [
         [sum(row[a] * row[b] for row in scaled) for b in range(size + 1)] for a in range(size + 1)
     ]
@@ -35,7 +35,7 @@ def not_negative(rows: Sequence[Row], *, needed: set[int]) -> tuple[float, ...] 
 
 
 def _solved(matrix: list[list[float]]) -> list[float] | None:
-    """Its last column is the right side; None when the others cannot be told apart."""
+    """Its last column is the right side; None when the others cannot be distinguished."""
     size = len(matrix)
     for at in range(size):
         pivot = max(range(at, size), key=lambda n: abs(matrix[n][at]))

@@ -12,7 +12,7 @@ from vmckpt.forecast.model.least_squares import Row, not_negative
 LEAST_SPREAD = 0.06
 # Pages that take less than this do not count in a standstill.
 FEW_PAGES_S = 0.02
-# Moves that differ by so many pages sent while the guest stood still tell what such a page costs,
+# Moves that differ by so many pages sent during the downtime show what such a page costs,
 # once there are so many pairs of them.
 FAR_PAGES, FEW_SLOPES = 5000, 6
 # So many moves are few: there is more doubt.
@@ -29,15 +29,15 @@ _TENTH = 1.28
 class Moved(NamedTuple):
     """A migration that was: pages sent, and how long things took.
 
-    `stalled_s` is how long the guest stood still (None: not known, or it was stopped throughout),
-    `last_pages` at most how many pages went meanwhile (None: not seen); `felt`: by whoever waited
-    for the guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `kinship`: how much its
-    guest is like the one that is asked for; what moves take besides sending is told by the most
-    alike alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is
-    then how long it stood still in all. `limited`: it was held to a bandwidth, and does not tell
-    how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end. `weight`:
-    how much it counts for the cost of a page. `squeezed`: so many pages' bytes were saved by
-    compression. `holes`: so many of the zero pages were not in the source's memory file.
+    `stalled_s` is the guest's downtime (None: not known, or it was stopped throughout),
+    `last_pages` at most how many pages went meanwhile (None: not seen); `felt`: seen by clients
+    of the guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `kinship`: how much its
+    guest is like the one that is asked for; what moves take besides sending is learned from the
+    most alike alone. `slow_s` is how long post-copy fetched pages while the guest ran;
+    `stalled_s` is then its downtime in all. `limited`: it was held to a bandwidth, and does not
+    show how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end.
+    `weight`: how much it counts for the cost of a page. `squeezed`: so many pages' bytes were
+    saved by compression. `holes`: so many of the zero pages were not in the source's memory file.
     """
 
     pages: float
@@ -78,13 +78,13 @@ class PageCosts(NamedTuple):
 class LinkModel:
     """A pair of hosts, one way, and one way of sending.
 
-    `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest stands still
+    `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest is stopped
     besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
     `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None where no
     disk was copied yet.
     `waiting_s`: how long the guest waits for pages in post-copy's slow phase, p10, median and p90,
     where that is long: it fetches what it wants most first. None: not known yet.
-    `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nobody
+    `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nothing
     competes for the processors, and the target has had the page before.
     """
 
@@ -121,10 +121,10 @@ def learn(
 ) -> LinkModel | None:
     """The constants that explain the migrations that were; None when they explain nothing.
 
-    `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be told
-    from that of a zero page when migrations differed in the two. What a migration takes besides
-    sending, and the switch, are those of `sent_otherwise` too. `look_s` is what of a zero page's
-    cost is the source's: all, where nothing is known.
+    `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be
+    separated from that of a zero page when migrations differed in the two. What a migration takes
+    besides sending, and the switch, are those of `sent_otherwise` too. `look_s` is what of a zero
+    page's cost is the source's: all, where nothing is known.
     """
     unlimited = [one for one in moved if not one.limited]
     costs = _fit(unlimited)

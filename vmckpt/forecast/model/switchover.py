@@ -67,6 +67,6 @@ def behind_s(looks: Sequence[SentSample]) -> float:
     now = looks[-1]
     earlier = [look for look in looks if look.at_s <= now.at_s - LEAST_WINDOW_S]
     if not earlier:
-        return 0.0  # nobody knows yet
+        return 0.0  # not known yet
     read = now.taken_bytes - earlier[-1].taken_bytes
     return now.queued_bytes * (now.at_s - earlier[-1].at_s) / read if read > 0 else inf

@@ -64,7 +64,7 @@ class Attendant:
 
     def __init__(self, ear: socket.socket, answer_s: float | None) -> None:
         self._ear, self._answer_s = ear, answer_s
-        # When each line was told that has no answer yet.
+        # When each line was sent that has no answer yet.
         self._unanswered: deque[float] = deque()
 
     def __call__(self, line: str) -> None:

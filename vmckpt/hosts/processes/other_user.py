@@ -46,6 +46,6 @@ def leave_session(argv: Sequence[str]) -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
     left = libc.syscall(_NR_KEYCTL, _JOIN_SESSION_KEYRING, None) >= 0
-    # Where a container allows nobody the call, nobody reads a key.
+    # Where a container forbids the call to all, no process can read a key.
     if not left and (number := ctypes.get_errno()) not in (errno.ENOSYS, errno.EPERM):
         raise OSError(number, f"keyctl: {os.strerror(number)}")

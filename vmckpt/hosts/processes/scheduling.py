@@ -16,14 +16,14 @@ from pathlib import Path
 # A niceness: about a thirtieth of what others get.
 _LAST = 15
 # A session's: a tenth, so that its work comes to an end on a processor that is never idle; and
-# for what a guest stands still for ten times as much as others, if that may be had, or as much.
+# while a guest is paused for it, ten times as much as others if permitted, or as much.
 _SESSION_LAST, _SESSION_FIRST, _SESSION_USUAL = 10, -10, 0
 _SESSION = Path("/proc/self/autogroup")
 # It may be changed ten times a second, by all together who are not root.
 _CHANGE_S, _TRY_S = 0.5, 0.02
 # Policies of threads that share a processor by turns.
 _SHARING = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
-# A real-time policy that goes with the thread: nobody else is likely to have it at this priority.
+# A real-time policy that ends with the thread; others are unlikely to use this priority.
 _REAL_TIME, _LOWEST = os.SCHED_RR | os.SCHED_RESET_ON_FORK, 1
 
 
@@ -60,10 +60,10 @@ _session = _Session()
 def session_comes_last() -> None:
     """From here on all of this process's session gets little where others want the time.
 
-    Not that of somebody who has started it: of a process that leads its own. Where sessions are no
+    Only that of a process that leads its own session, not its caller's. Where sessions are no
     groups it has its usual share. Its threads are idle ones (SCHED_IDLE) where they may be usual
-    ones again: a processor that has nobody else counts as free then, for all who wake up or wait.
-    Where they may not, one processor is left to others, by all who come last the same one.
+    ones again: a processor that has no other thread counts as free then, for all that wake up or
+    wait. Where they may not, one processor is left to others, by all low sessions the same one.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -169,10 +169,10 @@ def _session_comes_first() -> None:
 
 @contextmanager
 def in_real_time(pid: int | None = None) -> Iterator[None]:
-    """For the block this thread, and all of process `pid`, wait for nobody else's turn to end.
+    """For the block this thread, and all of process `pid`, preempt threads of normal policies.
 
-    For the milliseconds that a guest stands still. As before where that may not be had (it takes
-    CAP_SYS_NICE); a thread that somebody gave a real-time policy or a deadline keeps it. Threads
+    For the milliseconds of a guest's pause. As before where that may not be had (it takes
+    CAP_SYS_NICE); a thread that has a real-time policy or a deadline keeps it. Threads
     and processes that these start meanwhile are usual ones.
     """
     before = list[tuple[int, int]]()
@@ -183,7 +183,7 @@ def in_real_time(pid: int | None = None) -> Iterator[None]:
             with suppress(OSError):  # it has ended, or may not be changed
                 policy = os.sched_getscheduler(thread)
                 if policy == _REAL_TIME and thread:
-                    policy = os.SCHED_OTHER  # whoever wanted that was killed, and so was its guard
+                    policy = os.SCHED_OTHER  # left by a killed process whose guard was killed too
                 if policy in _SHARING:
                     os.sched_setscheduler(thread, _REAL_TIME, os.sched_param(_LOWEST))
                     before.append((thread, policy))

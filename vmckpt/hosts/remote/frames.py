@@ -6,7 +6,7 @@
            9   payload
 
 Before the first frame the far side sends MAGIC: whatever stands before it, a login shell's greeting
-for one, is nobody's message.
+for one, is not part of a message.
 """
 
 import asyncio

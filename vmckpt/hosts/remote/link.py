@@ -123,7 +123,7 @@ class FrameLink:
         try:
             await self.send(Frame(RpcFrameKind.PONG))
         except OSError:
-            return  # whoever reads notices it
+            return  # the reader notices it
 
     async def _ping(self) -> None:
         while True:

@@ -123,7 +123,7 @@ class _Server:
         except asyncio.CancelledError:
             # Who cancelled it waits for this, and reads no more than that it has ended.
             reply = with_json(RpcFrameKind.ANSWER, frame.number, None)
-        except Exception as exc:  # noqa: BLE001 - the asker is told, whatever it is
+        except Exception as exc:  # noqa: BLE001 - any error is sent to the client
             reply = with_json(RpcFrameKind.ERROR, frame.number, pack_error(exc, self._host.name))
         with suppress(OSError):  # when the connection is gone, `run` ends too
             await self._link.send(reply)

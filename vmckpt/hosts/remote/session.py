@@ -313,7 +313,7 @@ class _Connection:
             mine.close()
             theirs.close()
             await self._link.drop_stream(number)
-            # The far side may have connected before it was told that nobody wants it any more.
+            # The far side may have connected before it got the cancellation.
             with suppress(HostDownError, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     await self._send(Frame(RpcFrameKind.CLOSE, number))
@@ -353,7 +353,7 @@ class _Connection:
         finally:
             del self._asked[number]
             if answer.done() and not answer.cancelled():
-                answer.exception()  # seen, though somebody else's error was raised
+                answer.exception()  # retrieved, though another error was raised
 
     async def _cancel(self, number: int, answer: asyncio.Future[Any]) -> None:
         """Have the host end what it was asked, and wait until it has."""
@@ -386,7 +386,7 @@ class _Connection:
         try:
             lost = await self._link.run()
             self.lost = self.lost or lost
-        except Exception as exc:  # noqa: BLE001 - whoever has asked is not to wait for good
+        except Exception as exc:  # noqa: BLE001 - no request may wait for good
             self.lost = LinkLostError(
                 f"the connection to {self._name} is lost",
                 why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",

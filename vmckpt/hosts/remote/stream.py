@@ -51,7 +51,7 @@ class ByteStream:
             raise broken("a stream has more under way than it was given leave for")
         self._come.put_nowait(frame)
         if frame.kind is RpcFrameKind.CLOSE and self._task is not None:
-            # What has come is still delivered, unless whoever is here does not take it.
+            # What has arrived is still delivered, unless the local reader does not take it.
             asyncio.get_running_loop().call_later(LINGER_S, self._task.cancel)
 
     async def close(self) -> None:

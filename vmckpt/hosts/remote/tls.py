@@ -32,9 +32,9 @@ from vmckpt.state.durable import replace
 
 CONNECT_TIMEOUT_S = 10.0
 TOKEN_TIMEOUT_S = 10.0
-# How long it listens while nobody is connected: a job that was cut off is recovered within it.
+# How long it listens without a connection: an interrupted job is recovered within it.
 IDLE_S = 600.0
-# Half of what is read before somebody takes it: each time that stops and goes on costs switches.
+# Half of what is read ahead: each stop and restart of reading costs context switches.
 READ_AHEAD_BYTES = 1 << 20
 START_TIMEOUT_S = 30.0
 # Connections that have not presented the token yet.

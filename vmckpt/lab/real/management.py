@@ -6,7 +6,7 @@
                           | mgmt-a, mgmt-b, ...
     host namespace:    mgmt0 10.78.N.1, 10.78.N.2, ...
 
-N is a number that no other lab has: the cable's name is taken by whoever makes it first. The cable
+N is a number that no other lab has: the first lab that creates the cable gets its name. The cable
 ends with the switch's namespace, so a lab that is killed half-way leaves none; `remove_cable` need
 not wait for that, as the lab's tag is written on it.
 """

@@ -52,7 +52,7 @@ class Hold:
         self._best_bytes_per_s = max(self._best_bytes_per_s, job.throughput_bytes_per_s)
 
     def give(self, wished_ms: int) -> int:
-        """What libvirt is to be told now, so that QEMU allows `wished_ms` at the best speed."""
+        """What to set in libvirt now, so that QEMU allows `wished_ms` at the best speed."""
         self._given_ms = self._needed_ms(wished_ms)
         return self._given_ms
 

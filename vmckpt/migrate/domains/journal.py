@@ -23,7 +23,7 @@ class DomainJournal:
     `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
     definition was there before. `moved`: it is the target's; only the source is not tidied yet, and
     `disks` that were copied are still to be handed over. `stayed`: it is the source's; only the
-    target is not. `held_mib_per_s`: see hold.py; the guest may stand still for `max_downtime_ms`.
+    target is not. `held_mib_per_s`: see hold.py; the guest's downtime may be `max_downtime_ms`.
     `offline`: the domain is off.
     """
 

@@ -1,4 +1,4 @@
-"""Tidying up after a migration of a domain whose command died; libvirt itself went on with it."""
+"""Cleanup after a domain's migration whose command died; libvirt itself continued it."""
 
 import asyncio
 from collections.abc import Callable
@@ -94,7 +94,7 @@ async def _tidy(left: DomainJournal, note: Callable[[str], None]) -> None:
         return
     try:
         async with await wait_for_locks(left.vm, left.run, ends):
-            # Somebody may have tidied up meanwhile, or moved it on.
+            # Another command may have cleaned up meanwhile, or moved it on.
             if left in await DomainJournal.all_left(left.vm):
                 await _tidy_held(left, ends, note)
     except (HostDownError, RefusedError) as exc:

@@ -29,8 +29,8 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
 
 POLL_S = 0.3
-# How long an end may be silent, or in between, until nobody waits for it any more; and how long a
-# post-copy whose link is silent, which QEMU goes on with by itself when the link is back.
+# How long to wait for an end that is silent or in between; and how long for a
+# post-copy whose link is silent, which QEMU continues by itself when the link is back.
 SILENT_S, POSTCOPY_S = 15.0, 300.0
 # How long both have to say the same of a domain that is off.
 STEADY_S = 1.0

@@ -31,7 +31,7 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 # more of them than a display needs; more where post-copy may come; and where it is to come at once
 # so many that the first pass of a small guest is not over, and pre-copy with it, before one.
 SAMPLE_S, SAMPLE_POSTCOPY_S, SAMPLE_SOON_S = 0.5, 0.2, 0.05
-# QEMU's own default: libvirt need not be told.
+# QEMU's own default: not set in libvirt.
 DEFAULT_DOWNTIME_MS = 300
 # With more than the least downtime pre-copy is done before post-copy can begin.
 POSTCOPY_DOWNTIME_MS = 1
@@ -87,7 +87,7 @@ class DomainTransfer:
         Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
         silent), OutcomeUnknownError (libvirtd gave no answer), CancelledError. After each of them
         ask both ends. One that was begun is given up before, unless the guest is in post-copy; that
-        may be in vain, then libvirt goes on with it.
+        may be in vain, then libvirt continues it.
         """
         try:
             await self._run(request, caller)

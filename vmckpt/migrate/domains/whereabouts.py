@@ -77,7 +77,7 @@ def decide(view: DomainView) -> DomainMove:
     if view.source in _HAS_IT and view.target in _HAS_IT:
         return DomainMove.UNKNOWN
     if view.target in _HAS_IT:
-        # libvirt lets it run there only when the source has sent all and stands still for good.
+        # libvirt lets it run there only when the source has sent all and is stopped for good.
         return DomainMove.TARGET_OWNS
     if view.source in _HAS_IT:
         # libvirt lets the source go on only when the target cannot run it any more, or never heard
@@ -101,7 +101,7 @@ def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
     if view.source is EndState.ABSENT:
         return DomainMove.UNKNOWN if view.target is EndState.ABSENT else DomainMove.TARGET_OWNS
     if view.source is not EndState.OFF or view.target is EndState.ABSENT:
-        return DomainMove.SOURCE_OWNS  # if it runs, somebody has started it
+        return DomainMove.SOURCE_OWNS  # if it runs, it was started since
     if view.target is not EndState.OFF:
         return DomainMove.TARGET_OWNS
     return DomainMove.SOURCE_OWNS if known_to_target else DomainMove.TARGET_OWNS

@@ -65,6 +65,6 @@ async def migrate_there(
 
 
 async def _remove(host: Host, path: Path) -> None:
-    # What failed before says more; a process that is left ends by itself when nobody comes.
+    # The earlier error says more; a process that is left ends by itself without a client.
     with suppress(VmckptError):
         await host.remove(path)

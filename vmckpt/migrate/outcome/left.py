@@ -1,8 +1,8 @@
 """What a migration leaves on an end that gives no answer, when the other has the guest.
 
 STATE/left/VM.RUN.json on the end that has it is that run's journal. On the source it says that the
-target never runs, whatever has arrived there; on the target, that the VM is at home there. Nobody
-takes what the other end holds for the VM: it is removed when its host answers again.
+target never runs, whatever has arrived there; on the target, that the VM is at home there. What the
+other end holds is never taken for the VM: it is removed when its host answers again.
 """
 
 from collections import Counter

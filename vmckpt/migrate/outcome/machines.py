@@ -19,7 +19,7 @@ class ForgottenError(OutcomeUnknownError):
 async def ends(source: Host, target: Host) -> tuple[str, str]:
     """Which machines the two ends of a migration that begins are.
 
-    Raises RefusedError where the two cannot be told apart, HostDownError, StorageError.
+    Raises RefusedError where the two cannot be distinguished, HostDownError, StorageError.
     """
     one, other = await both(host_identity(source), host_identity(target))
     if one == other:

@@ -47,13 +47,13 @@ class OwnershipView(NamedTuple):
 # Only in these states is a source's "completed" about this migration: else it is the one that
 # brought the guest to it, or it was put back to work since.
 HANDED_OVER = frozenset({"finish-migrate", "postmigrate"})
-# States of a source that stands still for the migration, or was stopped for it.
+# States of a source that is paused by the migration, or was stopped for it.
 STOPPED_BY_MIGRATION = HANDED_OVER | {"paused", "prelaunch"}
 
 
 # States of a migration that QEMU does nothing more about; of an earlier one too.
 DECIDED = frozenset({"none", "failed", "cancelled", "completed"})
-# Of these nobody lets the target run, whatever has arrived there.
+# With these the target is never run, whatever has arrived there.
 GIVEN_UP = frozenset({"failed", "cancelled"})
 
 
@@ -118,7 +118,7 @@ def _beside_silence(view: OwnershipView) -> OwnershipMove:
     if source.run.running:
         return OwnershipMove.SOURCE_OWNS
     if view.was_running:
-        # What was stopped for the way is let go by nobody but vmckpt.
+        # What vmckpt paused for the migration only vmckpt resumes.
         held = view.stopped and source.run.status == "paused"
         return (
             OwnershipMove.RUN_SOURCE

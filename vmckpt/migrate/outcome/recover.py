@@ -236,7 +236,7 @@ async def _free_source(source: End, journal: MigrationJournal, note: Callable[[s
     try:
         await drop_mirrors(source, journal.run)
     except VmckptError as exc:
-        # The guest goes on with its own disks, whatever a mirror of them still does.
+        # The guest continues with its own disks, whatever a mirror of them still does.
         note(str(exc))
     await disarm_if_possible(source, note)
     await leave_plain(source, note)
@@ -299,7 +299,7 @@ async def _recover(
 async def _bring_devices_back(
     end: End, vm: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
 ) -> None:
-    """The VM's devices are plugged in where it is, and what used them goes on."""
+    """The VM's devices are plugged in where it is, and their jobs resumed."""
     if vm is None or not journal.was_running or journal.step in BEFORE_DEVICES:
         return
     journey = Journey(vm.spec.passthrough, journal.run, lambda _, text: note(text))
@@ -309,7 +309,7 @@ async def _bring_devices_back(
         await (journey.abort(end) if journal.past_commit else journey.recover(end, journal.step))
     except VmckptError as exc:
         remedy = f"{exc.remedy}; then: vmckpt device recover {vm.name}"
-        note(f"what used its device does not go on: {exc.what}: {exc.why} ({remedy})")
+        note(f"jobs that used its device were not resumed: {exc.what}: {exc.why} ({remedy})")
 
 
 async def _finish(

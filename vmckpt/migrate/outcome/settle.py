@@ -38,7 +38,7 @@ async def settle(
     """Give the migration up, or let it end if it is too late, until one place has the guest.
 
     Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU gave no answer for `timeout_s`, or a
-    host for 5 minutes; then nothing was done that could make the guest run twice). `note` is told
+    host for 5 minutes; then nothing was done that could make the guest run twice). `note` gets
     every move. `keep` is called before the source is let run beside a silent target.
     """
     clock = asyncio.get_running_loop().time

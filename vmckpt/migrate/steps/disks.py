@@ -26,7 +26,7 @@ SAMPLE_S = 0.1
 SILENCE_S = 30.0
 # A guest that writes as fast as the copy goes keeps it from ever catching up.
 STALL_S = 10.0
-# The same while the guest stands still and waits for its last writes to go over.
+# The same while the guest is paused until its last writes are copied.
 HAND_OVER_SILENCE_S = 5.0
 DROP_TIMEOUT_S = 30.0
 

@@ -11,7 +11,7 @@ from vmckpt.migrate.outcome.ownership import OwnershipMove, decide
 from vmckpt.migrate.steps.reconnect import reconnect
 from vmckpt.migrate.steps.transfer import Transfer
 
-# How long a link that brings nothing any more is tried to be mended, and how often.
+# How long, and how often, a silent link is reconnected.
 RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
 
 

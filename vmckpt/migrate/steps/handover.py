@@ -27,7 +27,7 @@ async def settle_on_target(target: End, qemu: Qemu, source: Host) -> None:
 async def release(end: End, ram_dir: Path) -> None:
     """The VM is at home elsewhere: end its QEMU on this host and remove what it had here."""
     await _ask_to_quit(end)
-    # The guest is elsewhere and goes on: nobody waits for the kernel to free its old memory.
+    # The guest runs elsewhere: do not wait for the kernel to free its old memory.
     await discard(end, ram_dir, await_freed=False)
     await end.host.remove(vm_dir(end.host.state_dir, end.files.vm_name).path)
 

@@ -40,7 +40,7 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
     if capabilities.get(ZERO_COPY):
         # Refused while what an earlier migration left compresses; otherwise it has to go first.
         settings.reverse()
-    # Other channel counts hang both QEMUs for ever, and without a return path a target that
+    # Other channel counts hang both QEMUs for good, and without a return path a target that
     # fails leaves the source "completed": neither would ever say so. All is sent at once; QEMU
     # does one after the other.
     *_, has, is_set_to = await all_of(

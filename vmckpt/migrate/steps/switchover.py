@@ -2,7 +2,7 @@
 
 QEMU stops the guest when what is left fits `downtime-limit` at the speed of its last 0.1 s. A page
 of zeroes is nine bytes in the sockets and a page fault on the target, so at the end of the first
-pass the target may have a second of work before it, through which the guest would stand still.
+pass the target may have a second of work before it, through which the guest would be stopped.
 QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
 
 That does not hold QEMU when it finds nothing dirty at all. Over several channels, whose threads do
@@ -195,7 +195,7 @@ class Switchover:
         if not done:
             return None
         asked, self._asking = self._asking, None
-        # A host's absence is told where its answer is needed.
+        # A silent host is reported where its answer is needed.
         return None if isinstance(asked.exception(), HostDownError) else asked.result()
 
     async def _queued_bytes(self) -> int:

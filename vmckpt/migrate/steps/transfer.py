@@ -136,7 +136,7 @@ class Transfer:
                 )
             if status.status == "pre-switchover" and not self._handed_over:
                 # The guest is stopped, and nothing of it writes any more. QEMU may say so again
-                # for a moment after it was told to go on.
+                # for a moment after `migrate-continue`.
                 self._handed_over = True
                 await self._disks.hand_over()
                 await migrate_continue(self._source)
@@ -148,7 +148,7 @@ class Transfer:
                 expected=status.status in LOCAL_STATES,
             )
             if await self._news_of_the_end(events) and not self._postcopy_began:
-                return TransferEnding.COMPLETED  # the guest stands still: it is accounted for later
+                return TransferEnding.COMPLETED  # the guest is stopped: it is accounted for later
 
     def _tell_what_is_left_out(self) -> None:
         policy, steers = self._options.policy, self._options.steers

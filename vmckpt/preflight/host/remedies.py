@@ -117,7 +117,7 @@ def certificates(host: Host, operator: Host) -> str:
     issue = f"vmckpt pki issue {host.name}"
     if has_authority(operator.state_dir):
         return issue
-    # What mends another host may have made it before this is pasted.
+    # Another host's remedy may have created it before this is pasted.
     key = shlex.quote(str(authority_key(operator.state_dir)))
     return f"test -e {key} || vmckpt pki init; {issue}"
 

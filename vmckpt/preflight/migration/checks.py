@@ -220,7 +220,7 @@ class _MigrationSource(NamedTuple):
 
 
 async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
-    # One that somebody else started may be another build than the host's own, or the only one.
+    # A foreign QEMU may be another build than the host's own, or the only one.
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"

@@ -231,7 +231,7 @@ async def _is_others(owned: Owned, path: Path) -> bool:
     try:
         return await used_besides(owned.host, path, own)
     except (HostDownError, RefusedError):
-        return True  # a silent libvirtd, or a VM whose files are damaged: nobody knows
+        return True  # a silent libvirtd, or a VM whose files are damaged: unknown
 
 
 async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:

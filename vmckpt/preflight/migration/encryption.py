@@ -45,13 +45,13 @@ async def choose(
     name: str | None = None,
     own_users: bool = False,
 ) -> Encryption:
-    """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
+    """The encryption that `tls` selects between these hosts. Raises RefusedError, with a remedy.
 
     `directories` have the certificates of both, where that is not vmckpt's own. The target's is for
     `name`, or None: for its address. `own_users`: a QEMU of these has a user of its own.
 
-    AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
-    and have none. It never falls back to clear because certificates are bad. What a QEMU proves its
+    AUTO: certificates where the hosts have any; unencrypted only between hosts that are one machine
+    and have none. Bad certificates never make it fall back to that. What a QEMU proves its
     host by it can keep, and a guest that has broken out of it pass as that host: where QEMUs have
     users of their own they get a key of this migration instead.
     """

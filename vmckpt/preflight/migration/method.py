@@ -15,7 +15,7 @@ def resolve_method(
     if options.method is not Method.AUTO:
         return options
     if loses_pages:
-        # A guest that stands still is not slowed, nor by any steps.
+        # A paused guest is not slowed, nor by any steps.
         return replace(
             options,
             method=Method.STOP,

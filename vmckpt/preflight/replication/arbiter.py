@@ -56,7 +56,7 @@ async def arbiter_check(
 
 
 async def _lost_with(host: Host, place: str) -> str:
-    """How the arbiter is lost with that host; "": it is not, as far as can be told."""
+    """How the arbiter is lost with that host; "": it is not, as far as is known."""
     if place.startswith(ETCD):
         urls = place.removeprefix(ETCD).split(",")
         addresses = await _addresses(host)

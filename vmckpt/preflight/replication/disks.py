@@ -57,7 +57,7 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str
         reason = f"its disk {here} holds snapshots: they would not be on the standby"
         return Finding("disk-snapshots", REFUSE, reason, "delete them: vmckpt snapshot delete")
     if await is_device(vm.host, here):
-        reason = f"its disk {here} is a device: what a copy of it is cannot be told"
+        reason = f"its disk {here} is a device, whose copies cannot be identified"
         return Finding("disk-device", REFUSE, reason, "use an image file")
     shared, why = await is_shared(vm.host, standby, here, there)
     if shared is None:

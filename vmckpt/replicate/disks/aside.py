@@ -6,8 +6,9 @@ are the epochs that the standby has as a whole: its service writes them there, a
 So the file is never ahead of the memory that a failover goes on from; and what is written there is
 hidden from the primary's guest by the layer, which has all of it and more.
 
-When the protection has ended here, the layer is written to the shared file (`fold`): by whoever has
-the VM's term alone, and after the standby's service has certainly ended: never two write there.
+When the protection has ended here, the layer is written to the shared file (`fold`): only by the
+side that has the VM's term, and after the standby's service has certainly ended: there are never
+two writers.
 """
 
 import asyncio
@@ -161,9 +162,9 @@ async def fold(directory: Path) -> None:
 
 
 async def _have_term(request: ReplicationRequest) -> None:
-    """Nobody else has the guest, or gets it: its old primary's writes are nobody's then.
+    """Require that no other host has the guest, or gets it: its old primary's writes are void.
 
-    An arbiter that is gone, or knows nothing, is not needed where it was told all before. What the
+    An arbiter that is gone, or knows nothing, is not needed where it recorded all before. What the
     standby might have had of the guest ended with its service. The layer over the epochs
     that are on the disk is what a VM has whose QEMU has died: nothing that was flushed is missing.
     """

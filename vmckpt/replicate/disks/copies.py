@@ -9,7 +9,7 @@ Whose they are stands on the file itself, in an extended attribute, which goes w
 All but `disk` go when the protection is ended. Going on from one is always safe: what it holds is
 compared block by block.
 
-Anything else that stands where a copy is to be is somebody else's, and is not touched.
+Any other file where a copy is to be is foreign, and is not touched.
 """
 
 import errno

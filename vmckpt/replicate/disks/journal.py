@@ -142,7 +142,7 @@ async def journal_of(
         try:
             yield journal
         finally:
-            with suppress(StorageError):  # whoever had to know it was told
+            with suppress(StorageError):  # already reported
                 await to_the_end(journal.applied())
 
 

@@ -1,6 +1,6 @@
 """Runs fencing agents: programs that make a primary harmless and say so only when they know it.
 
-The contract, for whoever writes one:
+The contract, for authors of agents:
 
     AGENT [its own arguments] check     can it do its work? changes nothing
     AGENT [its own arguments] fence     do it

@@ -89,7 +89,7 @@ async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
         ) from exc
     if told is None or (vm.host.is_this_machine and target.is_this_machine):
         return told
-    with suppress(StorageError):  # then it was told nothing that counts
+    with suppress(StorageError):  # then it has no options that count
         known = await _options_at(target, vm.name)
         if known is not None and _used_there(known) == _used_there(told):
             return told

@@ -15,7 +15,7 @@ from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
-# What a killed service left behind in its host's memory is written within this, or nobody knows.
+# A killed service's writes in its host's memory are on storage within this, or unknown.
 SYNC_S = 60.0
 
 

@@ -64,7 +64,7 @@ def decide(view: KeepingView, hosts: Sequence[str]) -> tuple[KeepingMove, str]:
     `hosts`: which may run the VM, the ones to be preferred as its standby first.
     """
     if view.answering:
-        # A standby without its primary is about to go on with it: it is left alone.
+        # A standby without its primary is about to take over: it is left alone.
         is_to_stop = not view.is_time and "primary" in view.answering
         return (KeepingMove.STOP if is_to_stop else KeepingMove.GOOD), ""
     if not view.is_time:

@@ -101,7 +101,7 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
             )
     if not of_now:
         raise not_replicated(name)
-    # One that has the guest at home has it from nobody who came later.
+    # A side that took the guest over took it from none that started later.
     return min(of_now, key=lambda side: (side.status.state != PROMOTED, not side.answers))
 
 

@@ -54,7 +54,7 @@ async def stop(
     the standby.
 
     `copies`: what happens to those of a killed standby. Records of ended services are removed. If
-    both services were killed, the arbiter is told that no standby may take over. Raises
+    both services were killed, the arbiter records that no standby may take over. Raises
     NotFoundError, RefusedError if a standby with a silent primary may have the only copy of the
     guest, TimedOutError, OperationFailedError.
     """

@@ -10,7 +10,7 @@ several.
 import math
 from dataclasses import dataclass
 
-# An epoch that is safe within GRACE_S slows nobody. One that is not within STALL_S tells how fast
+# An epoch that is safe within GRACE_S slows nothing. One that is not within STALL_S shows how fast
 # the link is now.
 GRACE_S, STALL_S, BACKLOG_S = 0.05, 0.5, 0.3
 SLOT_S, LEAST_RUN_S = 0.1, 0.01

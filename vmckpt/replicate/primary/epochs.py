@@ -77,7 +77,7 @@ class Epochs:
         self.pace = EpochPace(options.epoch_s)
         self.figures = PrimaryFigures()
         self.is_safe = False
-        # The state in which the guest stands still without anybody's having stopped it; "": none.
+        # The state in which the guest is stopped, though vmckpt did not stop it; "": none.
         self.stands_still = ""
         self._resumed_s = 0.0
         ram_bytes = grip.vm.spec.memory_bytes
@@ -307,7 +307,7 @@ class Epochs:
             except MonitorLostError:
                 silences += 1
             if not self.has_standby():
-                silences = 0  # nobody would go on with the guest
+                silences = 0  # no standby could take over
             await asyncio.sleep(POLL_S)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -28,7 +28,7 @@ from vmckpt.replicate.fencing.agent import TIMEOUT_S
 # What stopping the guest may take: the guard does it so long before the lease ends.
 MARGIN_S = 0.25
 RETRY_S, LOOK_S, TELL_S = 0.1, 0.05, 0.5
-# A standby that took the term, and could not go on with the guest, has given it up so long after:
+# A standby that took the term, and could not run the guest, has given it up so long after:
 # it has fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
 GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
 
@@ -211,7 +211,7 @@ class TermKeeper:
             except RefusedError as exc:
                 if again.seen is None or again.seen.now.record.holder not in ours:
                     return False
-                # It was not told, and its lease may run, or it has forgotten what it was told.
+                # It has no record yet, and its lease may run, or it has lost the record.
                 await self._try_again(exc)
             except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
                 await self._try_again(exc)

@@ -1,7 +1,7 @@
 """How long the guest runs between two epochs. Pure."""
 
 SHORTEST_S, LONGEST_S = 0.025, 1.0
-# Standing still is to be no more than this part of the guest's time, where the length adapts.
+# Pauses are to be no more than this part of the guest's time, where the length adapts.
 PAUSED_SHARE = 0.10
 _WEIGHT = 0.2
 

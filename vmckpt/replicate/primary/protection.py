@@ -35,7 +35,7 @@ POLL_S = 0.02
 STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
 # Within this all threads of a QEMU that dies have left user code.
 DYING_S = 2.0
-# A standby that has the term says within this whether it can go on with the guest.
+# A standby that has the term reports within this whether it can run the guest.
 TAKING_S = 20.0
 
 
@@ -88,7 +88,7 @@ class Protection:
                     ending = await self._protect(background)
             except StandbyLostError as exc:
                 self._why = "" if self._asked else self._how_lost(exc)
-                # Whoever asks for its end now would leave a guest behind whose output is held.
+                # Ending now, even if asked to, would leave behind a guest whose output is held.
                 ending = await to_the_end(self._go_on_alone())
             except BaseException as exc:
                 # Asked to end, or a bug of ours: no guest stays behind whose output is held.
@@ -117,7 +117,7 @@ class Protection:
 
     async def _conclude(self, ending: ProtectionEnding) -> None:
         if ending.is_settled:
-            with suppress(StorageError):  # then whoever starts the VM asks the arbiter, once
+            with suppress(StorageError):  # then the next start of the VM asks the arbiter, once
                 await self._vm.host.remove(self._vm.directory.claim)
         self._ending = ending
         self._why = f"{ending.text}{': ' if self._why else ''}{self._why}"

@@ -96,7 +96,7 @@ async def serve_standby(directory: Path) -> None:
             for copied in request.disks
             for disk in (spec.disks[copied.number],)
         ]
-        # A disk that both hosts have is nobody's copy: it is neither made nor removed.
+        # A shared disk is not a copy: it is neither created nor removed.
         paths = [] if request.shares_disks else [copy.path for copy in copies]
         prepare([] if request.shares_disks else copies, request.vm, request.run)
         undo = stack.enter_context(ExitStack())

@@ -1,4 +1,4 @@
-"""Heartbeats over the second path: one datagram each, which nobody without the key can make.
+"""Heartbeats over the second path: one datagram each, authenticated by a key.
 
     offset 0   "vkb1"
            4   who sends it: 1 the primary, 2 the standby   unsigned 8 bit

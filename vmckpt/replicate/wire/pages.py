@@ -67,7 +67,7 @@ class Shadow:
 class Encoder:
     """Makes PAGES payloads. Each stands on those before: the standby applies them in order.
 
-    Without a `shadow` every page goes whole. The packers may be told the link's speed.
+    Without a `shadow` every page goes whole. The packers may be given the link's speed.
     """
 
     def __init__(self, shadow: Shadow | None) -> None:

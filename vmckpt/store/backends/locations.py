@@ -77,7 +77,7 @@ def _scheme(url: str) -> _Scheme:
     if found is None:
         raise UsageError(
             f"no store can be in {url}",
-            why=f"a place is a directory, HOST:, HOST:/DIRECTORY, {URL_FORMS}",
+            why=f"a location is a directory, HOST:, HOST:/DIRECTORY, {URL_FORMS}",
             remedy="write one of them",
         )
     return found

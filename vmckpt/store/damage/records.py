@@ -4,7 +4,7 @@
     record     a box of zstd: JSON, a list of [pack, generation, slots, names]; names are
                hexadecimal, or empty where they are not known
 
-Whoever meets a damaged frame adds an object; none is ever changed, so any number of processes may
+A reader of a damaged frame adds an object; none is ever changed, so any number of processes may
 do so at once, under no lock. A record is about one generation of a pack: once `gc` has written the
 pack anew, its records are history and are removed.
 

@@ -12,7 +12,7 @@
     trailer    a box: bytes in a chunk, frames, slots, size of the hashes' box, of the table's box,
                whether the slots are listed; unsigned 32 bit each
 
-A chunk's place is (pack, slot) for ever: `gc` writes a pack anew without the slots that nobody
+A chunk's place is (pack, slot) for good: `gc` rewrites a pack without the slots that nothing
 needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their numbers.
 """
 

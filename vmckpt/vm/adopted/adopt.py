@@ -65,7 +65,7 @@ async def adopt(
                 remedy="choose another name, or see `vmckpt vm show`",
             )
         facts, process = await _look(host, monitors, pid, trust=trust)
-        # Nobody makes the same process a VM of another name meanwhile.
+        # No other command may adopt the same process under another name meanwhile.
         process_lock = adoption_lock_path(host.state_dir, process.pid)
         async with host.lock(process_lock, owner("vm adopt")):
             await _require_nobodys(host, facts, process)
@@ -210,7 +210,7 @@ async def _write(
 ) -> None:
     """The QEMU's directory: which process it is, and links to its sockets under vmckpt's names."""
     await host.make_dir(files.path)
-    # First of all: from here on nobody takes the process for one that vmckpt started.
+    # First of all: from here on the process is not taken for one that vmckpt started.
     await record_foreign(host, files, process)
     links = dict(zip((files.operator, files.onlooker, files.rescue), monitors, strict=False))
     links.setdefault(files.onlooker, monitors[0])

@@ -10,7 +10,7 @@ from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_se
 
 # Backends that are the guest's own business.
 _INWARD = frozenset({"null", "ringbuf", "memory", "msmouse", "testdev", "wctablet"})
-# Backends at which nobody has to be: a socket of vmckpt's does as well.
+# Backends that need no peer: a socket of vmckpt's serves as well.
 _REPLACED = frozenset(
     {"stdio", "pty", "file", "pipe", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus",
      "console", "fd"}

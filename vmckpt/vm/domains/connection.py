@@ -88,7 +88,7 @@ class LibvirtConnection:
         self._connection: Any = None
         # libvirt's client before 10.0 may sleep through the answer to one of two calls at a time
         # until the next keep-alive, and dies of two whose connection is lost. Held until a call
-        # has ended, whoever still waits for it.
+        # has ended, even if its caller was cancelled.
         self._one_call = asyncio.Lock()
 
     async def open(self) -> None:
@@ -115,7 +115,7 @@ class LibvirtConnection:
     async def close(self) -> None:
         """End the session; nothing that libvirtd does ends with it."""
         # The forwarder's end cuts whatever a silent libvirtd leaves unanswered; its connection is
-        # closed only by whoever drops it last then.
+        # closed only with its last reference then.
         with suppress(VmckptError):
             await self._ask("hang up", self._connection.close, CLOSE_TIMEOUT_S)
 
@@ -147,7 +147,7 @@ class LibvirtConnection:
     def _call_ended(self, call: "asyncio.Future[Any]") -> None:
         self._one_call.release()
         if not call.cancelled():
-            call.exception()  # nobody may be waiting any more
+            call.exception()  # its caller may be cancelled
 
     async def _tell(self, what: str, work: Callable[[], T], timeout_s: float | None = None) -> T:
         try:

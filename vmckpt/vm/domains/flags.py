@@ -62,7 +62,7 @@ class ErrorCode(IntEnum):
     RPC = 39
     NO_DOMAIN = 42
     AUTH_FAILED = 45
-    OPERATION_TIMEOUT = 68  # somebody else holds the domain's lock
+    OPERATION_TIMEOUT = 68  # another job holds the domain's lock
     AUTH_CANCELLED = 79
     AUTH_UNAVAILABLE = 94
 

@@ -19,7 +19,7 @@ from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.host import Host
 
 CHUNK_BYTES = 64 * 1024
-# In a directory of this user's, until it is opened: whoever comes next removes a dead one's.
+# In a directory of this user's, until it is opened: the next process removes a dead one's.
 NAME = "libvirt.sock"
 
 
@@ -100,7 +100,7 @@ async def _join(
     try:
         far_reader, far_writer = await asyncio.open_unix_connection(sock=await far_end())
     except (HostDownError, OSError):
-        writer.close()  # whoever connected here sees the end of the stream, and says so
+        writer.close()  # the client sees the end of the stream, and reports it
         return
     ways = [
         asyncio.ensure_future(_copy(reader, far_writer)),

@@ -18,7 +18,7 @@ async def start_domain(domain: Domain) -> None:
             raise RefusedError(
                 f"'{now.name}' runs already",
                 why=f"libvirt on {now.host.name} says that it is {now.state}",
-                remedy="nothing is to be done",
+                remedy="there is nothing to do",
             )
         await session.start(now.uuid)
 

@@ -139,7 +139,7 @@ def _limits(table: TomlTable) -> dict[str, int]:
         if name not in PHASES:
             raise table.wrong("limits_s", f"'{name}' is no phase", f"they are: {', '.join(PHASES)}")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise table.wrong("limits_s", f"{name} is no whole number of seconds", "mend it")
+            raise table.wrong("limits_s", f"{name} is no whole number of seconds", "fix it")
     return limits
 
 

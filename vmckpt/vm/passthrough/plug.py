@@ -90,7 +90,7 @@ async def plug(
 
 async def plug_one(host: Host, monitor: Monitor, device: Passthrough, addresses: list[str]) -> None:
     """Plug in all functions of one device, or none."""
-    # The guest is told when function 0 comes: the others have to be there by then.
+    # The guest sees the device when function 0 appears: the others must be there by then.
     options = list(reversed(functions(device, addresses)))
     try:
         for one in options:

@@ -120,7 +120,7 @@ class TomlTable:
         """An array of whole numbers, empty when it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            raise self.wrong(key, "it has to be an array of whole numbers", "mend it")
+            raise self.wrong(key, "it has to be an array of whole numbers", "fix it")
         return tuple(items)
 
     def boolean(self, key: str, default: bool) -> bool:

@@ -270,7 +270,7 @@ async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Grant]:
         image = await host.resolve(path)
         if await host.exists(image):  # else QEMU says so
             # Before it is the VM's: what that writes into it is not believed. All of a raw image
-            # is its guest's word, whoever's it is.
+            # is written by its guest, so untrusted.
             if path in layered:
                 async for base in below(host, image):
                     yield _image(base, user, writable=False)

@@ -130,7 +130,7 @@ def _members(group: "Group") -> str:
 
 
 def settle(key: "KeySource | None") -> None:
-    """End the commit of groups that was cut off."""
+    """Finish interrupted commits of groups."""
     from vmckpt.hosts.inventory.inventory import state_dir
 
     if not any((state_dir() / "groups").glob("*.json")):

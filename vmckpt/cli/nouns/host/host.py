@@ -22,7 +22,42 @@ if TYPE_CHECKING:
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
 
+HostName = Annotated[str, typer.Argument(help="The host's name.")]
 Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.", metavar="BRIDGE")]
+MigrationAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--migration-addr",
+        help="Address for incoming migrations. [initially: the SSH address]",
+        metavar="ADDRESS",
+    ),
+]
+SecondAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--second-addr",
+        help="Second address, on another network; or none. [initially: the SSH address]",
+        metavar="ADDRESS",
+    ),
+]
+MigrationPorts = Annotated[
+    str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
+]
+Libvirt = Annotated[
+    str | None,
+    typer.Option(
+        help="Socket of the host's libvirtd, e.g. /run/libvirt/libvirt-sock; or none.",
+        metavar="SOCKET",
+    ),
+]
+VmUids = Annotated[
+    str | None,
+    typer.Option(
+        help="Run each VM's QEMU as a user of its own, from this range of unused uids; or none. "
+        "Takes effect when a VM next starts.",
+        metavar="FIRST-LAST",
+    ),
+]
 StateDir = Annotated[
     Path | None,
     typer.Option(
@@ -33,9 +68,8 @@ SshConfig = Annotated[
     Path | None,
     typer.Option(help="SSH configuration file. [default: ~/.ssh/config]", metavar="FILE"),
 ]
-MigrationPorts = Annotated[
-    str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
-]
+
+_NONE = (None, "", "none")
 
 app = typer.Typer(help="The inventory of hosts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -62,39 +96,20 @@ def _address(entry: "LocalHost | SshEntry") -> str | None:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Name of the VM.")],
+    name: HostName,
     address: Annotated[
         str, typer.Argument(help="ssh://USER@HOST:PORT, or a Host of ~/.ssh/config.")
     ],
-    migration_addr: Annotated[
-        str | None,
-        typer.Option(
-            help="Address for incoming migrations. [default: the SSH address]", metavar="ADDRESS"
-        ),
-    ] = None,
-    second_addr: Annotated[
-        str | None,
-        typer.Option(help="Second address; or none. [default: the SSH address]", metavar="ADDRESS"),
-    ] = None,
+    migration_addr: MigrationAddress = None,
+    second_addr: SecondAddress = None,
     state_dir: StateDir = None,
     qemu: Annotated[
         str, typer.Option(help="QEMU binary on the host.", metavar="FILE")
     ] = "qemu-system-x86_64",
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
-    libvirt: Annotated[
-        Path | None,
-        typer.Option(
-            help="Socket of the host's libvirtd, e.g. /run/libvirt/libvirt-sock.", metavar="SOCKET"
-        ),
-    ] = None,
-    vm_uids: Annotated[
-        str | None,
-        typer.Option(
-            help="Run each VM's QEMU as a user of its own, from this range of unused uids.",
-            metavar="FIRST-LAST",
-        ),
-    ] = None,
+    libvirt: Libvirt = None,
+    vm_uids: VmUids = None,
     vmckpt: Annotated[
         str, typer.Option(help="vmckpt command on the host.", metavar="FILE")
     ] = "vmckpt",
@@ -122,11 +137,11 @@ def add(
             qemu=qemu,
             bridge=bridge,
             migration_ports=_ports(migration_ports),
-            libvirt=libvirt,
+            libvirt=_libvirt(libvirt),
             second_address=_second(second_addr)
             if second_addr is not None
             else _other_network(greeting.address, migration_address),
-            vm_uids=None if vm_uids in (None, "", "none") else _uids(vm_uids),
+            vm_uids=_uids(vm_uids),
             address=where,
             vmckpt=vmckpt,
         )
@@ -138,36 +153,19 @@ def add(
 
 @app.command("set")
 def set_(
-    name: Annotated[str, typer.Argument(help="The host's name.")],
+    name: HostName,
     address: Annotated[
         str | None, typer.Option(help="ssh://USER@HOST:PORT; must be reachable.", metavar="ADDRESS")
     ] = None,
-    migration_addr: Annotated[
-        str | None, typer.Option(help="Address for incoming migrations.", metavar="ADDRESS")
-    ] = None,
-    second_addr: Annotated[
-        str | None,
-        typer.Option(help="Second address, on another network; or none.", metavar="ADDRESS"),
-    ] = None,
+    migration_addr: MigrationAddress = None,
+    second_addr: SecondAddress = None,
     qemu: Annotated[
         str | None, typer.Option(help="QEMU binary on the host.", metavar="FILE")
     ] = None,
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
-    libvirt: Annotated[
-        str | None,
-        typer.Option(
-            help="Socket of the host's libvirtd, which must answer; or none.", metavar="SOCKET"
-        ),
-    ] = None,
-    vm_uids: Annotated[
-        str | None,
-        typer.Option(
-            help="Run each VM's QEMU as a user of its own, from this range of unused uids; or "
-            "none. Takes effect when a VM next starts.",
-            metavar="FIRST-LAST",
-        ),
-    ] = None,
+    libvirt: Libvirt = None,
+    vm_uids: VmUids = None,
     json: Json = False,
 ) -> None:
     """Change a host's inventory entry.
@@ -190,9 +188,9 @@ def set_(
     if second_addr is not None:
         changes["second_address"] = _second(second_addr)
     if libvirt is not None:
-        changes["libvirt"] = None if libvirt in ("", "none") else Path(libvirt)
+        changes["libvirt"] = _libvirt(libvirt)
     if vm_uids is not None:
-        changes["vm_uids"] = None if vm_uids in ("", "none") else _uids(vm_uids)
+        changes["vm_uids"] = _uids(vm_uids)
     if not changes:
         raise UsageError(
             f"nothing of '{name}' is to be changed",
@@ -224,10 +222,16 @@ def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
     return where
 
 
-def _uids(text: str) -> "Uids":
+def _libvirt(text: str | None) -> Path | None:
+    return None if text in _NONE else Path(text)
+
+
+def _uids(text: str | None) -> "Uids | None":
     from vmckpt.errors import UsageError
     from vmckpt.hosts.uids import parse_uids
 
+    if text in _NONE:
+        return None
     try:
         return parse_uids(text)
     except ValueError as exc:
@@ -265,9 +269,7 @@ def _ports(text: str | None) -> tuple[int, int] | None:
 
 
 @app.command()
-def remove(
-    name: Annotated[str, typer.Argument(help="The host's name.")], json: Json = False
-) -> None:
+def remove(name: HostName, json: Json = False) -> None:
     """Remove a host from the inventory.
 
     Nothing on the host changes.

@@ -192,7 +192,7 @@ def import_(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Restore that file from a backup.
+    """Restore the file that a key needs, from a backup.
 
     The given key must be able to open it.
     """

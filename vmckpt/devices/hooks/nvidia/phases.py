@@ -159,7 +159,7 @@ def reattach() -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise HookError("the driver does not show {}".format(", ".join(wanted)), "see dmesg")
         time.sleep(0.2)
-    # A restore needs it, or somebody who holds the driver meanwhile.
+    # A restore needs it, or another process that holds the driver meanwhile.
     system.run("nvidia-smi", "-pm", "1")
     return {}
 
