@@ -118,7 +118,7 @@ def test_a_term_goes_from_hand_to_hand(make_store: StoreMaker) -> None:
         with pytest.raises(RefusedError, match="may still be held"):
             await standby.take(Holding(1, "lab-c"))
         assert (await standby.take(Holding(1, "lab-a"))).term == 2
-        with pytest.raises(RefusedError, match="lab-b has it"):
+        with pytest.raises(RefusedError, match="names lab-b"):
             await primary.renew()
         assert primary.held is None
         assert primary.highest_term == 2

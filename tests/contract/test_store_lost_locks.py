@@ -17,13 +17,15 @@ from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
+from vmckpt.store.errors import ThereAlreadyError
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.files.naming import Called, IfTaken
 from vmckpt.store.files.pins import new_pin
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import Transaction
+from vmckpt.store.transaction import Origin, Transaction
 
 PAGES = 64
 SLOW = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -150,7 +152,7 @@ def test_gc_at_any_instant_of_a_commit(tmp_path: Path) -> None:
             with suppress(VmckptError):
                 made.append(new.commit({}))
             new.abort()
-            instants = backend.count
+            instants = max(instants, backend.count)
         committed.add(bool(made))
         require_whole(place, [(second, kept), *((one, memory(PAGES, 1)) for one in made)])
         at += 1
@@ -322,6 +324,79 @@ def test_of_a_pin_and_a_removal_without_locks_one_wins_at_every_instant(
         if backends[0].count < at:
             break
     assert {(True, False), (False, True)} <= outcomes
+
+
+class Asleep(Lockless):
+    """Its host slept: locks that it had taken before are lost."""
+
+    nights = 0
+
+    @contextmanager
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator[LocalHeld]:
+        self.instant()
+        yield _Overnight(self)
+
+
+class _Overnight(LocalHeld):
+    def __init__(self, backend: Asleep) -> None:
+        self._backend, self._night = backend, backend.nights
+
+    def require(self) -> None:
+        if self._backend.nights != self._night:
+            raise OperationFailedError("a lock in the store was lost", why="-", remedy="-")
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_what_another_copy_has_put_there_or_found_there_stays(
+    tmp_path: Path, *, collects: bool
+) -> None:
+    """The host of the first one sleeps at any instant; the second one, and a gc, come meanwhile."""
+    ram = memory(PAGES, 1)
+    with create_store(str(tmp_path / "source")) as source:
+        first = save(source, ram)
+    outcomes = set[tuple[int, bool]]()
+    for at in itertools.count(1):
+        place = tmp_path / str(at)
+        create_store(str(place)).close()
+        backend = Asleep(place)
+        copied = list[int]()
+
+        def sleep(backend: Asleep = backend, copied: list[int] = copied) -> None:
+            backend.nights += 1
+            with (
+                open_store(str(tmp_path / "source")) as source,
+                open_store(Lockless(backend.root)) as target,
+            ):
+                copied.append(len(copy_checkpoints(source, target, [first])))
+                if collects:
+                    collect_now(target)
+
+        done = False
+        with open_store(str(tmp_path / "source")) as source, open_store(backend) as target:
+            backend.count, backend.at, backend.then = 0, at, sleep
+            with suppress(VmckptError):
+                copy_checkpoints(source, target, [first])
+                done = True
+        if backend.count < at:
+            break
+        require_whole(place, [(first, ram)])
+        outcomes.add((copied[0], done))
+    # The second one is faster, or finds it there; the first one hears that, or of its locks.
+    assert outcomes >= {(1, True), (0, True)}
+    assert at > 15
+
+
+def test_a_writer_whose_locks_are_lost_removes_its_own_checkpoint_alone(tmp_path: Path) -> None:
+    with create_store(str(tmp_path / "source")) as source:
+        first = save(source, memory(PAGES, 1))
+    create_store(str(tmp_path / "store")).close()
+    backend = Losing(tmp_path / "store")
+    with open_store(str(tmp_path / "source")) as source, open_store(backend) as target:
+        begun = target.begin(first.vm, origin=Origin(first.id, first.vm, None, None))
+        copy_checkpoints(source, target, [first])
+        with begun, pytest.raises(ThereAlreadyError):
+            begun.commit({})
+        require_same(target, first, memory(PAGES, 1))
 
 
 def test_gc_makes_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 
 from tests.guest_like import memory, require_same, save
@@ -14,10 +15,12 @@ from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage.repair import plan_repair, repair
+from vmckpt.store.errors import ThereAlreadyError
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.files.pins import new_pin
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
+from vmckpt.store.transaction import Origin, new_id
 
 RAM = memory(64, 1)
 ERROR = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>again</Message></Error>"
@@ -146,27 +149,73 @@ def test_bodies_that_end_too_early_are_read_again(
         assert check(store).whole
 
 
-@pytest.mark.parametrize("what", ["PUT", "POST"])
-def test_an_error_with_a_good_status_is_no_commit(odd: Losses, what: str) -> None:
-    """Of a small checkpoint's file, and of a large one, which is put in parts."""
+@pytest.mark.parametrize(
+    ("what", "folder", "size"),
+    [("PUT", "checkpoints", 0), ("PUT", "checkpoints", 12 << 20), ("POST", "packs", 0)],
+)
+def test_an_error_with_a_good_status_is_no_commit(
+    odd: Losses, what: str, folder: str, size: int
+) -> None:
+    """Of a small checkpoint's file, a large one, and a pack, which is put in parts."""
     place = new_place()
     create_store(place).close()
 
     def refused(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
-        is_it = (
-            method == what and "/checkpoints/" in path and (what == "PUT" or "uploadId=" in path)
-        )
+        is_it = method == what and f"/{folder}/" in path and (what == "PUT" or "uploadId=" in path)
         return Answer(200, ERROR) if is_it else None
 
     with open_store(place) as store:
         odd.twist = refused
         with store.begin("vm") as new, pytest.raises(VmckptError):
             new.blob("device-state", bytes(range(256)) * 4)
-            if what == "POST":
-                new._file._boxes[0] += bytes(12 << 20)
+            new._file._boxes[0] += bytes(size)
+            if folder == "packs":
+                area = new.area("ram", size_bytes=12 << 20, chunk_bytes=4096)
+                area.put(np.arange(3072), np.random.default_rng(1).bytes(12 << 20))
             new.commit({})
         odd.twist = Losses.twist
         assert not store.ids()
+        assert check(store).whole
+
+
+@pytest.mark.usefixtures("odd")
+def test_a_checkpoint_that_another_writer_put_there_is_not_replaced() -> None:
+    """Writers of two VMs do not wait for one another."""
+    name = new_id()
+    with create_store(new_place()) as store:
+        with store.begin("a", origin=Origin(name, "a", None, None)) as late:
+            late.blob("device-state", b"late")
+            with store.begin("b", origin=Origin(name, "b", None, None)) as new:
+                new.blob("device-state", b"first")
+                first = new.commit({})
+            with pytest.raises(ThereAlreadyError, match=name):
+                late.commit({})
+        assert [one.vm for one in store.manifests()] == ["b"]
+        with store.read(first.id) as point:
+            assert point.blob("device-state") == b"first"
+
+
+@pytest.mark.parametrize("size", [1 << 10, 12 << 20])
+def test_a_checkpoint_whose_answer_was_lost_is_committed(odd: Losses, size: int) -> None:
+    """The storage is asked again, and says that there is one of that name."""
+    place = new_place()
+    lost = list[str]()
+
+    def lose(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
+        if method != "PUT" or "/checkpoints/" not in path or lost:
+            return None
+        passed()
+        lost.append(path)
+        return Answer(500, ERROR)
+
+    with create_store(place) as store:
+        odd.twist = lose
+        with store.begin("vm") as new:
+            new.blob("device-state", np.random.default_rng(1).bytes(size))
+            manifest = new.commit({})
+        odd.twist = Losses.twist
+        assert lost
+        assert store.ids() == [manifest.id]
         assert check(store).whole
 
 

@@ -21,7 +21,8 @@ from vmckpt.store.files.pack import PACKS, Hashes, Numbers, Pack, every, pack_na
 from vmckpt.store.files.pins import damaged_pins
 from vmckpt.store.index import Index
 from vmckpt.store.keyring import restore_copies
-from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
+from vmckpt.store.store import Store, is_id
+from vmckpt.store.transaction import PATIENCE_S, WRITERS
 
 _FOLDERS = (BUNDLES, CHECKPOINTS, MAPS, PACKS, DAMAGED)
 

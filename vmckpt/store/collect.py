@@ -59,7 +59,8 @@ from vmckpt.store.files.pack import (
 )
 from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
 from vmckpt.store.opened import Opened
-from vmckpt.store.store import PATIENCE_S, WRITERS, Store
+from vmckpt.store.store import Store
+from vmckpt.store.transaction import PATIENCE_S, WRITERS
 
 # A pack is rewritten when more than this part of it is of no use.
 WORTH_RATIO = 0.2

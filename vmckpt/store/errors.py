@@ -19,6 +19,15 @@ class ThereAlreadyError(RefusedError):
     """The checkpoint is already in the store: another writer was faster."""
 
 
+def there_already(checkpoint_id: str, place: str) -> ThereAlreadyError:
+    """The error of a writer that was slower than another, with the same checkpoint."""
+    return ThereAlreadyError(
+        f"checkpoint {checkpoint_id} is in the store {place} already",
+        why="another command has put it there meanwhile",
+        remedy="there is nothing to do: see `vmckpt checkpoint show`",
+    )
+
+
 def damaged(what: str, why: str) -> DamagedError:
     """The error for bytes that are not what was written."""
     return DamagedError(

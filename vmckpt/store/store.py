@@ -11,7 +11,7 @@ import numpy as np
 from vmckpt.errors import BusyError, NotFoundError, StorageError, UsageError
 from vmckpt.store.area import Area, FrameCache
 from vmckpt.store.backends.backend import HeldLock, MissingError
-from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
+from vmckpt.store.errors import DamagedError, damaged, there_already
 from vmckpt.store.files import doomed
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS, Maps, require_agreement
 from vmckpt.store.files.config import Config
@@ -24,11 +24,14 @@ from vmckpt.store.files.pack import Hashes, Numbers, Pack
 from vmckpt.store.files.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.index import Index
 from vmckpt.store.opened import Opened
-from vmckpt.store.transaction import Origin, Transaction, damaged_chunks, new_origin
-
-# For what others do in a moment: gc at its end, a writer that is about to be done.
-PATIENCE_S = 60.0
-WRITERS = "writers"
+from vmckpt.store.transaction import (
+    PATIENCE_S,
+    WRITERS,
+    Origin,
+    Transaction,
+    damaged_chunks,
+    new_origin,
+)
 
 
 class StoreContents(NamedTuple):
@@ -149,11 +152,7 @@ class Store:
                 _require_all(held)
 
             if origin and origin.id in self.ids():
-                raise ThereAlreadyError(
-                    f"checkpoint {origin.id} is in the store {self.place} already",
-                    why="another command has put it there meanwhile",
-                    remedy="there is nothing to do: see `vmckpt checkpoint show`",
-                )
+                raise there_already(origin.id, self.place)
             there = self.catalogue().manifests
             settled = Settled("")
             if called:

@@ -41,6 +41,9 @@ from vmckpt.store.files.pins import PINS, Pin, write_pin
 from vmckpt.store.index import Index
 from vmckpt.store.opened import Opened
 
+# A lock that each writer shares, and that gc has alone; and how long to wait for it, or another one
+# that is held for a moment.
+WRITERS, PATIENCE_S = "writers", 60.0
 # Looked at in one go: it stays in the processor's cache.
 _BATCH_BYTES = 1 << 20
 # A smaller difference to the base is not worth a new base.
@@ -136,8 +139,8 @@ class Transaction:
 
         `facts`: JSON. `created_unix_s`: the instant it is of, else now. `pins` that it has from the
         start. What it replaces goes after that: `replaced`, and `not_replaced` says why one did
-        not. Raises StorageError, OperationFailedError: the checkpoint is not there;
-        OutcomeUnknownError: it may be.
+        not. Raises StorageError, OperationFailedError, BusyError: the checkpoint is not there;
+        ThereAlreadyError: another writer put it there; OutcomeUnknownError: it may be there.
         """
         if self._over:
             raise ValueError("the checkpoint was committed or aborted")
@@ -206,8 +209,16 @@ class Transaction:
         published.append(self._file.name)
         self._file.write(manifest, encoded)
         self._require_complete(manifest, maps, published)
-        # After the look at what is there: a lock that was lost before allowed its removal.
-        self._require_locks()
+        try:
+            # After the look at what is there: a lock that was lost before allowed its removal.
+            self._require_locks()
+        except OperationFailedError:
+            if self.name:  # another writer may have taken the name since
+                raise
+            # Others may rely on a copy that they have seen: it stays if that look is right.
+            with self._opened.backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S) as lock:
+                self._require_complete(manifest, maps, published)
+                lock.require()
         return manifest
 
     def _require_complete(self, manifest: Manifest, maps: Maps, published: list[str]) -> None:
@@ -315,14 +326,15 @@ class Transaction:
                     return
 
     def _take_back(self) -> None:
-        """Remove the checkpoint after it may have been there, and nothing else.
+        """Remove the checkpoint after it may have been there, and nothing else; not another's.
 
         While it was there, another writer may have come to rest on its packs and maps: they are
         for gc, which knows what is needed. Raises OutcomeUnknownError when it cannot be removed.
         """
         backend = self._opened.backend
         try:
-            backend.remove(self._file.name)
+            if self._file.is_there():
+                backend.remove(self._file.name)
         except RefusedError as exc:
             raise OutcomeUnknownError(
                 f"checkpoint {self.id} may be in the store, and be incomplete",

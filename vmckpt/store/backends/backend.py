@@ -9,6 +9,9 @@ from typing import Protocol, runtime_checkable
 from vmckpt.errors import StorageError
 
 Buffer = bytes | bytearray | memoryview
+# Objects of these names are created and never replaced, whatever became of the locks: copies of a
+# checkpoint have one id, so that two writers may come to one name.
+CREATED_ONCE = ("checkpoints/",)
 
 
 class MissingError(Exception):
@@ -22,7 +25,10 @@ class ObjectWriter(Protocol):
         """Append. Raises StorageError: no space is left, ..."""
 
     def publish(self) -> None:
-        """It is there under its name, whole and for good, when this returns. StorageError."""
+        """It is there under its name, whole and for good, when this returns. StorageError.
+
+        Raises ThereAlreadyError where one of CREATED_ONCE has an object of that name.
+        """
 
     def discard(self) -> None:
         """Nothing of it stays. May be called at any time; after `publish` it does nothing."""

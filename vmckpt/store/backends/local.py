@@ -17,9 +17,9 @@ from pathlib import Path
 
 from vmckpt.errors import BusyError, RefusedError, StorageError, VmckptError
 from vmckpt.store.backends import marks
-from vmckpt.store.backends.backend import Buffer, MissingError
+from vmckpt.store.backends.backend import CREATED_ONCE, Buffer, MissingError
 from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
-from vmckpt.store.errors import UnreadableError
+from vmckpt.store.errors import UnreadableError, there_already
 from vmckpt.store.files.config import OBJECT_FOLDERS, read_config
 
 # Objects in the making, and what dead writers left.
@@ -31,6 +31,7 @@ _KEPT_OPEN = ("bundles/", "maps/", "packs/")
 # In the environment, as 1: no other host uses stores on file systems that keep no locks.
 ONE_HOST = "VMCKPT_STORE_ONE_HOST"
 # A disk cannot read a sector, or its file system finds a wrong checksum: of this file alone.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _UNREADABLE = (errno.EIO, errno.EREMOTEIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
@@ -381,7 +382,7 @@ class LocalWriter:
             folder = self._backend.folder(self._name)
             with self._backend.own_directory(self._name.rpartition("/")[0]):
                 replaces = path.exists()
-                if self._backend.append_only:
+                if self._backend.append_only or self._name.startswith(CREATED_ONCE):
                     self._link(path)
                 else:
                     self._aside.rename(path)
@@ -403,8 +404,23 @@ class LocalWriter:
         try:
             os.link(self._aside, path)
         except FileExistsError as exc:
-            raise append_only_error(self._name, self._backend.place) from exc
+            # A server of NFS may have done it, and be asked again as its answer was lost.
+            if not self._aside.samefile(path):
+                raise self._there_already() from exc
+        except OSError as exc:
+            if exc.errno not in _NO_LINKS or self._backend.append_only:
+                raise
+            # A file system without hard links (FAT); it is no network's, and locks last.
+            if path.exists():
+                raise self._there_already() from exc
+            self._aside.rename(path)
+            return
         self._aside.unlink()
+
+    def _there_already(self) -> RefusedError:
+        if self._backend.append_only:
+            return append_only_error(self._name, self._backend.place)
+        return there_already(self._name.rpartition("/")[2], self._backend.place)
 
     def discard(self) -> None:
         """Unlink what was not published."""

@@ -23,12 +23,13 @@ from hashlib import sha256
 from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
 from obstore.store import S3Store
 
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
-from vmckpt.store.backends.backend import Buffer, MissingError
+from vmckpt.store.backends.backend import CREATED_ONCE, Buffer, MissingError
 from vmckpt.store.backends.local import append_only_error
+from vmckpt.store.errors import there_already
 from vmckpt.store.files.config import CONFIG
 from vmckpt.units import format_size
 
@@ -167,6 +168,14 @@ class S3Backend:
         with self._errors(name):
             obstore.put(self._store, name, data)
 
+    def create(self, name: str, data: Any) -> None:
+        """An object of a name that none has, from an open file. Raises ThereAlreadyError."""
+        with self._errors(name):
+            try:
+                obstore.put(self._store, name, data, mode="create")
+            except AlreadyExistsError as exc:
+                raise there_already(name.rpartition("/")[2], self.place) from exc
+
     def _take(self, folder: str, mine: str, *, shared: bool) -> bool:
         self.put(f"{folder}/{mine}", b"")
         got = False
@@ -295,7 +304,10 @@ class S3Writer:
     def publish(self) -> None:
         """Put it: the storage has all of it then, or nothing."""
         self._file.seek(0)
-        self._backend.put(self._name, self._file)
+        put = self._backend.put
+        if self._name.startswith(CREATED_ONCE):
+            put = self._backend.create
+        put(self._name, self._file)
         self.discard()
 
     def discard(self) -> None:

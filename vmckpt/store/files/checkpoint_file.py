@@ -16,14 +16,16 @@ area name, size, size of a chunk, and length of its map; then the areas' maps (`
 import json
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from vmckpt.errors import RefusedError
 from vmckpt.store.backends.backend import Backend, MissingError
-from vmckpt.store.backends.cached import read_twice
+from vmckpt.store.backends.cached import read_twice, uncached
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import damaged
 from vmckpt.store.files.decoding import count, decoding, id_of, json_of, listed, mapping, row, text
@@ -246,11 +248,22 @@ class NewCheckpointFile:
         self._boxes.append(box)
 
     def write(self, manifest: Manifest, maps: bytes) -> None:
-        """It is there when this returns. Raises StorageError."""
+        """It is there when this returns. Raises ThereAlreadyError: another one is; StorageError."""
         first = self._seal.seal(Box.MANIFEST, 0, compress(manifest.encode(), _LEVEL))
         second = self._seal.seal(Box.MAPS, 0, maps)
         lengths = _LENGTHS.pack(len(first), len(second))
-        self._files.write(self.name, [self._header, lengths, first, second, *self._boxes])
+        try:
+            self._files.write(self.name, [self._header, lengths, first, second, *self._boxes])
+        except RefusedError:
+            # Object storage may have taken it, and been asked again as its answer was lost.
+            if not self.is_there():
+                raise
+
+    def is_there(self) -> bool:
+        """Whether the object of its name is this one: each has a salt of its own. StorageError."""
+        with uncached(self._files.backend), suppress(MissingError):
+            return self._files.backend.read(self.name, 0, len(self._header)) == self._header
+        return False
 
 
 def require_agreement(manifest: Manifest, maps: Maps) -> None:
