@@ -1,6 +1,7 @@
 """Nothing of a lab is left after `down`, whatever became of it."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -109,15 +110,21 @@ def test_a_qemu_of_the_lab_gets_a_tap_and_goes_with_it(state_dir: Path) -> None:
             stderr=asyncio.subprocess.DEVNULL,
         )
         plug = [*lab.hosts[0].enter, tool("ip"), "link", "set", "vm1", "master", "br0", "up"]
-        async with asyncio.timeout(10):
-            # The pid file comes before the tap.
-            while await (await asyncio.create_subprocess_exec(*plug)).wait():
-                assert process.returncode is None
-                await asyncio.sleep(0.02)
-        assert int((run_dir / "pid").read_text()) == process.pid
-        assert ram.exists()
-        await labs.down(state_dir)
-        await process.wait()
+        try:
+            async with asyncio.timeout(30):
+                # QEMU writes the pid file, then makes the tap, then the memory's file.
+                while (
+                    await (await asyncio.create_subprocess_exec(*plug)).wait() or not ram.exists()
+                ):
+                    assert process.returncode is None
+                    await asyncio.sleep(0.02)
+            assert int((run_dir / "pid").read_text()) == process.pid
+            await labs.down(state_dir)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            await process.wait()
         assert not ram.exists()
 
     asyncio.run(main())
