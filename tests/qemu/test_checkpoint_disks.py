@@ -160,7 +160,7 @@ def test_its_disks_alone_in_place_of_a_vm_that_is_off(made: World) -> None:
     made.ok("checkpoint", "create", "guest", "--name", "later")
 
 
-@pytest.mark.parametrize("words", [("--eager",), ("--kind", "savevm", "--vm", "guest")])
+@pytest.mark.parametrize("words", [("--eager",), ("--kind", "internal", "--vm", "guest")])
 def test_what_makes_no_sense_of_disks_alone(made: World, words: tuple[str, ...]) -> None:
     done = made.vmckpt("checkpoint", "restore", "before", "--disks-only", *words)
     assert done.error["exit_code"] == 2

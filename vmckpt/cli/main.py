@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
 from vmckpt.cli.output import end_running, print_error
+from vmckpt.cli.renamed import renamed
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 
 EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing
@@ -25,14 +26,14 @@ COMMANDS = (
     "check",
     "plan",
     "dirty-rate",
-    "report",
-    "replay",
     "fork",
     "top",
     "drain",
     "undrain",
     "serve",
 )
+# `checkpoint --kind internal` by its former name: not in --help.
+FORMER = ("snapshot",)
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("link", "job", "replica", "observe", "lend", "settle-groups")
 NOUNS = (
@@ -54,11 +55,11 @@ NOUNS = (
 
 # How --help groups them.
 SECTIONS = {
-    "VMs": ("vm", "checkpoint", "fork", "snapshot", "device"),
+    "VMs": ("vm", "checkpoint", "fork", "device"),
     "Migration": ("migrate", "check", "plan", "dirty-rate", "drain", "undrain"),
     "Protection": ("replicate", "guard", "schedule", "serve"),
     "Hosts and stores": ("host", "store", "pki", "lab"),
-    "Monitoring": ("top", "metrics", "runs", "report", "replay"),
+    "Monitoring": ("top", "metrics", "runs"),
 }
 
 
@@ -98,7 +99,8 @@ def command_line(words: Sequence[str]) -> typer.Typer:
     for name in [word for word in words[:1] if word in (*names, *HIDDEN)] or names:
         word = name.replace("-", "_")
         if name in NOUNS:
-            app.add_typer(import_module(f"vmckpt.cli.nouns.{word}").app, name=name)
+            noun = import_module(f"vmckpt.cli.nouns.{word}").app
+            app.add_typer(noun, name=name, hidden=name in FORMER)
         else:
             folder = "hidden" if name in HIDDEN else "commands"
             module = import_module(f"vmckpt.cli.{folder}.{word}")
@@ -126,7 +128,13 @@ def main() -> int:
     os.umask(0o077)
     try:
         _require_text(sys.argv[1:])
-        code = command_line(sys.argv[1:])(standalone_mode=False)
+        words = renamed(sys.argv[1:])
+        command = typer.main.get_command(command_line(words))
+        if not {"-h", "--help"}.isdisjoint(words):
+            from vmckpt.cli.examples import add_examples
+
+            add_examples(command)
+        code = command(words, standalone_mode=False)
     except Exception as exc:  # noqa: BLE001 - any error is reported
         code = told(exc)
     finally:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(help="The VM's name.")]
+Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 HostOption = Annotated[
     str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
 ]

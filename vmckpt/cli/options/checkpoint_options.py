@@ -35,14 +35,16 @@ MaxHold = Annotated[
         metavar="DURATION",
     ),
 ]
-Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names or ids.")]
+Points = Annotated[
+    list[str] | None, typer.Argument(help="Checkpoints: names or ids.", metavar="CHECKPOINT...")
+]
 
 
 class CheckpointKind(StrEnum):
     """How a checkpoint is made and kept."""
 
     epoch = "epoch"
-    savevm = "savevm"
+    internal = "internal"
     file = "file"
 
 
@@ -51,11 +53,11 @@ KindOption = Annotated[
     typer.Option(
         "--kind",
         help="epoch: to a store, while the VM runs; file: to a store, as a whole, with the VM "
-        "paused; savevm: to the qcow2 image, with the VM paused.",
+        "paused; internal: to the qcow2 image, with the VM paused.",
     ),
 ]
 OfVm = Annotated[
-    str | None, typer.Option("--vm", help="With --kind savevm: the snapshot's VM.", metavar="VM")
+    str | None, typer.Option("--vm", help="With --kind internal: the snapshot's VM.", metavar="VM")
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the checkpoint.", metavar="NAME")]
 Replace = Annotated[
@@ -85,13 +87,16 @@ KeepLast = Annotated[
     int, typer.Option("--keep-last", help="Keep this many of the newest.", metavar="N")
 ]
 Hourly = Annotated[
-    int, typer.Option("--hourly", help="Keep the newest of each of this many hours.", metavar="N")
+    int,
+    typer.Option("--keep-hourly", help="Keep the newest of each of this many hours.", metavar="N"),
 ]
 Daily = Annotated[
-    int, typer.Option("--daily", help="Keep the newest of each of this many days.", metavar="N")
+    int,
+    typer.Option("--keep-daily", help="Keep the newest of each of this many days.", metavar="N"),
 ]
 Weekly = Annotated[
-    int, typer.Option("--weekly", help="Keep the newest of each of this many weeks.", metavar="N")
+    int,
+    typer.Option("--keep-weekly", help="Keep the newest of each of this many weeks.", metavar="N"),
 ]
 MaxAge = Annotated[
     str | None,

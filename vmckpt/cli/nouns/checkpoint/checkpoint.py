@@ -78,7 +78,7 @@ def create(
     one = one_of(vm, group, "a VM")
     require_of_group(group, kind, {"--max-hold": max_hold})
     require_replaceable(name, group, kind, replace=replace)
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
     from vmckpt.checkpoint.asked import TakeOptions
@@ -127,7 +127,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """List checkpoints as a tree, each below its parent."""
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         snapshot.list_(whose(vm), json)
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
@@ -299,9 +299,9 @@ def rm(
     one_of(points[0] if points else None, group, "a checkpoint")
     points = points or []
     require_of_group(group, kind, {})
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         for point in points:
-            snapshot.delete(whose(vm), point, yes, json)
+            snapshot.rm(whose(vm), point, yes, json)
         return
     from vmckpt.checkpoint.catalogue.look import remove, remove_unreadable
     from vmckpt.checkpoint.catalogue.tree import in_words

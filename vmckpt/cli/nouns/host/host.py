@@ -1,6 +1,6 @@
-"""vmckpt host: list, add, set, remove, calibrate.
+"""vmckpt host: list, add, set, rm, calibrate.
 
-`images` is in images.py, `check` and `doctor` are in checks.py.
+`images` is in images.py, `check` is in checks.py.
 """
 
 from dataclasses import asdict, replace
@@ -269,7 +269,7 @@ def _ports(text: str | None) -> tuple[int, int] | None:
 
 
 @app.command()
-def remove(name: HostName, json: Json = False) -> None:
+def rm(name: HostName, json: Json = False) -> None:
     """Remove a host from the inventory.
 
     Nothing on the host changes.
@@ -350,4 +350,3 @@ def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[
 
 app.command()(images.images)
 app.command()(checks.check)
-app.command()(checks.doctor)

@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Name = Annotated[str, typer.Argument(help="The VM's name.")]
+Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 
 
 @app.command()

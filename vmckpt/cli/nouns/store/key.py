@@ -1,4 +1,4 @@
-"""vmckpt store key: list, add, remove, rotate, export, import."""
+"""vmckpt store key: list, add, rm, rotate, export, import."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,7 +122,7 @@ def rotate(
 
 
 @app.command()
-def remove(
+def rm(
     key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).")],
     store: StoreOption = None,
     key_file: KeyFile = None,

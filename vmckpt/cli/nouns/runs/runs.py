@@ -1,10 +1,12 @@
-"""vmckpt runs: list, show, attach, score."""
+"""vmckpt runs: list, show, attach, score, report, replay."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli import output
+from vmckpt.cli.nouns.runs.replay import replay
+from vmckpt.cli.nouns.runs.report import report
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
@@ -137,3 +139,7 @@ def score(json: Json = False) -> None:
         text += f"\nnot judged, as others used the link too: {', '.join(shared)}"
     facts = {"ways": [line._asdict() for line in lines], "unforeseen": wrong, "shared": shared}
     show(facts | {"moves": scores.facts(moves)}, text, as_json=json)
+
+
+app.command()(report)
+app.command()(replay)
