@@ -31,6 +31,9 @@ undrain
 serve
     vmckpt serve --scheduler
     vmckpt serve --scheduler --json
+config
+    vmckpt config
+    vmckpt config --json
 vm run
     vmckpt vm run web.toml
     vmckpt vm run web.toml --host h2

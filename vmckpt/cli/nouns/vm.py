@@ -77,6 +77,7 @@ def adopt(
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the VMs of all hosts."""
+    from vmckpt.cli.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
@@ -84,6 +85,7 @@ def list_(json: Json = False) -> None:
     found = run(look_at_all())
     for error in found.silent:
         warn(f"not asked: {error}")
+    remember(VMS, [vm.name for vm in found.given])
     rows = [
         (vm.name, vm.host, _state(vm), str(vm.vcpus), format_size(vm.memory_bytes), vm.machine)
         for vm in found.given

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
 
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only checkpoints of this VM.")]
-Point = Annotated[str, typer.Argument(help="Checkpoint: its name, or a prefix of its id.")]
+Point = Annotated[
+    str, typer.Argument(help="Checkpoint: its name, or a prefix of its id.", metavar="CHECKPOINT")
+]
 MaybePoint = Annotated[
-    str | None, typer.Argument(help="Checkpoint: its name, or a prefix of its id.")
+    str | None,
+    typer.Argument(help="Checkpoint: its name, or a prefix of its id.", metavar="CHECKPOINT"),
 ]
 MaybeVm = Annotated[str | None, typer.Argument(help="The VM's name.")]
 Members = Annotated[
@@ -201,7 +204,9 @@ Trust = Annotated[
     ),
 ]
 
-Source = Annotated[str, typer.Argument(help="Checkpoint (name or id), or a running VM.")]
+Source = Annotated[
+    str, typer.Argument(help="Checkpoint (name or id), or a running VM.", metavar="CHECKPOINT|VM")
+]
 MOST_FORKS = 1000
 Count = Annotated[
     int, typer.Option("--count", help="Number of forks.", min=1, max=MOST_FORKS, metavar="N")

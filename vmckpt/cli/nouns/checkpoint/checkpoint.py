@@ -84,6 +84,7 @@ def create(
     from vmckpt.checkpoint.asked import TakeOptions
     from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.checkpoint.operate import create as create_
+    from vmckpt.cli.complete import CHECKPOINTS, remember_new
     from vmckpt.cli.found import find_own
     from vmckpt.units import format_size, parse_duration_s
 
@@ -104,6 +105,7 @@ def create(
         f"{taken.facts.pause_ms:.1f} ms, {format_size(taken.stored_bytes)} stored, "
         f"{taken.facts.took_s:.2f} s in all"
     )
+    remember_new(CHECKPOINTS, taken.facts.name)
     if taken.apart:
         text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
     if taken.damaged:
@@ -132,6 +134,7 @@ def list_(
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import rows
+    from vmckpt.cli.complete import CHECKPOINTS, remember
     from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)
@@ -139,6 +142,8 @@ def list_(
     found = catalogue(store, key, vm)
     for error in found.silent:
         warn(f"not listed: {error.what}: {error.why}")
+    if vm is None:
+        remember(CHECKPOINTS, [one.name for one in found.entries])
     head = (
         "checkpoint",
         "id",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
 
-HostName = Annotated[str, typer.Argument(help="The host's name.")]
+HostName = Annotated[str, typer.Argument(help="The host's name.", metavar="HOST")]
 Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.", metavar="BRIDGE")]
 MigrationAddress = Annotated[
     str | None,
@@ -284,8 +284,8 @@ def rm(name: HostName, json: Json = False) -> None:
 
 @app.command()
 def calibrate(
-    first: Annotated[str, typer.Argument(help="First host.", metavar="A")],
-    second: Annotated[str, typer.Argument(help="Second host.", metavar="B")],
+    first: Annotated[str, typer.Argument(help="First host.", metavar="HOST")],
+    second: Annotated[str, typer.Argument(help="Second host.", metavar="HOST")],
     size: Annotated[
         str, typer.Option(help="Memory size of the test guest.", metavar="SIZE")
     ] = "256M",

@@ -123,7 +123,7 @@ def rotate(
 
 @app.command()
 def rm(
-    key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).")],
+    key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).", metavar="KEY")],
     store: StoreOption = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
