@@ -100,11 +100,10 @@ def list_(json: Json = False) -> None:
 def show_(name: Name, json: Json = False) -> None:
     """Show a VM: its host, state and current operation."""
     from vmckpt.cli.found import find
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.tables import fields, in_words
 
     facts = run(run(find(name)).look()).to_json()
-    text = fields([(key.replace("_", " "), str(value)) for key, value in facts.items()])
-    show(facts, text, as_json=json)
+    show(facts, fields(in_words(facts)), as_json=json)
 
 
 @app.command()

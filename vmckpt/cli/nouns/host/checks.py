@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.output import Json, run, show
-from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host, HostEntry
@@ -45,15 +44,13 @@ def check(
 def _show_host(name: str, *, as_json: bool) -> None:
     from vmckpt.hosts.inventory.inventory import find_entry, find_host, local_host
     from vmckpt.preflight.host.checks import check_host
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.findings import findings_text
+    from vmckpt.ui.tables import fields, in_words
 
     host = find_host(name)
     report = run(check_host(host, local_host(), find_entry(name)))
     facts = host_facts(host) | report.facts
-    pairs = [(key.replace("_", " "), str(value)) for key, value in facts.items()]
-    text = f"{fields(pairs)}\n\n{_table(report)}"
-    if lacking := _lacking(report):
-        text += f"\n\n{lacking}"
+    text = f"{fields(in_words(facts))}\n\n{findings_text(report.checks)}"
     show(facts | _checks(report), text, as_json=as_json)
     if not report.fit:
         raise typer.Exit(4)
@@ -77,30 +74,14 @@ def _show_fixes(names: list[str], *, as_json: bool) -> None:
 
 
 def _verdict(report: "HostReport") -> str:
-    lacking = _lacking(report)
-    return f"\n{lacking}" if lacking else "nothing is wrong"
+    from vmckpt.ui.findings import problems_text
 
-
-def _lacking(report: "HostReport") -> str:
-    """Each problem, with its fix on a line of its own, to be copied."""
-    from vmckpt.preflight.finding import OK
-
-    return "\n\n".join(
-        f"  {check.verdict}  {check.code}: {one_line(check.reason)}\n{one_line(check.remedy)}"
-        for check in report.checks
-        if check.verdict != OK
-    )
+    problems = problems_text(report.checks)
+    return f"\n{problems}" if problems else "nothing is wrong"
 
 
 def _checks(report: "HostReport") -> dict[str, Any]:
     return {"fit": report.fit, "checks": [check._asdict() for check in report.checks]}
-
-
-def _table(report: "HostReport") -> str:
-    from vmckpt.ui.tables import table
-
-    rows = [(check.verdict, check.code, check.reason) for check in report.checks]
-    return table(("verdict", "check", "reason"), rows)
 
 
 def host_facts(host: "Host | HostEntry") -> dict[str, Any]:
