@@ -43,12 +43,18 @@ def write_image(
 
 
 def write_overlay(path: Path, size_bytes: int, backing: Path, backing_kind: str) -> None:
-    """A new, empty qcow2 at `path` over an image that is only read. Raises OSError."""
+    """A new, empty qcow2 at `path`, which must not be there, over an image that is only read.
+
+    On an error nothing is left. Raises OSError.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         _write_qcow2(fd, size_bytes, (), (str(backing), backing_kind))
         os.fdatasync(fd)
         sync_directory(path.parent)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 

@@ -290,16 +290,24 @@ class _Forking:
     async def _start(self, planned: PlannedRestore, state: bytes, made: list[Path]) -> Monitor:
         vm, host = planned.vm, self._host
         files, spec = vm.qemu.files, vm.spec
+        own = [planned.own_variables] if planned.own_variables else []
+        disks = [disk.path for disk in planned.disks]
+        for path in disks:
+            if await host.exists(path):
+                raise RefusedError(
+                    f"{path} is there already",
+                    why="another VM may use it",
+                    remedy="remove it, or choose another name for the forks (--name)",
+                )
         await host.make_dir(files.path)
-        made += [planned.own_variables] if planned.own_variables else []
-        made += [disk.path for disk in planned.disks]
-        await write_down(
-            vm, PendingQemu(files.qemu_id, spec.text, tuple(str(path) for path in made))
-        )
+        paths = tuple(str(path) for path in (*own, *disks))
+        await write_down(vm, PendingQemu(files.qemu_id, spec.text, paths))
+        made += own
         await in_thread(partial(copy_variables, planned))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
+            made.append(disk.path)
         await host.make_private_dir(files.memory(spec.ram_dir))
         give_name(self._ram, files.ram(spec.ram_dir))
         # Its QEMU's user goes by it.

@@ -1,0 +1,136 @@
+"""Images that stand where a restore or a fork makes its own: they are not its own, and stay."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_restore_disks import COPY, host
+from vmckpt.checkpoint.origin import digest
+from vmckpt.checkpoint.restore import fork as forks
+from vmckpt.checkpoint.restore import restore as restores
+from vmckpt.checkpoint.restore import restore_disks as disks_alone
+from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
+from vmckpt.checkpoint.restore.fork import ForkOptions
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.preflight.finding import OK, Finding
+from vmckpt.store.open import open_store
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import vm_dir
+
+__all__ = ["host"]
+
+ITSELF = RestoreOptions(None, in_place=False, eager=True, plugged=False, keep_macs=False)
+AS_COPY = replace(COPY, eager=True)
+
+
+def source(host: LocalHost) -> CheckpointSource:
+    place = str(host.state_dir / "checkpoints")
+    with open_store(place) as store:
+        one = store.find("one")
+    return CheckpointSource(place, one.id, known=digest(one), is_foreign=False)
+
+
+def restored(host: LocalHost, wish: RestoreOptions) -> None:
+    asyncio.run(restores.restore(host, source(host), wish, lambda _: None))
+
+
+def image_of_another(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"another VM's")
+    return path
+
+
+def all_fits(
+    monkeypatch: pytest.MonkeyPatch, module: object, meanwhile: Callable[[], object]
+) -> None:
+    """Nothing is against it, and then something happens before anything is made."""
+
+    async def checks(*_: object, **__: object) -> list[Finding]:
+        meanwhile()
+        return [Finding("disk-target", OK, "-")]
+
+    monkeypatch.setattr(module, "checks", checks)
+
+
+def no_qemu(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+    async def start(*_: object, **__: object) -> None:
+        raise OperationFailedError("QEMU did not start", why="-", remedy="-")
+
+    monkeypatch.setattr(module, "start_qemu", start)
+    monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
+
+
+def test_a_restore_that_is_refused_removes_no_image(host: LocalHost) -> None:
+    """It was to be made new, and is there: its undo removed it."""
+    image = image_of_another(host.state_dir / "images" / "copy-0.raw")
+    with pytest.raises(RefusedError):
+        restored(host, AS_COPY)
+    assert image.read_bytes() == b"another VM's"
+    assert not vm_dir(host.state_dir, "copy").path.exists()
+
+
+def test_a_vm_whose_images_stayed_keeps_them_when_its_restore_is_refused(host: LocalHost) -> None:
+    """`vm rm` keeps the images, and a restore of the VM itself is to make them."""
+    asyncio.run(host.remove(vm_dir(host.state_dir, "web").path))
+    with pytest.raises(RefusedError):
+        restored(host, ITSELF)
+    assert (host.state_dir / "web.raw").read_bytes() == b"newer"
+
+
+def test_an_image_that_another_vm_has_made_since_the_checks_stays(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = host.state_dir / "images" / "copy-0.raw"
+    no_qemu(monkeypatch, restores)
+    all_fits(monkeypatch, restores, lambda: image_of_another(path))
+    with pytest.raises(FileExistsError):
+        restored(host, AS_COPY)
+    assert path.read_bytes() == b"another VM's"
+
+
+def test_so_it_does_when_the_disks_alone_are_restored(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = host.state_dir / "images" / "copy-0.raw"
+
+    async def platform(*_: object) -> Platform:
+        return Platform("pc-q35-9.9", "tcg", "qemu64")
+
+    monkeypatch.setattr(disks_alone, "_platform", platform)
+    all_fits(monkeypatch, disks_alone, lambda: image_of_another(path))
+    with pytest.raises(FileExistsError):
+        asyncio.run(disks_alone.restore_disks(host, source(host), COPY))
+    assert path.read_bytes() == b"another VM's"
+    assert not vm_dir(host.state_dir, "copy").path.exists()
+
+
+def test_what_a_restore_has_made_goes_with_it(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_fits(monkeypatch, restores, lambda: None)
+    no_qemu(monkeypatch, restores)
+    with pytest.raises(OperationFailedError):
+        restored(host, AS_COPY)
+    assert list((host.state_dir / "images").iterdir()) == []
+
+
+def test_a_fork_removes_no_image_that_it_has_not_made(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks before are for one fork alone: each looks for itself."""
+    all_fits(monkeypatch, forks, lambda: None)
+    no_qemu(monkeypatch, forks)
+    image = image_of_another(host.state_dir / "images" / "web-fork-1-0.raw")
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    first, second = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    assert "is there already" in first.error
+    assert "did not start" in second.error
+    assert image.read_bytes() == b"another VM's"
+    assert not list((host.state_dir / "images").glob("web-fork-2*"))
