@@ -125,7 +125,7 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     """The checks before are for one fork alone: each looks for itself."""
     all_fits(monkeypatch, forks, lambda: None)
     no_qemu(monkeypatch, forks)
-    image = image_of_another(host.state_dir / "images" / "web-fork-1-0.raw")
+    image = image_of_another(host.state_dir / "images" / "web-fork-1-0.qcow2")
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)

@@ -151,7 +151,15 @@ class _Forking:
             manifest, self._host, known=wish.known, is_foreign=wish.is_foreign
         )
         planned = [
-            plan_copy(self._facts, self._host, name, standing, keep_macs=False, plugged=plugged)
+            plan_copy(
+                self._facts,
+                self._host,
+                name,
+                standing,
+                keep_macs=False,
+                plugged=plugged,
+                overlays=True,
+            )
             for name in names
         ]
         if wish.is_foreign:  # no checkpoint that took another's id is given that one's image

@@ -130,10 +130,12 @@ def plan_copy(
     *,
     keep_macs: bool,
     plugged: bool = False,
+    overlays: bool = False,
 ) -> PlannedRestore:
     """Another VM: its own name, disks in the host's `images/`, MACs and generation.
 
-    It has no network, now or later, unless it is `plugged`.
+    It has no network, now or later, unless it is `plugged`. With `overlays` its disks are qcow2,
+    whatever the checkpoint's were.
     """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
@@ -157,7 +159,9 @@ def plan_copy(
         for number, nic in enumerate(spec.nics)
     )
     disks = tuple(
-        disk if disk.read_only else _own(disk, name, number, facts)
+        disk
+        if disk.read_only
+        else _own(disk, name, number, facts, "qcow2" if overlays else disk.format)
         for number, disk in enumerate(spec.disks)
     )
     firmware = spec.firmware
@@ -192,9 +196,9 @@ def overcommitted(planned: PlannedRestore) -> PlannedRestore:
     return replace(planned, vm=vm._replace(spec=spec._replace(text=written(spec))))
 
 
-def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts) -> Disk:
-    image = Path(IMAGES) / f"{name}-{number}.{disk.format}"
-    return disk._replace(path=image, size_bytes=facts.disks[number].size_bytes)
+def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts, kind: str) -> Disk:
+    image = Path(IMAGES) / f"{name}-{number}.{kind}"
+    return disk._replace(path=image, format=kind, size_bytes=facts.disks[number].size_bytes)
 
 
 def _renewed(spec: Spec) -> Spec:
