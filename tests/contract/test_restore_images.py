@@ -1,4 +1,4 @@
-"""Images that stand where a restore or a fork makes its own: they are not its own, and stay."""
+"""What stands where a restore or a fork makes its own, and is not its own, stays."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.fork import ForkOptions
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.preflight.finding import OK, Finding
 from vmckpt.store.open import open_store
@@ -134,3 +134,29 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     assert "did not start" in second.error
     assert image.read_bytes() == b"another VM's"
     assert not list((host.state_dir / "images").glob("web-fork-2*"))
+
+
+def test_the_guest_of_an_interrupted_migration_stays(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its source is silent, and the VM is at home nowhere that answers: its QEMU was killed."""
+    all_fits(monkeypatch, restores, lambda: None)
+    all_fits(monkeypatch, forks, lambda: None)
+    asked = source(host)
+    for name in ("copy", "f-1"):
+        directory = vm_dir(host.state_dir, name)
+        directory.qemu("1234").path.mkdir(parents=True)
+        directory.journal.write_text("{}")
+    with pytest.raises(BusyError, match="interrupted"):
+        restored(host, AS_COPY)
+    with pytest.raises(BusyError, match="interrupted"):
+        asyncio.run(disks_alone.restore_disks(host, asked, COPY))
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
+    (made,) = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    assert "interrupted" in made.error
+    for name in ("copy", "f-1"):
+        directory = vm_dir(host.state_dir, name)
+        assert directory.qemu("1234").path.exists()
+        assert directory.journal.exists()
