@@ -61,9 +61,10 @@ class World:
     damage: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     name: str = "web"
-    # Where the VM is, and which hosts give no answer.
+    # Where the VM is, and which hosts give no answer, or have no store any more.
     host: str = "host"
     dead: set[str] = field(default_factory=set)
+    emptied: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         forget(self.name)
@@ -154,6 +155,8 @@ class World:
             return None
         if making.host in self.dead:
             raise HostDownError(f"{making.host} is down", why="it has no power", remedy="wait")
+        if making.host in self.emptied:
+            raise RefusedError("the store is gone", why="it was used before", remedy="mount it")
         if self.orphans:
             raise BusyError("'web' is busy", why="a service is at it", remedy="wait")
         return self._point(making.id) if making.id in self.made else None

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 from vmckpt.errors import (
     BusyError,
-    HostDownError,
     OperationFailedError,
     StorageError,
     VmckptError,
@@ -182,12 +181,14 @@ class _Running:
     async def _settle(self, settle: Settle) -> str:
         """What became of a run that was claimed before.
 
-        One whose host is silent is asked about until the next run is due, and then let be: the VM
-        may be on another host by then, and its next checkpoint waits for no dead one.
+        One whose host or store cannot tell is asked about until the next run is due, and then let
+        be: the VM may be on another host by then, and its next checkpoint waits for no dead one.
         """
         try:
             found = await self._tools.work.find(self._record)
-        except HostDownError as exc:
+        except BusyError:  # it may be under way
+            raise
+        except VmckptError as exc:
             if settle.due_s <= self._claim.due_s and settle.may_take is not MayTake.NO:
                 raise
             return self._end(MISSED, why=f"what became of it is not known: {exc.what}: {exc.why}")
