@@ -6,6 +6,8 @@ two of its writes.
 """
 
 import asyncio
+import errno
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,6 +60,8 @@ class World:
     fail_next: int = 0
     stops: bool = False
     far: bool = False
+    # What comes after a checkpoint ends with errors that are none of ours.
+    breaks: bool = False
     damage: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     name: str = "web"
@@ -199,10 +203,14 @@ class World:
 
     async def prune(self, record: ScheduleRecord, taken: str) -> Gone:
         self._maybe_die()
+        if self.breaks:
+            raise ValueError("what no store has said before")
         return Gone([])
 
     async def check(self, record: ScheduleRecord) -> Checked:
         self._maybe_die()
+        if self.breaks:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return Checked(self.damage, self.unchecked, {"store": record.checked.get("store", 0) + 1})
 
     async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
