@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_restore_disks import COPY, host
+from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
+from vmckpt.checkpoint.catalogue.place import reading
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.fork import ForkOptions
+from vmckpt.checkpoint.restore.planned import images_of
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.preflight.finding import OK, Finding
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.preflight.checkpoint import Wanted, _disks
+from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
 from vmckpt.store.open import open_store
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.argv import Platform
@@ -160,3 +164,23 @@ def test_the_guest_of_an_interrupted_migration_stays(
         directory = vm_dir(host.state_dir, name)
         assert directory.qemu("1234").path.exists()
         assert directory.journal.exists()
+
+
+def test_a_disk_that_another_vm_has_by_now_is_not_replaced_in_place(host: LocalHost) -> None:
+    """It was web's when the checkpoint was taken."""
+
+    async def refusals() -> list[str]:
+        asked = source(host)
+        async with reading(asked.place, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, IN_PLACE, host)
+            wanted = Wanted(planned.vm, images_of(planned, in_place=True), None, None)
+            return [one.reason for one in await ask(_disks(wanted)) if one.verdict == REFUSE]
+
+    assert asyncio.run(refusals()) == []
+    at_home(host, spec(host.state_dir, "other.raw"), ProcessId(0, 0))
+    assert asyncio.run(refusals()) == []  # nothing has it
+    directory = vm_dir(host.state_dir, "db")
+    directory.path.mkdir()
+    directory.spec.write_text(spec(host.state_dir).replace('"web"', '"db"'))
+    (told,) = asyncio.run(refusals())
+    assert "web.raw, which 'web' no longer has, is in use" in told

@@ -47,6 +47,8 @@ class PlannedRestore:
     variables: Path | None = None
     # Disks that there must not be yet, in place either.
     made_new: frozenset[Path] = frozenset()
+    # Disks that the VM of this name on the host writes now.
+    current: frozenset[Path] = frozenset()
 
     @property
     def spec(self) -> Spec:
@@ -119,7 +121,9 @@ def plan_itself(
         for number, disk in enumerate(spec.disks)
         if not disk.read_only
     ]
-    return replace(_planned(spec, facts, host, disks), made_new=made_new)
+    own = standing.own.disks if standing.own is not None else ()
+    current = frozenset(disk.on(host.state_dir) for disk in own if not disk.read_only)
+    return replace(_planned(spec, facts, host, disks), made_new=made_new, current=current)
 
 
 def plan_copy(
@@ -234,19 +238,26 @@ def aside_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 
-async def checks(
-    planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
-) -> list[Finding]:
-    """All that is for and against making it; changes nothing. Raises HostDownError."""
-    disks = tuple(
+def images_of(planned: PlannedRestore, *, in_place: bool) -> tuple[NewImage, ...]:
+    """The images that a restore writes, for its checks."""
+    return tuple(
         NewImage(
             disk.path,
             planned.facts.disks[disk.number].size_bytes,
             not in_place or disk.path in planned.made_new,
+            in_place and disk.path in planned.current,
         )
         for disk in planned.disks
     )
-    wanted = Wanted(planned.vm, disks, planned.variables, planned.facts.firmware)
+
+
+async def checks(
+    planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
+) -> list[Finding]:
+    """All that is for and against making it; changes nothing. Raises HostDownError."""
+    wanted = Wanted(
+        planned.vm, images_of(planned, in_place=in_place), planned.variables, planned.facts.firmware
+    )
     return await restore_checks(wanted, in_place=in_place, lazy=lazy, plugged=plugged)
 
 
