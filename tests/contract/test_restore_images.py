@@ -1,7 +1,8 @@
 """What stands where a restore or a fork makes its own, and is not its own, stays."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.checkpoint import Wanted, _disks
 from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
+from vmckpt.store.area import Area, Chunks
 from vmckpt.store.open import open_store
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.argv import Platform
@@ -138,6 +140,35 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     assert "did not start" in second.error
     assert image.read_bytes() == b"another VM's"
     assert not list((host.state_dir / "images").glob("web-fork-2*"))
+
+
+def test_a_cancelled_fork_leaves_no_part_of_an_image(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes it went on, and what it had written stayed."""
+    all_fits(monkeypatch, forks, lambda: None)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    stream, loops, begun = Area.stream, list[asyncio.AbstractEventLoop](), asyncio.Event()
+
+    def slow(area: Area) -> Iterator[Chunks]:
+        for one in stream(area):
+            loops[0].call_soon_threadsafe(begun.set)
+            time.sleep(0.2)
+            yield one
+
+    async def cancelled() -> None:
+        loops.append(asyncio.get_running_loop())
+        work = asyncio.ensure_future(forks.fork(host, asked.place, wish, run="r"))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    monkeypatch.setattr(Area, "stream", slow)
+    asyncio.run(cancelled())
+    assert list((host.state_dir / "images").iterdir()) == []
 
 
 def test_the_guest_of_an_interrupted_migration_stays(

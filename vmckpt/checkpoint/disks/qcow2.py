@@ -5,7 +5,7 @@ over a backing file. Clusters lie in the order in which they come; the tables fo
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ def write_image(
         raise
     finally:
         os.close(fd)
+
+
+def while_wanted(chunks: Chunks, still_wanted: Callable[[], None]) -> Chunks:
+    """The chunks, until `still_wanted` raises (`sequence.in_thread.until_cancelled`)."""
+    for one in chunks:
+        still_wanted()
+        yield one
 
 
 def write_overlay(path: Path, size_bytes: int, backing: Path, backing_kind: str) -> None:

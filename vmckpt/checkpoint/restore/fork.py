@@ -8,7 +8,7 @@ in the host's `images/`. Forks are cut off from every network unless asked other
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,8 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.catalogue.place import reading
-from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
-from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, machine_from_json, usable_facts
+from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image, write_overlay
+from vmckpt.checkpoint.facts import (
+    DEVICES,
+    FILE,
+    RAM,
+    DiskFacts,
+    machine_from_json,
+    usable_facts,
+)
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.identity import tell_guest
@@ -41,7 +48,7 @@ from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.state.durable import rename_durably
 from vmckpt.store.store import Checkpoint
@@ -233,10 +240,12 @@ class _Forking:
             self._disks[disk.number] = path
             if facts.area and not path.exists():
                 part = path.with_name(f".{path.name}.{self._run_name}")
-                chunks = self._point.area(facts.area).stream()
-                write = partial(write_image, part, facts.format, facts.size_bytes, chunks)
-                await in_thread(write)
+                await until_cancelled(partial(self._write_part, part, facts))
                 rename_durably(part, path.name)
+
+    def _write_part(self, part: Path, facts: DiskFacts, still_wanted: Callable[[], None]) -> None:
+        chunks = while_wanted(self._point.area(str(facts.area)).stream(), still_wanted)
+        write_image(part, facts.format, facts.size_bytes, chunks)
 
     def _fill(self) -> None:
         """The checkpoint's memory as a file with holes. Blocking."""

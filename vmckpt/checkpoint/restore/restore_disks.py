@@ -6,7 +6,7 @@ made beside the old ones, `vm.json` is the commit, and `making.py` ends what was
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.place import reading
-from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
@@ -36,7 +36,6 @@ from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably
-from vmckpt.store.area import Chunks
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
@@ -228,13 +227,8 @@ def _write_one(
             why=f"it takes up to {format_size(needed)}, {format_size(free)} are free",
             remedy="make room there; nothing was changed",
         )
-
-    def chunks() -> Iterator[Chunks]:
-        for one in area.stream():
-            still_wanted()
-            yield one
-
-    write_image(path, image.format, image.disk.size_bytes, chunks())
+    chunks = while_wanted(area.stream(), still_wanted)
+    write_image(path, image.format, image.disk.size_bytes, chunks)
 
 
 def _eased(check: Finding, planned: PlannedRestore) -> Finding:
