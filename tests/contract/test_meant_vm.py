@@ -14,13 +14,15 @@ from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.drivers.find import restores_on
-from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
 
 pytestmark = pytest.mark.contract
 IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)
@@ -124,3 +126,26 @@ def test_a_vm_that_may_run_on_a_silent_host_is_restored_where_it_is_asked_for_al
     assert asyncio.run(where(copy=True)) == "e"
     inventory_has(monkeypatch, site.evil, site.good)
     assert asyncio.run(where(copy=False)) == "e"
+
+
+def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes minutes, and only at its end the VM is at home there: it ran on both."""
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    inventory_has(monkeypatch, site.evil, site.good)
+    itself = replace(IN_PLACE, in_place=False)
+
+    async def restored_on(host: Host) -> None:
+        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        await operate.restoring(host, entry, itself, site.key)
+
+    async def twice() -> None:
+        lock = lock_path(site.good.state_dir, "web")
+        async with site.good.lock(lock, owner("checkpoint restore")):
+            with pytest.raises(BusyError, match="there may soon be a VM 'web' on a"):
+                await restored_on(site.evil)
+            await restored_on(site.good)  # it finds out there
+        await restored_on(site.evil)
+
+    asyncio.run(twice())
