@@ -137,6 +137,8 @@ def test_its_disks_alone_for_a_copy_that_boots(made: World) -> None:
     made.ok("vm", "rm", "copy")
     again = made.vmckpt("checkpoint", "restore", "before", "--disks-only", "--as", "copy")
     assert again.error["exit_code"] == 4  # its images are still there
+    whole = made.vmckpt("checkpoint", "restore", "before", "--as", "copy")
+    assert (whole.error["exit_code"], first.exists(), second.exists()) == (4, True, True)
     for path in (first, second):
         path.unlink()
 
