@@ -133,11 +133,12 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     no_qemu(monkeypatch, forks)
     image = image_of_another(host.state_dir / "images" / "web-fork-1-0.qcow2")
     asked = source(host)
-    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
+    wish = ForkOptions(asked.checkpoint, "web-fork", 3, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)
-    first, second = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    first, second, third = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
     assert "is there already" in first.error
     assert "did not start" in second.error
+    assert "did not start" in third.error  # its memory is there, though the second one's is gone
     assert image.read_bytes() == b"another VM's"
     assert not list((host.state_dir / "images").glob("web-fork-2*"))
 

@@ -139,7 +139,7 @@ class _Forking:
         self._host, self._point, self._wish, self._run_name = host, point, wish, run
         self._history = History().then(point.manifest.id, host, place)
         self._facts = usable_facts(point.manifest)
-        self._ram = -1
+        self._ram, self._was_named = -1, False
         self._disks: dict[int, Path] = {}
         self._base = point.manifest.id
 
@@ -229,9 +229,15 @@ class _Forking:
         unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
         return replace(fork, warnings=(*fork.warnings, *unsaid))
 
-    async def _make_base(self, planned: PlannedRestore) -> None:
-        self._ram = unnamed(planned.spec.ram_dir)
+    async def _make_memory(self, planned: PlannedRestore) -> None:
+        if self._ram >= 0:
+            os.close(self._ram)
+            self._ram = -1
+        self._ram, self._was_named = unnamed(planned.spec.ram_dir), False
         await finish(in_thread(self._fill))
+
+    async def _make_base(self, planned: PlannedRestore) -> None:
+        await self._make_memory(planned)
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             name = f"{self._base}-{disk.number}.{facts.format}"
@@ -326,7 +332,11 @@ class _Forking:
             write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
             made.append(disk.path)
         await host.make_private_dir(files.memory(spec.ram_dir))
+        if self._was_named and not os.fstat(self._ram).st_nlink:
+            # Those before it have failed: a file that has lost its last name gets no other.
+            await self._make_memory(planned)
         give_name(self._ram, files.ram(spec.ram_dir))
+        self._was_named = True
         # Its QEMU's user goes by it.
         await host.write_text(vm.directory.identity, f"{new_identity()}\n")
         qemu, monitor = await start_qemu(
