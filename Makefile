@@ -39,7 +39,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio test-kernel faults long check bench wheels role lock clean always
+.PHONY: help setup packages demo test test-vfio test-kernel faults long check bench tour wheels role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -74,6 +74,9 @@ check: setup $(TOOLS) ## Style, types, layers and the quick tests that need no Q
 
 bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
+
+tour: setup build/image build/qemu-10.0 ## Run docs/tour.md, and write its outputs anew
+	$(BIN)/python -m benchmarks.tour
 
 wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts (WHEELS_FOR="3.11 3.12")
 	rm -rf dist/wheels
