@@ -3,9 +3,11 @@
     python -m benchmarks.tour
 
 Commands are the lines `    $ ...` of the page (a here-document continues to its END), in one
-lab; `<!-- wait: TEXT -->` waits until the console of the VM `web` has the text.
+lab; `<!-- wait: TEXT -->` waits until the console of the VM `web` has the text, and
+`<!-- screen: FILE: COMMAND -->` writes what a terminal of 80 columns shows then as a picture.
 """
 
+import io
 import os
 import re
 import subprocess
@@ -14,9 +16,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 PAGE = Path(__file__).parents[1] / "docs/tour.md"
 STATE = Path("/tmp/tour/state")
 _WAIT = re.compile(r"<!-- wait: (.*) -->")
+_SCREEN = re.compile(r"<!-- screen: (\S+\.svg): (.*) -->")
+_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
+COLUMNS, LINES = 80, 24
 WAIT_S = 180.0
 # Of a longer output the end is left out.
 MOST_LINES = 40
@@ -53,6 +61,8 @@ def recorded(block: list[str]) -> Iterator[str]:
     """The block with what its commands print now."""
     if found := _WAIT.match(block[0]):
         wait_for(found[1])
+    if found := _SCREEN.match(block[0]):
+        picture(PAGE.with_name(found[1]), found[2])
     given = commands(block) if block[0].startswith("    ") else []
     if not given:
         yield from block
@@ -78,6 +88,49 @@ def output(command: str) -> list[str]:
         check=False,
     )  # fmt: skip
     return done.stdout.splitlines()
+
+
+def picture(path: Path, command: str) -> None:
+    """What a terminal shows once the command has ended, as SVG."""
+    name = f"vmckpt-tour-{os.getpid()}"
+    tmux = ["tmux", "-L", name]
+    path_here = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shell = f"PATH={path_here} VMCKPT_STATE_DIR={STATE} PS1='$ ' bash --norc -i"
+    words = ["new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), shell]
+    subprocess.run([*tmux, *words], cwd=PAGE.parents[1], check=True)
+    try:
+        prompted(tmux, 1)
+        subprocess.run([*tmux, "send-keys", command, "Enter"], check=True)
+        shown = prompted(tmux, 2)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(shown.rstrip().removesuffix("$").rstrip()))
+    # Without fonts from elsewhere: nothing is fetched for it.
+    drawn = _FONT.sub("", console.export_svg(title="vmckpt", unique_id="vmckpt"))
+    path.write_text("\n".join(line.rstrip() for line in drawn.splitlines() if line.strip()) + "\n")
+
+
+def prompted(tmux: list[str], count: int) -> str:
+    """What the terminal shows once the shell has asked for a command so many times."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        shown = captured([*tmux, "capture-pane", "-p", "-e"])
+        lines = shown.rstrip().splitlines()
+        if (
+            lines
+            and lines[-1].rstrip() == "$"
+            and sum(line.startswith("$") for line in lines) >= count
+        ):
+            return shown
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"the terminal shows no end after {WAIT_S:g} s:\n{shown}")
+        time.sleep(0.2)
+
+
+def captured(words: list[str]) -> str:
+    """What a command prints."""
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def wait_for(text: str) -> None:

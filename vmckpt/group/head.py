@@ -164,7 +164,7 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
         head.tell_all("release")
     await head.all_say("captured", ANSWER_S)
     head.tell_all("store")
-    tell("the moment was had: storing")
+    tell("all guests were paused: storing")
     return dict(await head.all_say("stored"))
 
 
