@@ -237,10 +237,12 @@ def decode_digests(payload: memoryview, disks: Sequence[HelloDisk]) -> Digests:
 
 
 def decode_hello(payload: Buffer) -> Hello:
-    """Raises WireError, also when it is of another protocol."""
+    """Raises WireError, also when it is of another protocol, or names no process to fence."""
     value = _json_object(payload, "HELLO")
     disks = tuple(_made(HelloDisk, one) for one in _list(value, "disks"))
     emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
+    if not emitters:
+        raise senseless("HELLO names no process to fence", "its emitters are an empty list")
     return _made(Hello, value | {"disks": disks, "emitters": emitters})
 
 
