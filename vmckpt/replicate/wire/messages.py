@@ -17,6 +17,7 @@ HEARTBEAT  bytes, heads included, that have come from the other side; a number t
 """
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -199,10 +200,16 @@ def encode_writes(writes: Sequence[DiskWrite], packer: Packer) -> list[Buffer]:
     return packer.pack([b"".join(table), *(write.data for write in writes)])
 
 
-def decode_writes(payload: memoryview, disks: Sequence[HelloDisk]) -> list[DiskWrite]:
-    """The writes, in order. Raises WireError, also when one is outside its disk."""
+def decode_writes(
+    payload: memoryview, disks: Sequence[HelloDisk], most: float = math.inf
+) -> list[DiskWrite]:
+    """The writes, in order. Raises WireError, also when one is outside its disk, for more than
+    `most` before they take memory.
+    """
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
+    if count > most:
+        raise senseless("disk writes make an epoch larger than any", f"{count} in one frame")
     data_at = at = _COUNT.size + count * _WRITE.size
     if data_at > len(content):
         raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
