@@ -1,6 +1,7 @@
 """What the services of a replication do without a VM: frames, words, a replica's memory."""
 
 import asyncio
+import itertools
 import os
 import socket
 import subprocess
@@ -38,6 +39,7 @@ from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary import keeper
+from vmckpt.replicate.primary import stream as stream_module
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
@@ -376,6 +378,36 @@ def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(
                     data = os.urandom(PAGES * PAGE_BYTES)
                     await stream.pages(Pages(((0, len(data)),), data))
             assert asyncio.get_running_loop().time() - began_s < 3.8
+
+    asyncio.run(main())
+
+
+def test_a_standby_that_reads_nothing_and_says_that_it_gets_on_delays_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guest's output is held until the end was said."""
+    monkeypatch.setattr(stream_module, "PATIENCE_S", 0.5)
+
+    async def main() -> None:
+        ours, theirs = await _pair()
+        stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+        progress = itertools.count(1)
+        theirs.progress = lambda: next(progress)
+        monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
+        tasks = [asyncio.ensure_future(one) for one in (theirs.beat(), stream.receive())]
+        data = os.urandom(PAGES * PAGE_BYTES)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):  # longer than one that says nothing has
+                while True:
+                    await stream.pages(Pages(((0, len(data)),), data))
+                    data = os.urandom(PAGES * PAGE_BYTES)
+        async with asyncio.timeout(3):
+            await stream.end("alone", "an epoch has been on its way for too long")
+        for end_of in (ours, theirs):
+            end_of.abort()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
 

@@ -477,6 +477,27 @@ def test_neither_zero_pages_nor_what_is_under_way_say_how_fast_the_link_is(tmp_p
     assert took == [0, 0, 2, 4]
 
 
+def test_so_is_one_whose_disk_writes_the_standby_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go first; a standby that says that it gets on is not silent."""
+    monkeypatch.setattr(epochs_module, "LONGEST_S", 0.2)
+    epochs, _ = epochs_of([0], GIB, tmp_path)
+
+    async def disks(_writes: object) -> None:
+        await asyncio.Event().wait()
+
+    capturing: Any = epochs
+    capturing._stream.disks = disks
+
+    async def capture() -> None:
+        async with asyncio.timeout(20):
+            await epochs._captured(resume_guest=True)
+
+    with pytest.raises(StandbyLostError, match="on its way for"):
+        asyncio.run(capture())
+
+
 def test_so_is_one_whose_last_part_the_link_does_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
