@@ -80,7 +80,7 @@ def _of_standby(request: ReplicationRequest) -> Claim:
     """What a standby that took over has the guest by: an operator may have let the term be taken
     from it, while its host was off.
     """
-    holder, options = f"{request.standby.name}/{request.run}", request.options
+    holder, options = request.replica, request.options
     return Claim(request.vm, holder, request.primary.name, options.arbiter, options.credentials)
 
 
