@@ -195,6 +195,35 @@ def test_a_service_answers_and_one_that_has_ended_is_no_answer(tmp_path: Path) -
     asyncio.run(talk())
 
 
+@pytest.mark.parametrize("words", ["x" * 400_000, "\N{GRINNING FACE}" * 30_000])
+def test_a_service_answers_whatever_the_other_side_says_at_its_end(
+    tmp_path: Path, words: str
+) -> None:
+    """A status that is too long is none: `stop` and `start` would take the service for silent."""
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    files = ServiceFiles.of(host, "web")
+    files.path.mkdir(parents=True)
+
+    async def talk() -> None:
+        ours, theirs = await _pair()
+        stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+
+        async def answer(_word: str) -> ReplicaStatus:
+            return ReplicaStatus(role=Role.PRIMARY, state="alone", why=stream.why)
+
+        await theirs.fail(Failure("alone", words, words, "-"))
+        with pytest.raises(StandbyLostError):
+            await stream.receive()
+        async with answering(files.control, answer):
+            said = (await ask(host, files, "status")).why
+        assert said is not None
+        assert said.startswith(words[:1000])
+        ours.abort()
+        theirs.abort()
+
+    asyncio.run(talk())
+
+
 def test_who_asked_before_a_service_ends_is_answered(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     files = ServiceFiles.of(host, "web")

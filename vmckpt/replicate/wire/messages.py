@@ -37,6 +37,8 @@ _COUNT = struct.Struct("<I")
 _WRITE = struct.Struct("<QQQ")
 _ZEROES = 1 << 63
 _DIGESTS = struct.Struct(">QQ")
+# Of the other side's error, in characters: a service's status repeats it, and is one line.
+_MOST_TEXT = 2000
 T = TypeVar("T")
 
 
@@ -259,8 +261,9 @@ def decode_welcome(payload: Buffer) -> Welcome:
 
 
 def decode_failure(payload: Buffer) -> Failure:
-    """Raises WireError."""
-    return _made(Failure, _json_object(payload, "FAILURE"))
+    """With as much of its text as a status has room for. Raises WireError."""
+    said = _made(Failure, _json_object(payload, "FAILURE"))
+    return Failure(*(word[:_MOST_TEXT] for word in (said.kind, said.what, said.why, said.remedy)))
 
 
 def decode_begin(payload: Buffer) -> Begin:
