@@ -94,9 +94,12 @@ class Schedule:
                     one.to_arbiter_from_s = until_s
             case _ if act.kind in (*COMMANDS, FAILOVER_DEAD):
                 self._command(act.kind, host)
-            case ["kill", "command"]:
+            case ["kill" | "freeze" as how, "command"]:
                 for proc in list(self._desk.procs):
-                    proc.kill()
+                    if how == "kill":
+                        proc.kill()
+                    else:
+                        proc.freeze(act.for_s)
             case [what, whom]:
                 self._hurt(what, whom, host, act.for_s)
             case [what]:
