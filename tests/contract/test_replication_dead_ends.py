@@ -526,6 +526,31 @@ def test_a_stop_does_not_free_a_twin_while_the_other_host_is_silent(
     asyncio.run(require_decided(vm))
 
 
+def test_a_home_that_took_over_asks_after_a_stop_too_while_the_other_host_is_silent(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Later it is off itself, and the operator says so: the older home on the other goes on."""
+    vm = taken_over(hosts, tmp_path)
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (silent, hosts[1])))
+    asyncio.run(require_decided(vm))
+    robbed(tmp_path)
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(require_decided(vm))
+
+
+def test_of_a_home_that_took_over_nothing_is_left_to_ask_when_no_host_is_silent(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    vm = taken_over(hosts, tmp_path)
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (silent, hosts[1])))
+    asyncio.run(stop("web", hosts))
+    assert not ServiceFiles.of(hosts[1], "web").path.exists()
+    (tmp_path / "leases").rename(tmp_path / "not mounted")
+    asyncio.run(require_decided(vm))
+
+
 def test_a_twin_whose_term_was_taken_goes_when_the_other_home_is_seen(
     hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -90,11 +90,12 @@ async def stop(
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
     await _require_one_home(name, hosts)
-    await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
+    asking = await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
     if await stand_aside(name, hosts):
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
-        await side.host.remove(ServiceFiles.of(side.host, name).path)
+        if side.host.name != asking:
+            await side.host.remove(ServiceFiles.of(side.host, name).path)
     return last
 
 
@@ -158,25 +159,29 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
 
 async def _require_may_run(
     name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host], *, standby_is_dead: bool
-) -> None:
+) -> str:
     """Raises RefusedError if the only home of the VM may not run: another host holds the term.
 
     The services' files are kept for a `stop` that declares the other host dead. If this home took
-    over, only a silent host may hold the term.
+    over, only a silent host may hold the term, or be given it while this one is off: then its files
+    stay, with which it asks the arbiter before each start. Returns that home's host, or "".
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     if len(homes) != 1:
-        return
+        return ""
     vm, roles = homes[0], {side.host.name: side.status.role for side in found}
     role = roles.get(vm.host.name)
     may_be_elsewhere = role is Role.STANDBY and answers.silent and not standby_is_dead
     answer = await ask_about(vm) if role is Role.PRIMARY or may_be_elsewhere else None
     if answer is None:
-        return
+        return ""
     if answer.right is not Right.OURS:
         raise _not_freed(vm, answer)
+    if may_be_elsewhere:
+        return vm.host.name
     await vm.host.remove(vm.directory.claim)  # the services' files go, by which it may be settled
+    return ""
 
 
 def _not_freed(vm: Vm, answer: ClaimAnswer) -> RefusedError:
