@@ -50,6 +50,7 @@ from vmckpt.replicate.standby.standby import Standby
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.start import Replaced
 
 Hosts = tuple[LocalHost, LocalHost]
 ENDED = {"role": "standby", "state": "ended", "run": "1", "why": "-"}
@@ -181,6 +182,23 @@ def test_a_stop_that_does_not_free_the_vm_says_so_and_can_be_said_again(
             asyncio.run(stop("web", hosts[:1]))
     assert files.request.exists()
     asyncio.run(stop("web", hosts[:1], standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+
+
+def test_a_stop_lets_a_killed_primarys_guest_go_whatever_an_older_host_still_has(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """The host from which it was taken over is back, with what it had: no place of the guest."""
+    old, new = LocalHost("o", tmp_path / "o", "127.0.0.1"), hosts[0]
+    requested(hosts, tmp_path)
+    vm = home(new, "old", Replaced("o", "older"))
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    stale = home(old, "older")
+    Claim("web", "o/0", "a", str(tmp_path / "leases")).write(stale.directory.claim)
+    record(tmp_path, "a/1", None)
+    asyncio.run(stop("web", (old, *hosts)))
+    assert stands(tmp_path).holder == "a/1/recovery"
+    assert asyncio.run(read_vm(old, "web")) is None
     asyncio.run(require_decided(vm))
 
 

@@ -79,6 +79,8 @@ async def stop(
             last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
     for side in found:
         await until_gone(side.host, name)
+    with suppress(HostDownError):  # a home that is stale already is no place where the guest is
+        await settle(name, hosts)
     if not (standby_is_dead or any(not side.status.is_primary for side in found)):
         await _require_no_other_home(name, found, hosts)
     if has_arbiter:
