@@ -15,7 +15,7 @@ from tests.replication_model.asking import (
     has_left,
     is_at_home,
     is_of_home,
-    other_of,
+    others_of,
     refused,
     runs,
     tell_primary,
@@ -41,7 +41,7 @@ from vmckpt.replicate.status import DEAD, ENDED, PROMOTED
 class Command(Stopping):
     """One command."""
 
-    def __init__(self, desk: Host, hosts: tuple[Host, Host]) -> None:
+    def __init__(self, desk: Host, hosts: tuple[Host, ...]) -> None:
         super().__init__(desk, hosts)
         self.is_done = False
         self.error: RefusedError | None = None
@@ -135,7 +135,7 @@ class Command(Stopping):
     async def _protect(self, on: Host | None) -> None:
         """begin.start"""
         host = await self._find()
-        standby = on if on not in (None, host) else other_of(self._hosts, host)
+        standby = on if on not in (None, host) else others_of(self._hosts, host)[0]
         home = host.home
         if home is None or (qemu := host.qemu_of(home)) is None:
             raise RefusedError("it does not run", START)
@@ -261,7 +261,8 @@ class Command(Stopping):
             if one.answers and one.role == "primary" and one.run == said.run:
                 await self._ask_primary(host, "failover", TIMEOUT_S)
         if is_dead:
-            self._require_dead(other_of(self._hosts, standby))
+            for other in others_of(self._hosts, standby):
+                self._require_dead(other)
         await self._reach(standby)
         for service in self._services(standby):
             if isinstance(service, Standby) and service.has_ear:

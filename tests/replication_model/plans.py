@@ -26,7 +26,8 @@ def plan_of(seed: int) -> Plan:
     """The schedule of that seed: of any kind, or of one in which a law is easily broken."""
     random = Random(seed)
     kind = random.choice([_any, _any, _any, _one, _pair, _cut_off, _back, _off, _both])
-    kind = {5: _way_back, 11: _operators, 13: _storm}.get(seed % 16, kind)
+    others = {3: _three, 5: _way_back, 9: _stopped, 11: _operators, 13: _storm}
+    kind = others.get(seed % 16, kind)
     acts = kind(random)
     if random.random() < 0.97:
         acts.insert(0, Act(random.choice([0.2, 0.5]), PROTECT))
@@ -41,6 +42,8 @@ def plan_of(seed: int) -> Plan:
         proof=random.choice([0.0, 0.0, 0.6, 1.0]),
         drift=_opposite(random) if kind is _storm else (_drift(random), _drift(random)),
         slow_s=random.choice([0.0, 0.0, 5.0]),
+        names="abc" if kind is _three else "ab",
+        unfit=random.choice([0.0, 0.5]) if kind is _three else 0.0,
     )
 
 
@@ -125,6 +128,21 @@ def _off(random: Random) -> list[Act]:
     return acts
 
 
+def _stopped(random: Random) -> list[Act]:
+    """The same, after a `stop` that did not see the host from which it was taken over."""
+    unseen = random.choice([["crash"], ["crash", "cut operator"], ["isolate", "cut operator"]])
+    acts = [Act(0.0, kind, "a", random.uniform(16.0, 24.0)) for kind in unseen]
+    acts[0] = acts[0]._replace(after_s=5.0)
+    acts.append(Act(random.uniform(10.0, 16.0), random.choice([STOP, STOP, PROTECT])))
+    acts.append(
+        Act(random.uniform(4.0, 12.0), random.choice(["crash", "crash", "isolate"]), "b", 70.0)
+    )
+    acts += [Act(4.0, STOP_OFF), Act(random.uniform(15.0, 30.0), START)]
+    acts.append(Act(random.choice([8.0, 20.0, 40.0]), "cut operator", random.choice("aab"), 60.0))
+    acts += [_asked(random, 20.0) for _ in range(random.choice([1, 2, 3]))]
+    return acts
+
+
 def _operators(random: Random) -> list[Act]:
     """Two operators, while services die and the arbiter does not answer."""
     acts = [Act(4.0 + random.random(), random.choice(["lose arbiter", "stop arbiter"]), "a", 40.0)]
@@ -165,6 +183,27 @@ def _way_back(random: Random) -> list[Act]:
         after_s = random.choice([0.2, 1.0, 3.0]) * random.random()
         acts.insert(random.randint(2, len(acts)), Act(after_s, FAILOVER))
     return [*acts, *(_asked(random, 12.0) for _ in range(random.choice([0, 1, 2])))]
+
+
+def _three(random: Random) -> list[Act]:
+    """A VM that has moved is protected by a third host while the first is away, which is back when
+    the second is off, or while its guest moves on.
+    """
+    how = random.choice(["crash", "crash", "stall", "shutdown", "terminate service", FAILOVER])
+    acts = [Act(5.0, how, "a", random.choice([16.0, 25.0, 40.0, 70.0]))]
+    if how != "crash" and random.random() < 0.7:  # its home is not seen, and stays
+        acts.insert(0, Act(4.0, "cut operator", "a", random.choice([25.0, 40.0, 70.0])))
+    acts.append(Act(random.uniform(10.0, 20.0), PROTECT, random.choice("ccca")))
+    for _ in range(random.choice([1, 1, 2, 3])):
+        kind = random.choice([*ON_THE_WAY, "crash", "kill qemu", FAILOVER, FAILOVER])
+        on = random.choice(["primary", "primary", "standby", *"abc"])
+        after_s = random.choice([1.0, 3.0, 8.0]) * random.uniform(0.3, 1.0)
+        acts.append(Act(after_s, kind, on, random.choice([10.0, 60.0, 120.0])))
+    for _ in range(random.choice([1, 2, 3, 4])):
+        after_s = random.choice([1.0, 6.0, 20.0]) * random.random()
+        kind = random.choice([START, START, STOP, STOP_OFF, FAILOVER, PROTECT])
+        acts.append(Act(after_s, kind, random.choice("abc")))
+    return acts
 
 
 def _fault(random: Random, after_s: float) -> Act:

@@ -40,8 +40,7 @@ async def ask_about(host: Host, home: Home) -> Right:
     """claim.examine: what the arbiter says of the claim. Raises as it does."""
     found = await host.read("web")
     holder = holder_of(host, home) or ""
-    other = next(one.name for one in host.world.hosts if one is not host)
-    standby = f"{other}/{holder.partition('/')[2]}"
+    standby = host.world.standbys.get(holder, "nobody/0")
     return right_of(found.record if found else None, holder, standby)
 
 
