@@ -17,7 +17,7 @@ from tests.contract.test_replication_claim import replaced
 from tests.contract.test_replication_leftovers import home, record, requested, stands
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.drivers.direct import DirectVm
-from vmckpt.errors import OutcomeUnknownError, RefusedError
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
@@ -36,11 +36,11 @@ from vmckpt.qemu.replies import RunState
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.operator import stop as stopping
-from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.begin import _require_new, start
 from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import epochs, primary, protection
-from vmckpt.replicate.primary.claim import Claim
+from vmckpt.replicate.primary.claim import Claim, take_anew
 from vmckpt.replicate.primary.epochs import Epochs
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import StandbyLostError
@@ -555,6 +555,42 @@ def test_a_home_that_took_over_asks_after_a_stop_too_while_the_other_host_is_sil
     robbed(tmp_path)
     with pytest.raises(RefusedError, match="may run on a"):
         asyncio.run(require_decided(vm))
+
+
+def test_a_home_that_took_over_has_a_term_of_its_own_before_it_has_nothing_to_ask_by(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """A protection that does not begin has removed what its standby left, and changed no term."""
+    vm = taken_over(hosts, tmp_path)
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    for _ in "twice":  # the command may be killed between the two steps
+        files = ServiceFiles.of(hosts[1], "web")
+        asyncio.run(take_anew(files.path))
+        assert stands(tmp_path).holder == "b/after-1"
+        asyncio.run(require_decided(vm))
+    asyncio.run(_require_new(vm, third))
+    assert not files.path.exists()
+    # The older home is not given the term any more.
+    older = ServiceFiles.of(hosts[0], "web")
+    with pytest.raises(RefusedError, match="not a's to take back"):
+        asyncio.run(recover(older.path, at_any_rate=True, standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+
+
+@pytest.mark.parametrize("is_robbed", [True, False])
+def test_what_a_standby_left_stays_until_its_host_has_a_term_of_its_own(
+    hosts: Hosts, tmp_path: Path, *, is_robbed: bool
+) -> None:
+    vm = taken_over(hosts, tmp_path)
+    third, files = LocalHost("c", tmp_path / "c", "127.0.0.1"), ServiceFiles.of(hosts[1], "web")
+    if is_robbed:
+        robbed(tmp_path)
+        with pytest.raises(OperationFailedError, match="cannot be protected"):
+            asyncio.run(_require_new(vm, third))
+    else:
+        asyncio.run(_require_new(vm, third))
+        assert stands(tmp_path).holder == "b/after-1"
+    assert files.path.exists() == is_robbed
 
 
 def test_of_a_home_that_took_over_nothing_is_left_to_ask_when_no_host_is_silent(

@@ -28,11 +28,13 @@ from tests.replication_model.recovery import (
     end_waiting,
     holder_of,
     remove_stale_home,
+    take_anew,
     took_over,
 )
 from tests.replication_model.standby import Standby
 from tests.replication_model.stopping import Stopping
 from tests.replication_model.world import sleep
+from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.status import DEAD, ENDED, PROMOTED
@@ -213,6 +215,11 @@ class Command(Stopping):
                 raise RefusedError("it is being replicated", STOP)
             if was_lost:
                 await end_waiting(self, one)
+            if one is host and took_over(host) and "anew" not in self.world.without:
+                try:
+                    await take_anew(host)
+                except VmckptError as exc:
+                    raise RefusedError("it cannot be protected", WAIT) from exc
             one.files = None
 
     # -- replicate failover ----------------------------------------------------------------------
