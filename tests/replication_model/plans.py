@@ -42,6 +42,7 @@ def plan_of(seed: int) -> Plan:
         proof=random.choice([0.0, 0.0, 0.6, 1.0]),
         drift=_opposite(random) if kind is _storm else (_drift(random), _drift(random)),
         slow_s=random.choice([0.0, 0.0, 5.0]),
+        is_careful=kind in (_three, _stopped),
         names="abc" if kind is _three else "ab",
         unfit=random.choice([0.0, 0.5]) if kind is _three else 0.0,
     )

@@ -191,6 +191,9 @@ class Schedule:
         good enough.
         """
         left = [host for host in self.world.hosts if host.is_up]
+        is_unheard = any(self.world.now_s < host.to_arbiter_from_s for host in left)
+        if self.plan.is_careful and is_unheard:
+            return False
         if len(left) == len(self.world.hosts) or not all(host.answers for host in left):
             return False
         self._forgive(left)

@@ -54,9 +54,6 @@ class Stopping(Asking):
         if has_arbiter:
             await self._settle_term(found, is_dead=is_dead)
         await self._settle_if_seen()
-        up, _ = await self._reached()
-        if len([host for host in up if host.home is not None]) > 1:
-            raise RefusedError("two hosts have it", WAIT, STOP)
         asking = await self._require_may_run(found, is_dead=is_dead)
         for host, _ in found:
             await self._reach(host)
@@ -132,7 +129,9 @@ class Stopping(Asking):
     async def _require_may_run(self, found: list[Side], *, is_dead: bool) -> Host | None:
         up, silent = await self._reached()
         homes = [host for host in up if host.home is not None]
-        if len(homes) != 1:
+        if len(homes) > 1:
+            raise RefusedError("two hosts have it", WAIT, STOP)
+        if not homes:
             return None
         host, roles = homes[0], {one: said.role for one, said in found}
         may_be_elsewhere = roles.get(host) == "standby" and silent and not is_dead

@@ -53,7 +53,8 @@ class Plan:
 
     `trouble`: how often the arbiter's answer is lost. `drift`: of both hosts' clocks, as a part of
     what the lease allows for. `slow_s`: how long a standby may need for each thing.
-    `names`: the hosts'. `unfit`: how often a standby cannot load the guest at least.
+    `names`: the hosts'. `unfit`: how often a standby cannot load the guest at least. `is_careful`:
+    the operator says that a host is off only while the arbiter answers, which then knows of it.
     """
 
     seed: int
@@ -65,6 +66,7 @@ class Plan:
     slow_s: float = 0.0
     names: str = "ab"
     unfit: float = 0.0
+    is_careful: bool = False
 
 
 class Signal:

@@ -91,7 +91,6 @@ async def stop(
         await _settle_standbys(name, found, copies)
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
-    await _require_one_home(name, hosts)
     asking = await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
     if await stand_aside(name, hosts):
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
@@ -140,18 +139,6 @@ async def _require_no_other_home(
             raise _not_freed(vm, answer)
 
 
-async def _require_one_home(name: str, hosts: Iterable[Host]) -> None:
-    """Raises RefusedError while two hosts have the VM: what the services left tells them apart."""
-    homes = await _homes_but(name, "", hosts)
-    if len(homes.given) > 1:
-        raise RefusedError(
-            f"{' and '.join(homes.given)} have '{name}'",
-            why="which of them is older is not certain: the arbiter does not say so",
-            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
-            f"sure which is older, and remove its directory, vms/{name}, on its host",
-        )
-
-
 async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str]:
     """Which of the hosts but that one have the VM at home; `silent`: why some do not say."""
     answers = await ask_every(hosts, lambda one: read_vm(one, name))
@@ -162,7 +149,8 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
 async def _require_may_run(
     name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host], *, standby_is_dead: bool
 ) -> str:
-    """Raises RefusedError if the only home of the VM may not run: another host holds the term.
+    """Raises RefusedError while two hosts have the VM (what the services left tells them apart), or
+    if its only home may not run: another host holds the term.
 
     The services' files are kept for a `stop` that declares the other host dead. If this home took
     over, only a silent host may hold the term, or be given it while this one is off: then its files
@@ -170,7 +158,14 @@ async def _require_may_run(
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
-    if len(homes) != 1:
+    if len(homes) > 1:
+        raise RefusedError(
+            f"{' and '.join(vm.host.name for vm in homes)} have '{name}'",
+            why="which of them is older is not certain: the arbiter does not say so",
+            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
+            f"sure which is older, and remove its directory, vms/{name}, on its host",
+        )
+    if not homes:
         return ""
     vm, roles = homes[0], {side.host.name: side.status.role for side in found}
     role = roles.get(vm.host.name)
