@@ -202,6 +202,20 @@ def test_a_stop_lets_a_killed_primarys_guest_go_whatever_an_older_host_still_has
     asyncio.run(require_decided(vm))
 
 
+def test_a_stop_takes_no_term_for_a_host_that_has_nothing_of_the_vm(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """The standby, which is off, has the only home: it is to have its right when it is back."""
+    files = requested(hosts, tmp_path)
+    left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "-"}
+    files.status.write_text(json.dumps(left | {"standby": "b"}))
+    record(tmp_path, "b/1", None)
+    silent = FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (hosts[0], silent), standby_is_dead=True))
+    assert stands(tmp_path).holder == "b/1"
+    assert not files.path.exists()
+
+
 def test_a_stop_removes_what_was_taken_over_from(hosts: Hosts, tmp_path: Path) -> None:
     """The standby took over meanwhile; its host was lost later, and the old one could not start."""
     replaced(hosts, tmp_path)

@@ -174,6 +174,8 @@ class Stopping(Asking):
             if not is_over_to_standby(files.word) or is_elsewhere or files.run in taken:
                 continue
             await self._reach(host)
+            if host.home is None and "nothing" not in self.world.without:
+                continue
             is_gone = True
             try:
                 await self._require_nowhere_else(host, files, is_dead=is_dead)

@@ -339,6 +339,8 @@ async def _settle_term(
         is_elsewhere = any(home != side.host.name for home in homes.given)
         if not _is_left(said) or is_elsewhere or side.status.run in taken:
             continue
+        if await read_vm(side.host, name) is None:
+            continue  # it has nothing that could run: the term stays with the host that has
         is_gone = True
         try:
             await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)
