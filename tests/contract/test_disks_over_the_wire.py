@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 import pytest
 
 from vmckpt.epoch.epoch import Pages
+from vmckpt.errors import HostDownError
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseSpan
@@ -38,13 +39,14 @@ from vmckpt.replicate.wire.messages import (
     DiskWrite,
     Hello,
     HelloDisk,
+    Process,
     decode_digests,
     decode_failure,
 )
 
 PAGES, SIZE = 16, 3 * BLOCK_BYTES
 DISKS = (HelloDisk("disk0", SIZE),)
-HELLO = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, DISKS)
+HELLO = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, DISKS, (Process(7, 99),))
 NO_SECOND_PATH = SecondPath(Hearing(Sender.STANDBY, b"key"), "a", lacks="a has one address only")
 NOTHING = Pages((), b"")
 
@@ -147,6 +149,65 @@ def test_a_primary_whose_guest_has_more_memory_than_its_replica_is_refused(ram_p
             assert await receiving == ALONE
         ours.abort()
         theirs.abort()
+
+    asyncio.run(main())
+
+
+def test_a_primary_says_once_who_it_is(tmp_path: Path, ram_path: Path) -> None:
+    """With each HELLO the copies of the disks would be read once more, at the same time."""
+
+    async def main() -> None:
+        async with connected(tmp_path, ram_path) as both:
+            ours = both.stream._channel
+            await both.stream.acknowledged(await both.epoch())
+            telling = both.primary._telling
+            await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, HELLO.encode()))
+            assert await both.ended == ALONE
+            assert "comes twice" in both.primary.why
+            assert both.primary._telling is telling
+
+    asyncio.run(main())
+
+
+def test_a_primary_that_names_no_process_to_fence_is_refused(ram_path: Path) -> None:
+    """On one machine its standby looks at the first when the connection ends."""
+
+    async def main() -> None:
+        here, there = socket.socketpair()
+        ours = Channel(*await asyncio.open_connection(sock=here), 7)
+        theirs = Channel(*await asyncio.open_connection(sock=there), 7)
+        with mapped(ram_path) as ram, replica_in(ram, DisksJournal([])) as replica:
+            primary = Following("b/1", replica, _has_all, NO_SECOND_PATH)
+            receiving = asyncio.ensure_future(primary.receive(theirs))
+            hello = replace(HELLO, emitters=(), disks=())
+            await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
+            head, payload = await ours.receive()
+            assert head.kind is FrameKind.FAILURE
+            assert "process" in decode_failure(payload).what
+            assert await receiving == ALONE
+            assert primary.hello is None
+        ours.abort()
+        theirs.abort()
+
+    asyncio.run(main())
+
+
+def test_a_primary_that_reads_no_answers_is_lost(
+    tmp_path: Path, ram_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its epochs may be small, and as many as it likes: each has an answer."""
+    monkeypatch.setattr(channel, "PATIENCE_S", 0.5)
+
+    async def main() -> None:
+        async with connected(tmp_path, ram_path) as both:
+            ours, theirs = both.stream._channel, both.primary._channel
+            assert theirs is not None
+            theirs._writer.transport.set_write_buffer_limits(high=1 << 10)
+            ours._reader._transport.pause_reading()  # type: ignore[attr-defined]
+            with suppress(StandbyLostError, HostDownError):
+                while not both.ended.done():
+                    await both.epoch()
+            assert await both.ended == LOST
 
     asyncio.run(main())
 

@@ -17,7 +17,7 @@ from tests.contract.test_replication_claim import replaced
 from tests.contract.test_replication_leftovers import home, record, requested, stands
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.drivers.direct import DirectVm
-from vmckpt.errors import OutcomeUnknownError, RefusedError
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
@@ -36,11 +36,11 @@ from vmckpt.qemu.replies import RunState
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.operator import stop as stopping
-from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.begin import _require_new, start
 from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import epochs, primary, protection
-from vmckpt.replicate.primary.claim import Claim
+from vmckpt.replicate.primary.claim import Claim, take_anew
 from vmckpt.replicate.primary.epochs import Epochs
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import StandbyLostError
@@ -50,6 +50,7 @@ from vmckpt.replicate.standby.standby import Standby
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.start import Replaced
 
 Hosts = tuple[LocalHost, LocalHost]
 ENDED = {"role": "standby", "state": "ended", "run": "1", "why": "-"}
@@ -182,6 +183,37 @@ def test_a_stop_that_does_not_free_the_vm_says_so_and_can_be_said_again(
     assert files.request.exists()
     asyncio.run(stop("web", hosts[:1], standby_is_dead=True))
     asyncio.run(require_decided(vm))
+
+
+def test_a_stop_lets_a_killed_primarys_guest_go_whatever_an_older_host_still_has(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """The host from which it was taken over is back, with what it had: no place of the guest."""
+    old, new = LocalHost("o", tmp_path / "o", "127.0.0.1"), hosts[0]
+    requested(hosts, tmp_path)
+    vm = home(new, "old", Replaced("o", "older"))
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    stale = home(old, "older")
+    Claim("web", "o/0", "a", str(tmp_path / "leases")).write(stale.directory.claim)
+    record(tmp_path, "a/1", None)
+    asyncio.run(stop("web", (old, *hosts)))
+    assert stands(tmp_path).holder == "a/1/recovery"
+    assert asyncio.run(read_vm(old, "web")) is None
+    asyncio.run(require_decided(vm))
+
+
+def test_a_stop_takes_no_term_for_a_host_that_has_nothing_of_the_vm(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """The standby, which is off, has the only home: it is to have its right when it is back."""
+    files = requested(hosts, tmp_path)
+    left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "-"}
+    files.status.write_text(json.dumps(left | {"standby": "b"}))
+    record(tmp_path, "b/1", None)
+    silent = FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (hosts[0], silent), standby_is_dead=True))
+    assert stands(tmp_path).holder == "b/1"
+    assert not files.path.exists()
 
 
 def test_a_stop_removes_what_was_taken_over_from(hosts: Hosts, tmp_path: Path) -> None:
@@ -523,6 +555,67 @@ def test_a_stop_does_not_free_a_twin_while_the_other_host_is_silent(
         asyncio.run(stop("web", (silent, hosts[1])))
     assert "--standby-is-dead" in refused.value.remedy
     asyncio.run(stop("web", hosts))
+    asyncio.run(require_decided(vm))
+
+
+def test_a_home_that_took_over_asks_after_a_stop_too_while_the_other_host_is_silent(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Later it is off itself, and the operator says so: the older home on the other goes on."""
+    vm = taken_over(hosts, tmp_path)
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (silent, hosts[1])))
+    asyncio.run(require_decided(vm))
+    robbed(tmp_path)
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(require_decided(vm))
+
+
+def test_a_home_that_took_over_has_a_term_of_its_own_before_it_has_nothing_to_ask_by(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """A protection that does not begin has removed what its standby left, and changed no term."""
+    vm = taken_over(hosts, tmp_path)
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    for _ in "twice":  # the command may be killed between the two steps
+        files = ServiceFiles.of(hosts[1], "web")
+        asyncio.run(take_anew(files.path))
+        assert stands(tmp_path).holder == "b/after-1"
+        asyncio.run(require_decided(vm))
+    asyncio.run(_require_new(vm, third))
+    assert not files.path.exists()
+    # The older home is not given the term any more.
+    older = ServiceFiles.of(hosts[0], "web")
+    with pytest.raises(RefusedError, match="not a's to take back"):
+        asyncio.run(recover(older.path, at_any_rate=True, standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+
+
+@pytest.mark.parametrize("is_robbed", [True, False])
+def test_what_a_standby_left_stays_until_its_host_has_a_term_of_its_own(
+    hosts: Hosts, tmp_path: Path, *, is_robbed: bool
+) -> None:
+    vm = taken_over(hosts, tmp_path)
+    third, files = LocalHost("c", tmp_path / "c", "127.0.0.1"), ServiceFiles.of(hosts[1], "web")
+    if is_robbed:
+        robbed(tmp_path)
+        with pytest.raises(OperationFailedError, match="cannot be protected"):
+            asyncio.run(_require_new(vm, third))
+    else:
+        asyncio.run(_require_new(vm, third))
+        assert stands(tmp_path).holder == "b/after-1"
+    assert files.path.exists() == is_robbed
+
+
+def test_of_a_home_that_took_over_nothing_is_left_to_ask_when_no_host_is_silent(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    vm = taken_over(hosts, tmp_path)
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (silent, hosts[1])))
+    asyncio.run(stop("web", hosts))
+    assert not ServiceFiles.of(hosts[1], "web").path.exists()
+    (tmp_path / "leases").rename(tmp_path / "not mounted")
     asyncio.run(require_decided(vm))
 
 

@@ -1,6 +1,7 @@
 """What the services of a replication do without a VM: frames, words, a replica's memory."""
 
 import asyncio
+import itertools
 import os
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import StandbyMove
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
 from vmckpt.options.migration import MigrationOptions
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel
 from vmckpt.replicate.channel import Channel
@@ -37,11 +39,12 @@ from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.primary import keeper
+from vmckpt.replicate.primary import keeper, primary
+from vmckpt.replicate.primary import stream as stream_module
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
-from vmckpt.replicate.request import ServiceFiles
+from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
 from vmckpt.replicate.standby.following import Following
 from vmckpt.replicate.standby.replica import replica_in
 from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
@@ -50,7 +53,14 @@ from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.epoch import Assembler, Composer, ReceivedEpoch
 from vmckpt.replicate.wire.errors import DamagedFrameError
 from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, FrameKind, Inbound, Outbound
-from vmckpt.replicate.wire.messages import PROTOCOL, Begin, Failure, Hello, decode_failure
+from vmckpt.replicate.wire.messages import (
+    PROTOCOL,
+    Begin,
+    Failure,
+    Hello,
+    Welcome,
+    decode_failure,
+)
 from vmckpt.replicate.wire.pages import Encoder, Shadow, as_words
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -59,6 +69,7 @@ from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 PAGES = 256
+TEXT = 'name = "web"\nmemory = "32M"\n'
 
 
 @pytest.fixture
@@ -119,6 +130,39 @@ def test_a_primary_of_another_protocol_is_refused_by_name() -> None:
     asyncio.run(talk())
 
 
+@pytest.mark.parametrize("name", ["c/7", "b/1/abandon/3", "x" * 900_000])
+def test_a_standby_is_known_by_its_own_name_alone(tmp_path: Path, name: str) -> None:
+    """The arbiter has the name: one of 1 MiB would be a record that no side can read."""
+    host, spec = LocalHost("a", tmp_path, "192.0.2.1"), parse_spec(TEXT, "test", tmp_path)
+    request = ReplicationRequest(
+        run="1", vm="web", spec=spec.text, platform=Platform("q35", "tcg", "qemu64"), primary=host,
+        standby=LocalHost("b", tmp_path, "192.0.2.2"), options=ReplicationOptions("/leases"),
+        one_machine=False, qemu_id="0",
+    )  # fmt: skip
+    second = SecondPath(Hearing(Sender.PRIMARY, b"key"), "b", lacks="a has one address only")
+    process = identify(os.getpid())
+    assert process is not None
+    directory = vm_dir(host.state_dir, "web")
+    vm = Vm(spec, host, directory, Qemu(directory.qemu("0"), process, request.platform))
+
+    async def greeted(name: str) -> str:
+        ours, theirs = await _pair()
+        try:
+            greeting = asyncio.ensure_future(primary._greet(ours, request, vm, second))
+            head, _ = await theirs.receive()
+            assert head.kind is FrameKind.HELLO
+            await theirs.send(theirs.outbound.frame(FrameKind.WELCOME, 0, Welcome(name).encode()))
+            return (await greeting).replica
+        finally:
+            ours.abort()
+            theirs.abort()
+
+    assert asyncio.run(greeted("b/1")) == "b/1"
+    with pytest.raises(OperationFailedError, match="does not welcome") as refused:
+        asyncio.run(greeted(name))
+    assert len(refused.value.why) < 200
+
+
 def test_a_flipped_bit_is_found() -> None:
     async def talk() -> None:
         ours, theirs = await _pair()
@@ -147,6 +191,35 @@ def test_a_service_answers_and_one_that_has_ended_is_no_answer(tmp_path: Path) -
             assert (await ask(host, files, "stop")).why == "stop"
         with pytest.raises(HostDownError):
             await ask(host, files, "status")
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("words", ["x" * 400_000, "\N{GRINNING FACE}" * 30_000])
+def test_a_service_answers_whatever_the_other_side_says_at_its_end(
+    tmp_path: Path, words: str
+) -> None:
+    """A status that is too long is none: `stop` and `start` would take the service for silent."""
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    files = ServiceFiles.of(host, "web")
+    files.path.mkdir(parents=True)
+
+    async def talk() -> None:
+        ours, theirs = await _pair()
+        stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+
+        async def answer(_word: str) -> ReplicaStatus:
+            return ReplicaStatus(role=Role.PRIMARY, state="alone", why=stream.why)
+
+        await theirs.fail(Failure("alone", words, words, "-"))
+        with pytest.raises(StandbyLostError):
+            await stream.receive()
+        async with answering(files.control, answer):
+            said = (await ask(host, files, "status")).why
+        assert said is not None
+        assert said.startswith(words[:1000])
+        ours.abort()
+        theirs.abort()
 
     asyncio.run(talk())
 
@@ -376,6 +449,36 @@ def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(
                     data = os.urandom(PAGES * PAGE_BYTES)
                     await stream.pages(Pages(((0, len(data)),), data))
             assert asyncio.get_running_loop().time() - began_s < 3.8
+
+    asyncio.run(main())
+
+
+def test_a_standby_that_reads_nothing_and_says_that_it_gets_on_delays_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guest's output is held until the end was said."""
+    monkeypatch.setattr(stream_module, "PATIENCE_S", 0.5)
+
+    async def main() -> None:
+        ours, theirs = await _pair()
+        stream = EpochStream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+        progress = itertools.count(1)
+        theirs.progress = lambda: next(progress)
+        monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
+        tasks = [asyncio.ensure_future(one) for one in (theirs.beat(), stream.receive())]
+        data = os.urandom(PAGES * PAGE_BYTES)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):  # longer than one that says nothing has
+                while True:
+                    await stream.pages(Pages(((0, len(data)),), data))
+                    data = os.urandom(PAGES * PAGE_BYTES)
+        async with asyncio.timeout(3):
+            await stream.end("alone", "an epoch has been on its way for too long")
+        for end_of in (ours, theirs):
+            end_of.abort()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,9 +40,23 @@ from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.promised import promised
 from vmckpt.replicate.wire.epoch import Assembler, Composer
 from vmckpt.replicate.wire.errors import WireError
-from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Outbound, require_whole
-from vmckpt.replicate.wire.messages import Begin, DiskWrite, HelloDisk
+from vmckpt.replicate.wire.frames import (
+    HEAD_BYTES,
+    Buffer,
+    FrameKind,
+    Inbound,
+    Outbound,
+    require_whole,
+)
+from vmckpt.replicate.wire.messages import (
+    Begin,
+    DiskWrite,
+    HelloDisk,
+    decode_writes,
+    encode_writes,
+)
 from vmckpt.replicate.wire.pages import Encoder, Shadow
+from vmckpt.replicate.wire.sections import Packer
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
@@ -238,6 +253,54 @@ def test_writes_of_zeroes_which_bring_no_data_count_for_what_they_are_kept_as() 
         take(writes)
 
 
+def _raw(*sections: bytes) -> bytes:
+    """Sections as they are packed for a fast link: not at all."""
+    heads = [struct.pack(">BII", 0, len(one), len(one)) for one in sections]
+    return b"".join(part for pair in zip(heads, sections, strict=True) for part in pair)
+
+
+def _pages(zero_runs: int = 0) -> bytes:
+    """A PAGES payload of no page, in so many runs."""
+    return struct.pack(">III4xQQ", zero_runs, 0, 0, 0, 0) + _raw(bytes(8 * zero_runs), b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "what"),
+    [
+        # 8 MB for each frame of some hundred bytes, once they are packed.
+        (FrameKind.PAGES, _pages(1_000_000), "malformed"),
+        (FrameKind.PAGES, _pages(1), "malformed"),
+        (FrameKind.PAGES, _pages(), "larger than any"),
+        (FrameKind.DEVICE, _raw(b""), "larger than any"),
+        (FrameKind.BASE, _raw(b""), "larger than any"),
+    ],
+    ids=["many runs", "an empty run", "no pages", "no devices", "no base"],
+)
+def test_frames_that_bring_nothing_count_for_what_is_kept_of_them(
+    kind: FrameKind, payload: bytes, what: str
+) -> None:
+    assembler = Assembler(64, (), last=0, most_bytes=MIB)
+    outbound, inbound = Outbound(1), Inbound(0)
+
+    def take(frame: list[Buffer]) -> None:
+        data = b"".join(bytes(part) for part in frame)
+        assembler.take(inbound.head(data[:HEAD_BYTES]), memoryview(data)[HEAD_BYTES:])
+
+    take(outbound.frame(FrameKind.BEGIN, 1, Begin(0, 0, 0).encode()))
+    with pytest.raises(WireError, match=what):
+        for _ in range(1000):
+            take(outbound.frame(kind, 1, [payload]))
+
+
+def test_writes_that_do_not_fit_are_not_even_unpacked() -> None:
+    disks = (HelloDisk("disk0", 1 << 30),)
+    writes = [DiskWrite(0, 4096 * at, b"", zero_bytes=4096) for at in range(4096)]
+    payload = b"".join(bytes(part) for part in encode_writes(writes, Packer()))
+    assert len(decode_writes(memoryview(payload), disks, 4096)) == 4096
+    with pytest.raises(WireError, match="larger than any"):
+        decode_writes(memoryview(payload), disks, 4095)
+
+
 class Guest:
     """What a capture finds: the guest has written `dirty` pages each time that it is asked."""
 
@@ -412,6 +475,27 @@ def test_neither_zero_pages_nor_what_is_under_way_say_how_fast_the_link_is(tmp_p
     )
     asyncio.run(epochs.copy(lambda: None))
     assert took == [0, 0, 2, 4]
+
+
+def test_so_is_one_whose_disk_writes_the_standby_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go first; a standby that says that it gets on is not silent."""
+    monkeypatch.setattr(epochs_module, "LONGEST_S", 0.2)
+    epochs, _ = epochs_of([0], GIB, tmp_path)
+
+    async def disks(_writes: object) -> None:
+        await asyncio.Event().wait()
+
+    capturing: Any = epochs
+    capturing._stream.disks = disks
+
+    async def capture() -> None:
+        async with asyncio.timeout(20):
+            await epochs._captured(resume_guest=True)
+
+    with pytest.raises(StandbyLostError, match="on its way for"):
+        asyncio.run(capture())
 
 
 def test_so_is_one_whose_last_part_the_link_does_not_take(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import random
 import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -202,6 +203,28 @@ def test_writes_and_zeroes_are_applied_in_order_and_twice_is_the_same(
         image.apply(writes)
         image.flush()
     assert content(path, kind) == expected
+
+
+def test_many_small_writes_and_zeroes_take_time_by_their_number_not_its_square(
+    tmp_path: Path,
+) -> None:
+    """Such a guest's epochs were applied for longer than they may take."""
+    blocks, count = 1 << 16, 20_000
+    copy = tmp_path / "disk.img"
+    prepare([StandbyFile(copy, 1024 * blocks, "raw")], "web", "run1")
+    rng = random.Random(1)
+    writes = [DiskWrite(0, 1024 * rng.randrange(blocks), b"x" * 512) for _ in range(count)]
+    writes += [DiskWrite(0, 1024 * rng.randrange(blocks), b"", 512) for _ in range(count)]
+    rng.shuffle(writes)
+    expected = bytearray(1024 * blocks)
+    for write in writes:
+        data = bytes(write.data) or bytes(write.zero_bytes)
+        expected[write.offset_bytes : write.offset_bytes + 512] = data
+    with opened(copy, "raw") as image:
+        began_s = time.thread_time()
+        image.apply(writes)
+        assert time.thread_time() - began_s < 3.0
+    assert copy.read_bytes() == expected
 
 
 @KINDS

@@ -44,7 +44,7 @@ Side = tuple[Host, Said]
 class Asking(Proc):
     """A command, which runs on the operator's machine."""
 
-    def __init__(self, desk: Host, hosts: tuple[Host, Host]) -> None:
+    def __init__(self, desk: Host, hosts: tuple[Host, ...]) -> None:
         super().__init__(desk)
         self._hosts = hosts
 
@@ -128,8 +128,10 @@ class Asking(Proc):
             if (home := host.home) is None or home.replaces is None:
                 continue
             for other in up:
-                if (old := other.home) is not None and home.replaces == (other.name, old.id):
-                    remove_stale_home(other, old.id)
+                old = other.home
+                if old is None or home.replaces != (other.name, old.id):
+                    continue
+                if _remove_taken_over(other, old.id, host):
                     return True
         is_settled = await self._settled_by_sides()
         return await self._settled_by_claims() or is_settled
@@ -141,8 +143,10 @@ class Asking(Proc):
             for other in self._hosts:
                 if other.name == said.primary and other is not host:
                     await self._reach(other)
-                    remove_stale_home(other, said.primary_id)
-            return True
+                    if not _remove_taken_over(other, said.primary_id, host):
+                        break
+            else:
+                return True
         return False
 
     async def _settled_by_claims(self) -> bool:
@@ -242,5 +246,23 @@ def runs(host: Host) -> bool:
     return qemu is not None and qemu.runs
 
 
-def other_of(hosts: Sequence[Host], host: Host) -> Host:
-    return hosts[host is hosts[0]]
+def others_of(hosts: Sequence[Host], host: Host) -> list[Host]:
+    return [one for one in hosts if one is not host]
+
+
+def _remove_taken_over(host: Host, qemu_id: int, standby: Host) -> bool:
+    """leftovers.remove_taken_over"""
+    home, files = host.home, host.files
+    if home is None or home.id != qemu_id:
+        return True
+    if home.claim is not None:
+        is_its = host.world.standbys.get(home.claim, "").partition("/")[0] == standby.name
+    else:
+        is_its = (
+            files is not None
+            and files.primary_id == home.id
+            and ((files.primary, files.standby) == (host, standby))
+        )
+    if is_its:
+        remove_stale_home(host, qemu_id)
+    return is_its

@@ -166,6 +166,10 @@ class Files:
         self.primary, self.standby = ends
         self.service: Proc | None = None
         self.word: Said | None = None
+        if role == "primary":
+            one, other = (f"{end.name}/{run}" for end in ends)
+            # claim.Claim.other; what a standby that took over has the guest by is its inverse.
+            self.primary.world.standbys |= {one: other, other: one}
 
     def say(self, state: str, **more: Any) -> Said:
         names = self.primary.name, self.standby.name

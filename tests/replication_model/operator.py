@@ -15,7 +15,7 @@ from tests.replication_model.asking import (
     has_left,
     is_at_home,
     is_of_home,
-    other_of,
+    others_of,
     refused,
     runs,
     tell_primary,
@@ -28,11 +28,13 @@ from tests.replication_model.recovery import (
     end_waiting,
     holder_of,
     remove_stale_home,
+    take_anew,
     took_over,
 )
 from tests.replication_model.standby import Standby
 from tests.replication_model.stopping import Stopping
 from tests.replication_model.world import sleep
+from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import TIMEOUT_S
 from vmckpt.replicate.status import DEAD, ENDED, PROMOTED
@@ -41,7 +43,7 @@ from vmckpt.replicate.status import DEAD, ENDED, PROMOTED
 class Command(Stopping):
     """One command."""
 
-    def __init__(self, desk: Host, hosts: tuple[Host, Host]) -> None:
+    def __init__(self, desk: Host, hosts: tuple[Host, ...]) -> None:
         super().__init__(desk, hosts)
         self.is_done = False
         self.error: RefusedError | None = None
@@ -135,7 +137,7 @@ class Command(Stopping):
     async def _protect(self, on: Host | None) -> None:
         """begin.start"""
         host = await self._find()
-        standby = on if on not in (None, host) else other_of(self._hosts, host)
+        standby = on if on not in (None, host) else others_of(self._hosts, host)[0]
         home = host.home
         if home is None or (qemu := host.qemu_of(home)) is None:
             raise RefusedError("it does not run", START)
@@ -213,6 +215,11 @@ class Command(Stopping):
                 raise RefusedError("it is being replicated", STOP)
             if was_lost:
                 await end_waiting(self, one)
+            if one is host and took_over(host) and "anew" not in self.world.without:
+                try:
+                    await take_anew(host)
+                except VmckptError as exc:
+                    raise RefusedError("it cannot be protected", WAIT) from exc
             one.files = None
 
     # -- replicate failover ----------------------------------------------------------------------
@@ -261,7 +268,8 @@ class Command(Stopping):
             if one.answers and one.role == "primary" and one.run == said.run:
                 await self._ask_primary(host, "failover", TIMEOUT_S)
         if is_dead:
-            self._require_dead(other_of(self._hosts, standby))
+            for other in others_of(self._hosts, standby):
+                self._require_dead(other)
         await self._reach(standby)
         for service in self._services(standby):
             if isinstance(service, Standby) and service.has_ear:

@@ -15,13 +15,20 @@ ON_PROCESSES = (
 )  # fmt: skip
 ENFORCERS = ("freeze guard", "freeze service", "kill guard", "freeze qemu")
 BETWEEN = ("cut link", "cut path", "stop arbiter", "kill command")
+# What befalls a VM on its way back, and the operator's command for it.
+ON_THE_WAY = (
+    "crash", "crash", "shutdown", "kill service", "terminate service", "kill qemu", "cut link",
+    "stop arbiter", "isolate", "kill command", "freeze command",
+)  # fmt: skip
 
 
 def plan_of(seed: int) -> Plan:
     """The schedule of that seed: of any kind, or of one in which a law is easily broken."""
     random = Random(seed)
     kind = random.choice([_any, _any, _any, _one, _pair, _cut_off, _back, _off, _both])
-    acts = (_operators if seed % 16 == 11 else kind)(random)
+    others = {3: _three, 5: _way_back, 9: _stopped, 11: _operators, 13: _storm}
+    kind = others.get(seed % 16, kind)
+    acts = kind(random)
     if random.random() < 0.97:
         acts.insert(0, Act(random.choice([0.2, 0.5]), PROTECT))
     if seed % 8 == 7:
@@ -30,12 +37,24 @@ def plan_of(seed: int) -> Plan:
     return Plan(
         seed=seed,
         acts=tuple(acts),
-        trouble=random.choice([0.0, 0.0, 0.05, 0.2]),
+        trouble=random.choice([0.2, 0.4] if kind is _storm else [0.0, 0.0, 0.05, 0.2]),
         holds_output=random.random() < (0.3 if kind is _pair else 0.8),
         proof=random.choice([0.0, 0.0, 0.6, 1.0]),
-        drift=(random.choice([-1.0, 0.0, 1.0]), random.choice([-1.0, 0.0, 1.0])),
+        drift=_opposite(random) if kind is _storm else (_drift(random), _drift(random)),
         slow_s=random.choice([0.0, 0.0, 5.0]),
+        is_careful=kind in (_three, _stopped),
+        names="abc" if kind is _three else "ab",
+        unfit=random.choice([0.0, 0.5]) if kind is _three else 0.0,
     )
+
+
+def _drift(random: Random) -> float:
+    return random.choice([-1.0, 0.0, 1.0])
+
+
+def _opposite(random: Random) -> tuple[float, float]:
+    """Clocks that part as fast as the lease allows for."""
+    return random.choice([(1.0, -1.0), (-1.0, 1.0)])
 
 
 def _any(random: Random) -> list[Act]:
@@ -110,6 +129,21 @@ def _off(random: Random) -> list[Act]:
     return acts
 
 
+def _stopped(random: Random) -> list[Act]:
+    """The same, after a `stop` that did not see the host from which it was taken over."""
+    unseen = random.choice([["crash"], ["crash", "cut operator"], ["isolate", "cut operator"]])
+    acts = [Act(0.0, kind, "a", random.uniform(16.0, 24.0)) for kind in unseen]
+    acts[0] = acts[0]._replace(after_s=5.0)
+    acts.append(Act(random.uniform(10.0, 16.0), random.choice([STOP, STOP, PROTECT])))
+    acts.append(
+        Act(random.uniform(4.0, 12.0), random.choice(["crash", "crash", "isolate"]), "b", 70.0)
+    )
+    acts += [Act(4.0, STOP_OFF), Act(random.uniform(15.0, 30.0), START)]
+    acts.append(Act(random.choice([8.0, 20.0, 40.0]), "cut operator", random.choice("aab"), 60.0))
+    acts += [_asked(random, 20.0) for _ in range(random.choice([1, 2, 3]))]
+    return acts
+
+
 def _operators(random: Random) -> list[Act]:
     """Two operators, while services die and the arbiter does not answer."""
     acts = [Act(4.0 + random.random(), random.choice(["lose arbiter", "stop arbiter"]), "a", 40.0)]
@@ -120,6 +154,56 @@ def _operators(random: Random) -> list[Act]:
         for _ in range(2):
             asked = random.choice([*COMMANDS, STOP, FAILOVER_DEAD])
             acts.append(Act(random.choice([0.0, 0.5, 4.0]) * random.random(), asked, "b"))
+    return acts
+
+
+def _storm(random: Random) -> list[Act]:
+    """The arbiter's answers are lost and the clocks part; the primary is asked to end, the operator
+    asks for the same thing twice and for the opposite, and a command stands still in it.
+    """
+    ends = [Act(0.0, random.choice(["terminate service", "shutdown"]), "primary", 20.0)]
+    asked = random.choice([FAILOVER, FAILOVER, STOP])
+    ends += [Act(0.0, asked), Act(0.0, random.choice([asked, STOP, PROTECT]), random.choice("ab"))]
+    ends.append(Act(0.0, random.choice(["freeze command", "kill command"]), "a", 30.0))
+    ends += [_fault(random, 0.0) for _ in range(random.choice([0, 1, 1, 2]))]
+    random.shuffle(ends)
+    acts = [act._replace(after_s=random.choice([0.0, 0.3, 2.5]) * random.random()) for act in ends]
+    acts[0] = acts[0]._replace(after_s=4.0 + 3 * random.random())
+    return [*acts, *(_asked(random, 12.0) for _ in range(random.choice([0, 1, 2])))]
+
+
+def _way_back(random: Random) -> list[Act]:
+    """A VM that has moved once goes back, and something happens at any moment of that."""
+    away = Act(5.0, random.choice(["crash", "shutdown", "terminate service", FAILOVER]), "a", 3.0)
+    acts = [away, Act(random.choice([19.0, 40.0]), PROTECT)]
+    for _ in range(random.choice([1, 1, 2, 3])):
+        after_s = random.choice([0.2, 1.0, 3.0]) * random.random()
+        on = random.choice(["primary", "standby", "a", "b"])
+        acts.append(Act(after_s, random.choice(ON_THE_WAY), on, random.choice([2.0, 8.0, 30.0])))
+    for _ in range(random.choice([1, 2])):
+        after_s = random.choice([0.2, 1.0, 3.0]) * random.random()
+        acts.insert(random.randint(2, len(acts)), Act(after_s, FAILOVER))
+    return [*acts, *(_asked(random, 12.0) for _ in range(random.choice([0, 1, 2])))]
+
+
+def _three(random: Random) -> list[Act]:
+    """A VM that has moved is protected by a third host while the first is away, which is back when
+    the second is off, or while its guest moves on.
+    """
+    how = random.choice(["crash", "crash", "stall", "shutdown", "terminate service", FAILOVER])
+    acts = [Act(5.0, how, "a", random.choice([16.0, 25.0, 40.0, 70.0]))]
+    if how != "crash" and random.random() < 0.7:  # its home is not seen, and stays
+        acts.insert(0, Act(4.0, "cut operator", "a", random.choice([25.0, 40.0, 70.0])))
+    acts.append(Act(random.uniform(10.0, 20.0), PROTECT, random.choice("ccca")))
+    for _ in range(random.choice([1, 1, 2, 3])):
+        kind = random.choice([*ON_THE_WAY, "crash", "kill qemu", FAILOVER, FAILOVER])
+        on = random.choice(["primary", "primary", "standby", *"abc"])
+        after_s = random.choice([1.0, 3.0, 8.0]) * random.uniform(0.3, 1.0)
+        acts.append(Act(after_s, kind, on, random.choice([10.0, 60.0, 120.0])))
+    for _ in range(random.choice([1, 2, 3, 4])):
+        after_s = random.choice([1.0, 6.0, 20.0]) * random.random()
+        kind = random.choice([START, START, STOP, STOP_OFF, FAILOVER, PROTECT])
+        acts.append(Act(after_s, kind, random.choice("abc")))
     return acts
 
 

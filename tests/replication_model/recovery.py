@@ -40,9 +40,25 @@ async def ask_about(host: Host, home: Home) -> Right:
     """claim.examine: what the arbiter says of the claim. Raises as it does."""
     found = await host.read("web")
     holder = holder_of(host, home) or ""
-    other = next(one.name for one in host.world.hosts if one is not host)
-    standby = f"{other}/{holder.partition('/')[2]}"
+    standby = host.world.standbys.get(holder, "nobody/0")
+    if found is not None and home.claim is None and found.record.holder == anew(host):
+        holder = anew(host)
     return right_of(found.record if found else None, holder, standby)
+
+
+def anew(host: Host) -> str:
+    """claim._anew"""
+    return f"{host.name}/after-{host.files.run if host.files is not None else 0}"
+
+
+async def take_anew(host: Host) -> None:
+    """claim.take_anew"""
+    found, files = await host.read("web"), host.files
+    if found is None or files is None or found.record.holder == anew(host):
+        return
+    holder = found.record.holder
+    claimant = Claimant(anew(host), succeeds=holder if files.is_standbys(holder) else None)
+    await host.lease(claimant).take(Holding(found.record.term, holder))
 
 
 def remove_stale_home(host: Host, qemu_id: int) -> None:

@@ -4,6 +4,7 @@
 `... FIRST-END` plays many.
 """
 
+import itertools
 import sys
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from tests.replication_model.asking import (
     STOP_OFF,
     WAIT,
     boot,
-    other_of,
+    others_of,
 )
 from tests.replication_model.machine import Home, Host
 from tests.replication_model.operator import Command
@@ -41,10 +42,11 @@ class Schedule:
     def __init__(self, plan: Plan, without: frozenset[str] = frozenset()) -> None:
         self.plan, self.world = plan, World(plan, without)
         world = self.world
-        self._a, self._b = (
-            Host(world, name, drift) for name, drift in zip("ab", plan.drift, strict=True)
+        drifts = itertools.chain(plan.drift, itertools.repeat(0.0))
+        world.hosts = tuple(
+            Host(world, name, drift) for name, drift in zip(plan.names, drifts, strict=False)
         )
-        world.hosts = (self._a, self._b)
+        self._a = world.hosts[0]
         self._desk = Host(world, "desk")
         self._commands: list[Command] = []
         # The memory of the guest that has to go on: no more than one thing befalls it.
@@ -94,13 +96,20 @@ class Schedule:
                     one.to_arbiter_from_s = until_s
             case _ if act.kind in (*COMMANDS, FAILOVER_DEAD):
                 self._command(act.kind, host)
-            case ["kill", "command"]:
-                for proc in list(self._desk.procs):
-                    proc.kill()
+            case ["kill" | "freeze" as how, "command"]:
+                self._break_off(how, act.for_s)
             case [what, whom]:
                 self._hurt(what, whom, host, act.for_s)
             case [what]:
                 self._take_down(what, host, act.for_s)
+
+    def _break_off(self, how: str, for_s: float) -> None:
+        """All commands that are under way."""
+        for proc in list(self._desk.procs):
+            if how == "kill":
+                proc.kill()
+            else:
+                proc.freeze(for_s)
 
     def _is_so(self, command: str) -> bool:
         """Whether the operator may say what it says."""
@@ -111,7 +120,8 @@ class Schedule:
     def _is_dead(self) -> bool:
         """Whether what the operator would say of a primary is so: all but its standby is off."""
         return any(
-            host.find(Standby) and not other_of(self.world.hosts, host).is_up
+            host.find(Standby)
+            and not any(other.is_up for other in others_of(self.world.hosts, host))
             for host in self.world.hosts
         )
 
@@ -149,8 +159,9 @@ class Schedule:
             self._destroy(host)
 
     def _host(self, on: str) -> Host:
-        if on in ("a", "b"):
-            return self._a if on == "a" else self._b
+        for host in self.world.hosts:
+            if host.name == on:
+                return host
         role = Standby if on == "standby" else Primary
         for host in self.world.hosts:
             if host.find(role):
@@ -176,18 +187,27 @@ class Schedule:
                 proc.terminate()
 
     def _is_off(self) -> bool:
-        """Whether a host is, as the operator says, who takes what the other has for good enough."""
-        for host in self.world.hosts:
-            if not host.is_up:
-                self.world.forgive(_states_of(other_of(self.world.hosts, host)))
-                return True
-        return False
+        """Whether all that are silent are, as the operator says, who takes what the others have for
+        good enough.
+        """
+        left = [host for host in self.world.hosts if host.is_up]
+        is_unheard = any(self.world.now_s < host.to_arbiter_from_s for host in left)
+        if self.plan.is_careful and is_unheard:
+            return False
+        if len(left) == len(self.world.hosts) or not all(host.answers for host in left):
+            return False
+        self._forgive(left)
+        return True
+
+    def _forgive(self, left: list[Host]) -> None:
+        """What only the others had is lost."""
+        self.world.forgive([state for host in left for state in _states_of(host)])
 
     def _destroy(self, host: Host) -> None:
         host.go_down()
         host.is_gone = True
         host.home = host.files = None
-        self.world.forgive(_states_of(other_of(self.world.hosts, host)))
+        self._forgive(others_of(self.world.hosts, host))
 
     def _shut_down(self, host: Host, for_s: float) -> None:
         """SIGTERM to all, in no order; what lives on is ended with the power."""
@@ -200,7 +220,7 @@ class Schedule:
         world.at(world.now_s + max(for_s, GRACE_S + 1), host.come_up)
 
     def _command(self, kind: str, on: Host | None = None) -> Command:
-        command = Command(self._desk, (self._a, self._b)).run(kind, on)
+        command = Command(self._desk, self.world.hosts).run(kind, on)
         self._commands.append(command)
         return command
 

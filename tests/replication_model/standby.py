@@ -281,7 +281,7 @@ class Standby(Proc):
         if self.state is None:
             raise RuntimeError("a part of an epoch was to be gone on from")
         await sleep(world.random.uniform(0.05, 0.3 + world.plan.slow_s))
-        if warm.has_ended() or world.random.random() < world.trouble / 4:
+        if warm.has_ended() or world.random.random() < max(world.trouble / 4, world.plan.unfit):
             world.count(NOT_LOADED)
             with suppress(VmckptError):
                 await self._lease.give_up()

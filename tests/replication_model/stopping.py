@@ -13,7 +13,7 @@ from tests.replication_model.asking import (
     SilentError,
     has_left,
     is_over_to_standby,
-    other_of,
+    others_of,
     refused,
 )
 from tests.replication_model.machine import Files, Host, Said
@@ -48,21 +48,23 @@ class Stopping(Asking):
                 has_arbiter = await self._primary_ended(host, said, is_dead=is_dead)
         for host, _ in found:
             await self._until_gone(host)
+        await self._settle_if_seen()
         if not (is_dead or any(said.role == "standby" for _, said in found)):
             await self._require_no_other_home(found)
         if has_arbiter:
             await self._settle_term(found, is_dead=is_dead)
+        await self._settle_if_seen()
+        asking = await self._require_may_run(found, is_dead=is_dead)
+        for host, _ in found:
+            await self._reach(host)
+            if host is not asking:
+                host.files = None
+
+    async def _settle_if_seen(self) -> None:
         try:
             await self._settle()
         except SilentError as exc:
             self.world.note(f"operator: {exc}")
-        up, _ = await self._reached()
-        if len([host for host in up if host.home is not None]) > 1:
-            raise RefusedError("two hosts have it", WAIT, STOP)
-        await self._require_may_run(found, is_dead=is_dead)
-        for host, _ in found:
-            await self._reach(host)
-            host.files = None
 
     async def _primary_ended(self, host: Host, said: Said, *, is_dead: bool) -> bool:
         is_waiting = said.arbiter_fails
@@ -80,7 +82,10 @@ class Stopping(Asking):
         return False
 
     async def _end_standby(self, primary: Host, *, is_dead: bool) -> None:
-        standby = other_of(self._hosts, primary)
+        files = primary.files
+        if files is None:
+            return
+        standby = files.standby
         try:
             await self._reach(standby)
             for service in self._services(standby):
@@ -94,23 +99,26 @@ class Stopping(Asking):
     async def _require_nowhere_else(
         self, primary: Host, files: Files | None, *, is_dead: bool
     ) -> None:
-        other = other_of(self._hosts, primary)
         up, silent = await self._reached()
-        if other in up and other.home is not None:
+        others = [host for host in others_of(self._hosts, primary) if host in up]
+        if any(other.home is not None for other in others):
             raise RefusedError("another host has it", FAILOVER)
-        if other in up and self._services(other):
+        if any(self._services(other) for other in others):
             raise RefusedError("a standby is at work", WAIT, STOP)
         if is_dead or files is None:
             return
-        said = other.files.word if other.files is not None else None
-        if silent or (said is not None and said.state == PROMOTED and said.run == files.run):
+        said = [host.files.word for host in up if host.files is not None]
+        if silent or any(
+            one is not None and one.state == PROMOTED and one.run == files.run for one in said
+        ):
             raise _not_certain()
 
     async def _require_no_other_home(self, found: list[Side]) -> None:
         for host, said in found:
             if said.role != "primary" or not has_left(said) or (home := host.home) is None:
                 continue
-            if other_of(self._hosts, host).answers:
+            files = host.files
+            if files is not None and files.standby.answers:
                 continue
             if home.claim is None:
                 raise RefusedError("it was left to its standby, which may run it", STOP_OFF)
@@ -118,25 +126,33 @@ class Stopping(Asking):
             if right is not Right.OURS:
                 raise refused(right)
 
-    async def _require_may_run(self, found: list[Side], *, is_dead: bool) -> None:
+    async def _require_may_run(self, found: list[Side], *, is_dead: bool) -> Host | None:
         up, silent = await self._reached()
         homes = [host for host in up if host.home is not None]
-        if len(homes) != 1:
-            return
+        if len(homes) > 1:
+            raise RefusedError("two hosts have it", WAIT, STOP)
+        if not homes:
+            return None
         host, roles = homes[0], {one: said.role for one, said in found}
         may_be_elsewhere = roles.get(host) == "standby" and silent and not is_dead
         if (roles.get(host) != "primary" and not may_be_elsewhere) or host.home is None:
-            return
+            return None
         if holder_of(host, host.home) is not None:
             right = await self._ask_about(host)
             if right is not Right.OURS:
                 raise refused(right)
+            if may_be_elsewhere and "asking" not in self.world.without:
+                return host
             host.home.claim = None
+        return None
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:
         words = [(host, host.files) for host, _ in found if host.files is not None]
         primaries = [one for one in words if one[1].role == "primary"]
         is_left = any(is_over_to_standby(files.word) for _, files in primaries)
+        up, _ = await self._reached()
+        homes = [host for host in up if host.home is not None]
+        old = [host for host, _ in primaries]
         taken, is_failed = set[int](), False
         for host, files in words:
             if files.role != "standby":
@@ -145,7 +161,9 @@ class Stopping(Asking):
             word = files.word
             await end_waiting(self, host)
             is_taken = word is not None and word.state == PROMOTED
-            if word is None or (is_left and host.home is None and not is_taken):
+            is_passed_on = any(home not in (*old, host, files.primary) for home in homes)
+            is_of_no_use = word is None or (is_left and host.home is None and not is_taken)
+            if is_of_no_use and not is_passed_on:
                 is_failed = not await self._abandoned(host, files) or is_failed
             if is_taken and not is_dead:
                 taken.add(files.run)
@@ -156,6 +174,8 @@ class Stopping(Asking):
             if not is_over_to_standby(files.word) or is_elsewhere or files.run in taken:
                 continue
             await self._reach(host)
+            if host.home is None and "nothing" not in self.world.without:
+                continue
             is_gone = True
             try:
                 await self._require_nowhere_else(host, files, is_dead=is_dead)

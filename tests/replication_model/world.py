@@ -53,6 +53,8 @@ class Plan:
 
     `trouble`: how often the arbiter's answer is lost. `drift`: of both hosts' clocks, as a part of
     what the lease allows for. `slow_s`: how long a standby may need for each thing.
+    `names`: the hosts'. `unfit`: how often a standby cannot load the guest at least. `is_careful`:
+    the operator says that a host is off only while the arbiter answers, which then knows of it.
     """
 
     seed: int
@@ -62,6 +64,9 @@ class Plan:
     proof: float = 0.0
     drift: tuple[float, float] = (0.0, 0.0)
     slow_s: float = 0.0
+    names: str = "ab"
+    unfit: float = 0.0
+    is_careful: bool = False
 
 
 class Signal:
@@ -109,6 +114,7 @@ class World:
         self.let_out: State = (0, 0)
         self.qemus: list[Qemu] = []
         self.hosts: tuple[Host, ...] = ()
+        self.standbys: dict[str, str] = {}  # of a primary, by their names with the arbiter
         self.log: list[tuple[float, str]] = []
         self.seen: Counter[str] = Counter()
         self.events = 0

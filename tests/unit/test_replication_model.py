@@ -64,6 +64,16 @@ def test_a_qemu_that_its_guard_holds_is_let_go_when_the_arbiter_is_gone_for_good
     assert not played(plan_of(seed))[1]
 
 
+@pytest.mark.parametrize("seed", [18803, 56499])
+def test_a_home_that_took_over_has_a_term_of_its_own_before_it_is_protected(seed: int) -> None:
+    assert not played(plan_of(seed))[1]
+    assert played(plan_of(seed), frozenset({"anew"}))[1]
+
+
+def test_a_killed_primarys_guest_is_let_go_although_an_older_host_still_has_it() -> None:
+    assert not played(plan_of(53059))[1]
+
+
 @pytest.mark.parametrize(
     ("fix", "law"),
     [
@@ -76,7 +86,9 @@ def test_a_qemu_that_its_guard_holds_is_let_go_when_the_arbiter_is_gone_for_good
         # A guest that is handed over and whose QEMU has ended is not taken back.
         ("gone", "memory was lost by a single fault"),
         # A home that took over asks the arbiter too: its term may have been taken while it was off.
-        ("twin", "both emit"),
+        ("twin", "both emit|cannot be protected"),
+        # So does one whose protection was ended while the other host was silent.
+        ("asking", "both emit|cannot be protected"),
         # The parts that the review found sound, for the model's own sake.
         ("ack", "seen before"),
         ("apply", "seen before"),

@@ -181,7 +181,7 @@ async def _taken_again(request: ReplicationRequest) -> Lease | None:
     of no term may not be mounted, or was never asked for one: it is asked for no longer than a
     primary waits. Raises UsageError.
     """
-    store, ended = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
+    store, ended = open_arbiter(request.options), request.replica
     span, unknown_until_s = LeaseSpan(request.options.lease_s), math.inf
     asked = ServiceFiles.of(request.standby, request.vm).request
     while asked.exists():
@@ -278,8 +278,7 @@ async def _takes_term(
             look_s = boottime_s() + LOOK_S
         if standby_is_dead and boottime_s() - answered_s > ARBITER_S:
             here = vm_dir(request.primary.state_dir, request.vm)
-            replica = f"{request.standby.name}/{request.run}"
-            await request.primary.write_text(here.gone_replica, replica)
+            await request.primary.write_text(here.gone_replica, request.replica)
             return True
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)

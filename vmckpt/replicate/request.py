@@ -101,9 +101,14 @@ class ReplicationRequest:
         """Whether the disks that can be written are the same files on both hosts."""
         return self.options.disks == SHARED
 
+    @property
+    def replica(self) -> str:
+        """Its standby's service, by its name with the arbiter."""
+        return f"{self.standby.name}/{self.run}"
+
     def is_standbys(self, holder: str) -> bool:
         """Whether that is its standby's service, or what acts for it after its death."""
-        return acts_for(f"{self.standby.name}/{self.run}", holder)
+        return acts_for(self.replica, holder)
 
 
 # Its directory is the VM's.

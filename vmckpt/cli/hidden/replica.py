@@ -22,6 +22,7 @@ class ServiceTask(StrEnum):
     keep = "keep"
     fold = "fold"
     examine = "examine"
+    anew = "anew"
 
 
 def replica(
@@ -58,6 +59,10 @@ def replica(
         from vmckpt.replicate.recovery import abandon
 
         run(abandon(directory))
+    elif task is ServiceTask.anew:
+        from vmckpt.replicate.primary.claim import take_anew
+
+        run(take_anew(directory))
     elif task is ServiceTask.examine:
         from json import dumps
 

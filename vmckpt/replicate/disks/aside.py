@@ -169,7 +169,7 @@ async def _have_term(request: ReplicationRequest) -> None:
     that are on the disk is what a VM has whose QEMU has died: nothing that was flushed is missing.
     """
     store, us = open_arbiter(request.options), f"{request.primary.name}/"
-    standby = f"{request.standby.name}/{request.run}"
+    standby = request.replica
     is_settled = await _is_settled(request)
     try:
         found = await store.read(request.vm)

@@ -29,7 +29,12 @@ from vmckpt.replicate.operator.sides import (
     until_recovered,
 )
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
-from vmckpt.replicate.primary.claim import is_of_this_home, require_right, took_over
+from vmckpt.replicate.primary.claim import (
+    is_of_this_home,
+    require_right,
+    take_anew_there,
+    took_over,
+)
 from vmckpt.replicate.request import (
     REQUEST,
     ReplicationRequest,
@@ -152,6 +157,8 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         if was_lost:
             await end_waiting(side.host, vm.name)
             await settle_copies(side.host, ServiceFiles.of(side.host, vm.name), CopiesFate.KEEP)
+        if side.host.name == vm.host.name and await took_over(vm):
+            await take_anew_there(vm)
         await side.host.remove(ServiceFiles.of(side.host, vm.name).path)
 
 

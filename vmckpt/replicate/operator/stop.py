@@ -79,6 +79,8 @@ async def stop(
             last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
     for side in found:
         await until_gone(side.host, name)
+    with suppress(HostDownError):  # a home that is stale already is no place where the guest is
+        await settle(name, hosts)
     if not (standby_is_dead or any(not side.status.is_primary for side in found)):
         await _require_no_other_home(name, found, hosts)
     if has_arbiter:
@@ -89,12 +91,12 @@ async def stop(
         await _settle_standbys(name, found, copies)
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
-    await _require_one_home(name, hosts)
-    await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
+    asking = await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
     if await stand_aside(name, hosts):
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
-        await side.host.remove(ServiceFiles.of(side.host, name).path)
+        if side.host.name != asking:
+            await side.host.remove(ServiceFiles.of(side.host, name).path)
     return last
 
 
@@ -137,18 +139,6 @@ async def _require_no_other_home(
             raise _not_freed(vm, answer)
 
 
-async def _require_one_home(name: str, hosts: Iterable[Host]) -> None:
-    """Raises RefusedError while two hosts have the VM: what the services left tells them apart."""
-    homes = await _homes_but(name, "", hosts)
-    if len(homes.given) > 1:
-        raise RefusedError(
-            f"{' and '.join(homes.given)} have '{name}'",
-            why="which of them is older is not certain: the arbiter does not say so",
-            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
-            f"sure which is older, and remove its directory, vms/{name}, on its host",
-        )
-
-
 async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str]:
     """Which of the hosts but that one have the VM at home; `silent`: why some do not say."""
     answers = await ask_every(hosts, lambda one: read_vm(one, name))
@@ -158,25 +148,37 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
 
 async def _require_may_run(
     name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host], *, standby_is_dead: bool
-) -> None:
-    """Raises RefusedError if the only home of the VM may not run: another host holds the term.
+) -> str:
+    """Raises RefusedError while two hosts have the VM (what the services left tells them apart), or
+    if its only home may not run: another host holds the term.
 
     The services' files are kept for a `stop` that declares the other host dead. If this home took
-    over, only a silent host may hold the term.
+    over, only a silent host may hold the term, or be given it while this one is off: then its files
+    stay, with which it asks the arbiter before each start. Returns that home's host, or "".
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
-    if len(homes) != 1:
-        return
+    if len(homes) > 1:
+        raise RefusedError(
+            f"{' and '.join(vm.host.name for vm in homes)} have '{name}'",
+            why="which of them is older is not certain: the arbiter does not say so",
+            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
+            f"sure which is older, and remove its directory, vms/{name}, on its host",
+        )
+    if not homes:
+        return ""
     vm, roles = homes[0], {side.host.name: side.status.role for side in found}
     role = roles.get(vm.host.name)
     may_be_elsewhere = role is Role.STANDBY and answers.silent and not standby_is_dead
     answer = await ask_about(vm) if role is Role.PRIMARY or may_be_elsewhere else None
     if answer is None:
-        return
+        return ""
     if answer.right is not Right.OURS:
         raise _not_freed(vm, answer)
+    if may_be_elsewhere:
+        return vm.host.name
     await vm.host.remove(vm.directory.claim)  # the services' files go, by which it may be settled
+    return ""
 
 
 def _not_freed(vm: Vm, answer: ClaimAnswer) -> RefusedError:
@@ -337,6 +339,8 @@ async def _settle_term(
         is_elsewhere = any(home != side.host.name for home in homes.given)
         if not _is_left(said) or is_elsewhere or side.status.run in taken:
             continue
+        if await read_vm(side.host, name) is None:
+            continue  # it has nothing that could run: the term stays with the host that has
         is_gone = True
         try:
             await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)

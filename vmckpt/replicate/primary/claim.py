@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.foreign import parse
-from vmckpt.lease.rule import Right, right_of
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import LeaseSpan
+from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.operator.sides import last_word
@@ -80,21 +82,59 @@ def _of_standby(request: ReplicationRequest) -> Claim:
     """What a standby that took over has the guest by: an operator may have let the term be taken
     from it, while its host was off.
     """
-    holder, options = f"{request.standby.name}/{request.run}", request.options
+    holder, options = request.replica, request.options
     return Claim(request.vm, holder, request.primary.name, options.arbiter, options.credentials)
+
+
+def _anew(request: ReplicationRequest) -> str:
+    """The host of a standby that took over, by its name with the arbiter after `take_anew`."""
+    return f"{request.standby.name}/after-{request.run}"
+
+
+async def take_anew(directory: Path) -> None:
+    """The host of the standby that took over, whose directory that is, takes the VM's next term.
+
+    An operator may give the standby's to the older home while this host is off; without the
+    directory this home would not ask. Raises RefusedError (the term is another's), and as the
+    arbiter does.
+    """
+    request = read_request(directory)
+    store, name = open_arbiter(request.options), _anew(request)
+    found = await store.read(request.vm)
+    if found is None or found.record.holder == name:
+        return
+    holder = found.record.holder
+    claimant = Claimant(name, succeeds=holder if request.is_standbys(holder) else None)
+    lease = Lease(store, request.vm, claimant, LeaseSpan(request.options.lease_s))
+    await lease.take(Holding(found.record.term, holder))
+
+
+async def take_anew_there(vm: Vm) -> None:
+    """The same, on the VM's host. Raises OperationFailedError: the standby's files have to stay."""
+    path = ServiceFiles.of(vm.host, vm.name).path
+    command = [*await vm.host.own_command(), "replica", "anew", str(path)]
+    done = await vm.host.run(command, ASK_TIMEOUT_S)
+    if done.returncode:
+        raise OperationFailedError(
+            f"'{vm.name}' cannot be protected",
+            why="; ".join(done.stderr.strip().splitlines()[-3:]) or f"exit {done.returncode}",
+            remedy="restore access to the arbiter, and try again; the VM keeps running",
+        )
 
 
 async def examine(path: Path) -> ClaimAnswer:
     """Ask the arbiter about the claim at `path`, or the standby whose directory that is, on its own
     host. Raises as the arbiter does.
     """
-    claim = _of_standby(read_request(path)) if path.is_dir() else Claim.read(path)
+    request = read_request(path) if path.is_dir() else None
+    claim = _of_standby(request) if request is not None else Claim.read(path)
     found = await open_arbiter(
         ReplicationOptions(claim.arbiter, credentials=claim.credentials)
     ).read(claim.vm)
     record = found.record if found else None
     holder = record.holder if record else ""
-    return ClaimAnswer(right_of(record, claim.holder, claim.other), holder, claim.standby)
+    ours = _anew(request) if request is not None and holder == _anew(request) else claim.holder
+    return ClaimAnswer(right_of(record, ours, claim.other), holder, claim.standby)
 
 
 async def ask_about(vm: Vm) -> ClaimAnswer | None:

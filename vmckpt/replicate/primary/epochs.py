@@ -221,7 +221,8 @@ class Epochs:
         """An epoch that is on its way, and when its pause began."""
         intake = self._mirrors.intake
         self._begin_sending(LONGEST_S)
-        await self._stream.disks(intake.cut())
+        async with self._in_time():
+            await self._stream.disks(intake.cut())
         early, pauses = await self._passes()
         self._require_room(early)
         captured_s = time.monotonic()

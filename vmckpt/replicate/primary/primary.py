@@ -296,5 +296,12 @@ async def _greet(
             remedy="install the same vmckpt on both sides",
         )
     welcome = decode_welcome(payload)
+    # The arbiter will have the name: none that it could not keep, and no other replica's.
+    if welcome.replica != request.replica:
+        raise OperationFailedError(
+            f"{request.standby.name} does not welcome its primary",
+            why=f"it says that it is {welcome.replica:.100}, not {request.replica}",
+            remedy="install the same vmckpt on both sides, and start again",
+        )
     second.begin(welcome.heartbeat_port)
     return welcome

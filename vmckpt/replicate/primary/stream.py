@@ -10,7 +10,7 @@ from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.replicate.channel import TAKEN, Channel, Frame
+from vmckpt.replicate.channel import PATIENCE_S, TAKEN, Channel, Frame
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.wire.epoch import Composer
 from vmckpt.replicate.wire.errors import senseless
@@ -203,10 +203,13 @@ class EpochStream:
             await self._channel.beat()
 
     async def end(self, kind: str, why: str) -> None:
-        """Say how the protection ends, if anybody hears it."""
+        """Say how the protection ends, if anybody hears it. A standby that reads nothing, and says
+        that it gets on, holds nothing up: what is said may still reach it.
+        """
         self._is_left = self._is_left or not self.why
-        with suppress(HostDownError):
-            await self._channel.fail(Failure(kind, "the primary ends the protection", why, "-"))
+        with suppress(HostDownError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._channel.fail(Failure(kind, "the primary ends the protection", why, "-"))
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -12,6 +12,7 @@ from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.standby.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, ReceivedEpoch
+from vmckpt.replicate.wire.errors import senseless
 from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Failure,
@@ -151,6 +152,8 @@ class Following:
 
     async def _take(self, channel: Channel, head: FrameHead, payload: memoryview) -> None:
         if head.kind is FrameKind.HELLO:
+            if self.hello is not None:
+                raise senseless(f"{head} comes twice", "a primary says once who it is")
             self.hello = decode_hello(payload)
             self.second.begin(self.hello.heartbeat_port)
             await self._work(channel, self._try_means(self.hello, self.term))
@@ -171,4 +174,5 @@ class Following:
             if epoch is not None:
                 await self._work(channel, self._safe(epoch))
                 self.epoch_s = boottime_s()
-                channel.put(channel.outbound.frame(FrameKind.ACK, epoch.number, []))
+                # A primary that reads nothing is lost, before answers to it fill the memory.
+                await channel.send(channel.outbound.frame(FrameKind.ACK, epoch.number, []))

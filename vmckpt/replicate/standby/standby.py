@@ -126,7 +126,7 @@ class Standby:
         self, request: ReplicationRequest, files: ServiceFiles, warm: Warm, copies: Sequence[Path]
     ) -> None:
         self._request, self._files, self._warm, self._copies = request, files, warm, copies
-        self.name = f"{request.standby.name}/{request.run}"
+        self.name = request.replica
         span = LeaseSpan(request.options.lease_s)
         claimant = Claimant(self.name, replica=self.name)
         self._lease = Lease(open_arbiter(request.options), request.vm, claimant, span)

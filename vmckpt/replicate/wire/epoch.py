@@ -21,6 +21,8 @@ from vmckpt.replicate.wire.sections import Packer
 _DEVICE_BYTES = 1 << 20
 # Writes are sent in frames of this size, or one write's if that is more.
 _DISK_BYTES = 1 << 20
+# What a frame keeps in the standby's memory besides its content.
+_FRAME_BYTES = 2048
 _PARTS = frozenset({FrameKind.PAGES, FrameKind.BASE, FrameKind.DEVICE, FrameKind.DISK})
 
 
@@ -202,6 +204,7 @@ class Assembler:
     def _part(self, now: _OpenEpoch, head: FrameHead, payload: memoryview) -> None:
         totals = now.totals
         totals.add(head.crc)
+        now.held_bytes += _FRAME_BYTES
         if head.kind is FrameKind.PAGES:
             now.batches.append(decode(payload, self._ram_pages))
             totals.pages += now.batches[-1].pages
@@ -212,7 +215,8 @@ class Assembler:
             totals.device_bytes += len(pieces[-1])
             now.held_bytes += len(pieces[-1])
         else:
-            writes = messages.decode_writes(payload, self._disks)
+            room_bytes = self._most_bytes - now.held_bytes
+            writes = messages.decode_writes(payload, self._disks, room_bytes / WRITE_BYTES)
             now.writes += writes
             data_bytes = sum(len(write.data) for write in writes)
             totals.disk_bytes += data_bytes

@@ -17,6 +17,7 @@ HEARTBEAT  bytes, heads included, that have come from the other side; a number t
 """
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -36,6 +37,8 @@ _COUNT = struct.Struct("<I")
 _WRITE = struct.Struct("<QQQ")
 _ZEROES = 1 << 63
 _DIGESTS = struct.Struct(">QQ")
+# Of the other side's error, in characters: a service's status repeats it, and is one line.
+_MOST_TEXT = 2000
 T = TypeVar("T")
 
 
@@ -199,10 +202,16 @@ def encode_writes(writes: Sequence[DiskWrite], packer: Packer) -> list[Buffer]:
     return packer.pack([b"".join(table), *(write.data for write in writes)])
 
 
-def decode_writes(payload: memoryview, disks: Sequence[HelloDisk]) -> list[DiskWrite]:
-    """The writes, in order. Raises WireError, also when one is outside its disk."""
+def decode_writes(
+    payload: memoryview, disks: Sequence[HelloDisk], most: float = math.inf
+) -> list[DiskWrite]:
+    """The writes, in order. Raises WireError, also when one is outside its disk, for more than
+    `most` before they take memory.
+    """
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
+    if count > most:
+        raise senseless("disk writes make an epoch larger than any", f"{count} in one frame")
     data_at = at = _COUNT.size + count * _WRITE.size
     if data_at > len(content):
         raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
@@ -237,10 +246,12 @@ def decode_digests(payload: memoryview, disks: Sequence[HelloDisk]) -> Digests:
 
 
 def decode_hello(payload: Buffer) -> Hello:
-    """Raises WireError, also when it is of another protocol."""
+    """Raises WireError, also when it is of another protocol, or names no process to fence."""
     value = _json_object(payload, "HELLO")
     disks = tuple(_made(HelloDisk, one) for one in _list(value, "disks"))
     emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
+    if not emitters:
+        raise senseless("HELLO names no process to fence", "its emitters are an empty list")
     return _made(Hello, value | {"disks": disks, "emitters": emitters})
 
 
@@ -250,8 +261,9 @@ def decode_welcome(payload: Buffer) -> Welcome:
 
 
 def decode_failure(payload: Buffer) -> Failure:
-    """Raises WireError."""
-    return _made(Failure, _json_object(payload, "FAILURE"))
+    """With as much of its text as a status has room for. Raises WireError."""
+    said = _made(Failure, _json_object(payload, "FAILURE"))
+    return Failure(*(word[:_MOST_TEXT] for word in (said.kind, said.what, said.why, said.remedy)))
 
 
 def decode_begin(payload: Buffer) -> Begin:

@@ -202,7 +202,7 @@ def decode(payload: memoryview, ram_pages: int) -> PageBatch:
     *counts, total, changed_words = _HEAD.unpack_from(payload)
     patch, wholes = unpack(payload[_HEAD.size :], 2)
     runs = sum(counts)
-    if len(patch) < 8 * runs or len(wholes) % PAGE_BYTES:
+    if max(counts) > MOST_PAGES or len(patch) < 8 * runs or len(wholes) % PAGE_BYTES:
         raise senseless("a payload of pages is malformed", f"{len(patch)} bytes for {runs} runs")
     tables = np.frombuffer(patch[: 8 * runs], dtype="<u4").astype(np.int64)
     ends = np.cumsum(counts)[:-1]
@@ -240,6 +240,8 @@ def _numbers(firsts: Numbers, lengths: Numbers, ram_pages: int) -> Numbers:
     total = int(lengths.sum())
     if total > MOST_PAGES or (len(firsts) and int((firsts + lengths).max()) > ram_pages):
         raise senseless("a payload names pages that are not there", f"the guest has {ram_pages}")
+    if not lengths.all():  # it would be kept, and count as no page
+        raise senseless("a payload of pages is malformed", "a run in it has no page")
     offsets = firsts - (np.cumsum(lengths) - lengths)
     return np.repeat(offsets, lengths) + np.arange(total)
 
