@@ -15,7 +15,7 @@ APT_PACKAGES := fuse3 gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-
 	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
-CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py))))
+CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py debian/*.py))))
 
 # Pythons that hosts may have: Debian 12, Ubuntu 24.04, Debian 13.
 WHEELS_FOR ?= 3.11 3.12 3.13
@@ -94,7 +94,7 @@ role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then
 
 lock: setup ## Resolve the dependencies in pyproject.toml and of ansible/ anew
 	$(COMPILE) --extra libvirt --extra mount --extra s3 --extra dev --extra bench --output-file requirements.lock pyproject.toml
-	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(COMPILE) --extra mount --extra s3 --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	$(COMPILE) --output-file ansible/requirements.txt ansible/requirements.in
 
 clean: ## Remove what was made here (not the user's cache of images and QEMUs)
