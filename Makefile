@@ -37,7 +37,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio test-kernel faults long check bench wheels role lock clean always
+.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench wheels dist role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -49,7 +49,7 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
 test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## All tests, with real QEMUs and guests
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not kernel and not vfio"
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not packages and not kernel and not vfio"
 
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
@@ -86,6 +86,22 @@ wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts
 			--require-hashes --requirement requirements-runtime.lock \
 			--dest dist/wheels || exit 1; \
 	done
+
+dist: APT_PACKAGES += debhelper lintian
+dist: wheels ## A wheel, the sources and a Debian package, in dist
+	rm -rf dist/vmckpt* build/deb
+	cp dist/wheels/vmckpt-*.whl dist
+	$(BIN)/hatchling build --target sdist --directory dist
+	mkdir -p build/deb/vmckpt
+	tar -C build/deb/vmckpt --strip-components 1 -xf dist/vmckpt-*.tar.gz
+	cd build/deb/vmckpt && PIP="$(CURDIR)/$(BIN)/pip" WHEELS="$(CURDIR)/dist/wheels" \
+		PYTHONS="$(WHEELS_FOR)" dpkg-buildpackage --build=binary --no-sign
+	mv build/deb/*.deb dist
+	lintian --fail-on error,warning dist/*.deb
+
+test-packages: APT_PACKAGES += mmdebstrap
+test-packages: dist ## The Debian package in bare Debian 12 and 13: install, use, remove (minutes, as root)
+	$(BIN)/pytest -m packages tests/packages
 
 role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)
 	cd ansible && PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" ansible-lint
