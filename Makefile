@@ -99,8 +99,8 @@ dist: wheels ## A wheel, the sources and a Debian package, in dist
 	mv build/deb/*.deb dist
 	lintian --fail-on error,warning dist/*.deb
 
-test-packages: APT_PACKAGES += mmdebstrap
-test-packages: dist ## The Debian package in bare Debian 12 and 13: install, use, remove (minutes, as root)
+test-packages: APT_PACKAGES += buildah mmdebstrap
+test-packages: dist ## The Debian package in bare Debian 12 and 13, and the image (minutes, as root)
 	$(BIN)/pytest -m packages tests/packages
 
 role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from images.debian import private_sources
+from tests.packages.roots import REPOSITORY, TIMEOUT_S, bootstrap, package
 from tests.role.commands import output
 from vmckpt import __version__
 
 # A root takes a minute, and its packages another, on a quiet machine.
 pytestmark = pytest.mark.timeout(1200)
-TIMEOUT_S = 600
-REPOSITORY = Path(__file__).parents[2]
 PYTHON_OF = {"bookworm": [3, 11], "trixie": [3, 13]}
 ENVIRONMENT = "/usr/lib/vmckpt/bin/python3"
 IMPORTS = """\
@@ -74,15 +72,11 @@ def root(
     """A release of Debian with apt and man, in which the package is installed."""
     release: str = request.param
     path = tmp_path_factory.mktemp(release)
-    sources = path.with_suffix(".sources")
-    sources.write_text(private_sources(release, release=release))
-    make = ["mmdebstrap", "--mode=root", "--variant=apt", "--include=man-db", release]
     made = Root(path, release)
     try:
-        output(["unshare", "--mount", *make, str(path), str(sources)], timeout_s=TIMEOUT_S)
+        bootstrap(release, path, "man-db")
         assert made.files() == set()
-        [package] = (REPOSITORY / "dist").glob("vmckpt_*.deb")
-        shutil.copy(package, path / "vmckpt.deb")
+        shutil.copy(package(), path / "vmckpt.deb")
         made.run("apt-get", "update")
         made.run("apt-get", "install", "--yes", "--no-install-recommends", "/vmckpt.deb")
         yield made
@@ -107,6 +101,12 @@ def test_it_has_manuals_completion_and_units(root: Root) -> None:
     )
     assert "Maximum downtime" in root.run("man", "vmckpt-migrate")
     assert root.run("bash", "-c", COMPLETE) == "list\n"
+    share = root.path / "usr/share"
+    zsh = (share / "zsh/vendor-completions/_vmckpt").read_text().splitlines()
+    assert (zsh[0], zsh[-1]) == ("#compdef vmckpt", '_vmckpt_completion "$@"')
+    assert (
+        "complete --command vmckpt" in (share / "fish/vendor_completions.d/vmckpt.fish").read_text()
+    )
     units = {unit.name for unit in (REPOSITORY / "units").iterdir()}
     assert {Path(file).name for file in root.files() if "/usr/lib/systemd/system/" in file} == units
 
