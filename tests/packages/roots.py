@@ -10,11 +10,11 @@ REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 600
 
 
-def bootstrap(release: str, path: Path, *packages: str) -> None:
-    """Make `path`, a directory or a .tar, a Debian with apt and `packages`. Needs root."""
+def bootstrap(release: str, path: Path, *options: str) -> None:
+    """Make `path`, a directory or a .tar, a Debian with apt, by mmdebstrap. Needs root."""
     sources = path.parent / f"{release}.sources"
     sources.write_text(private_sources(release, release=release))
-    wanted = ["--variant=apt", f"--include={','.join(packages)}", release, str(path), str(sources)]
+    wanted = ["--variant=apt", *options, release, str(path), str(sources)]
     # Mounts that a killed run leaves are gone with its namespace.
     output(["unshare", "--mount", "mmdebstrap", "--mode=root", *wanted], timeout_s=TIMEOUT_S)
 

@@ -27,9 +27,11 @@ def test_the_image_runs(storage: list[str], tmp_path: Path) -> None:
     def buildah(*words: str) -> str:
         return output([*storage, *words], timeout_s=TIMEOUT_S).strip()
 
-    bootstrap("trixie", tmp_path / "root.tar")
+    root = tmp_path / "root.tar"
+    bootstrap("trixie", root)
     empty = buildah("from", "scratch")
-    buildah("add", empty, str(tmp_path / "root.tar"), "/")
+    buildah("add", empty, str(root), "/")
+    root.unlink()
     buildah("commit", "--rm", empty, "base")
     base = ["--pull-never", "--build-arg", "BASE=localhost/base"]
     recipe = ["--file", str(REPOSITORY / "Containerfile"), str(package().parent)]
