@@ -15,7 +15,7 @@ APT_PACKAGES := fuse3 gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-
 	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
-CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py))))
+CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py debian/*.py))))
 
 # Pythons that hosts may have: Debian 12, Ubuntu 24.04, Debian 13.
 WHEELS_FOR ?= 3.11 3.12 3.13
@@ -39,7 +39,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio test-kernel faults long check bench tour wheels role lock clean always
+.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench tour wheels dist role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -51,7 +51,7 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
 test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) ## All tests, with real QEMUs and guests
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not kernel and not vfio"
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not packages and not kernel and not vfio"
 
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
@@ -92,6 +92,22 @@ wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts
 			--dest dist/wheels || exit 1; \
 	done
 
+dist: APT_PACKAGES += debhelper lintian
+dist: wheels ## A wheel, the sources and a Debian package, in dist
+	rm -rf dist/vmckpt* build/deb
+	cp dist/wheels/vmckpt-*.whl dist
+	$(BIN)/hatchling build --target sdist --directory dist
+	mkdir -p build/deb/vmckpt
+	tar -C build/deb/vmckpt --strip-components 1 -xf dist/vmckpt-*.tar.gz
+	cd build/deb/vmckpt && PIP="$(CURDIR)/$(BIN)/pip" WHEELS="$(CURDIR)/dist/wheels" \
+		PYTHONS="$(WHEELS_FOR)" dpkg-buildpackage --build=binary --no-sign
+	mv build/deb/*.deb dist
+	lintian --fail-on error,warning dist/*.deb
+
+test-packages: APT_PACKAGES += buildah mmdebstrap
+test-packages: dist ## The Debian package in bare Debian 12 and 13, and the image (minutes, as root)
+	$(BIN)/pytest -m packages tests/packages
+
 role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)
 	cd ansible && PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" ansible-lint
 	PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" \
@@ -99,7 +115,7 @@ role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then
 
 lock: setup ## Resolve the dependencies in pyproject.toml and of ansible/ anew
 	$(COMPILE) --extra libvirt --extra mount --extra s3 --extra dev --extra bench --output-file requirements.lock pyproject.toml
-	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(COMPILE) --extra mount --extra s3 --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	$(COMPILE) --output-file ansible/requirements.txt ansible/requirements.in
 
 clean: ## Remove what was made here (not the user's cache of images and QEMUs)

@@ -183,10 +183,10 @@ class Source:
         return "".join(f"{key}: {value}\n" for key, value in (asked | kept).items())
 
 
-def private_sources(suite: str, etc_apt: Path = Path("/etc/apt")) -> str:
-    """A sources file that reaches `suite` by the archive that this machine already uses."""
-    release = re.search(r"^VERSION_CODENAME=(\w+)", read("/etc/os-release"), re.MULTILINE)
-    codename = release[1] if release else RELEASE
+def private_sources(suite: str, etc_apt: Path = Path("/etc/apt"), *, release: str = RELEASE) -> str:
+    """A sources file for `release` and `suite`, from the archive that this machine already uses."""
+    own_release = re.search(r"^VERSION_CODENAME=(\w+)", read("/etc/os-release"), re.MULTILINE)
+    codename = own_release[1] if own_release else RELEASE
     files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
     sources = [source for file in files if file.is_file() for source in parse_sources(file)]
     archives = [source for source in sources if source.has(codename)]
@@ -199,10 +199,10 @@ def private_sources(suite: str, etc_apt: Path = Path("/etc/apt")) -> str:
     # Vendors use Debian's code names too: Debian's own entry is the one with Debian's own key.
     own = "debian-archive"
     archive = max(archives, key=lambda source: own in source.fields.get("signed-by", ""))
-    stanzas = [archive.stanza(dict.fromkeys((RELEASE, suite)))]
+    stanzas = [archive.stanza(dict.fromkeys((release, suite)))]
     security = next((source for source in sources if source.has(f"{codename}-security")), None)
     if security is not None:
-        stanzas.append(security.stanza([f"{RELEASE}-security"]))
+        stanzas.append(security.stanza([f"{release}-security"]))
     return "\n".join(stanzas)
 
 

@@ -2,13 +2,14 @@
 
     vmckpt-fence-by-kill [TRANSPORT ...] check|fence
 
-TRANSPORT is put before the commands `kill`, `cat` and `readlink`, and has them run on the primary's
-host: nothing for this machine, `nsenter -t PID ...`, `ssh HOST`. The contract stands in `agent`.
+TRANSPORT is a command prefix that runs `kill`, `cat` and `readlink` on the primary's host: nothing
+for this machine, `nsenter -t PID ...`, `ssh HOST`. vmckpt/replicate/fencing/agent.py defines the
+interface of fencing agents.
 
-Proof is that /proc, read through the transport after the kill, is the one that the primary named,
-by boot id and process namespace, shows init, and none of the processes: a pid that another process
-got since has another start, and a zombie without threads does nothing. A host that cannot be
-reached, or has started anew, is not fenced by this: it takes a power switch.
+Proof of the kill is what /proc shows afterwards, read through TRANSPORT: it is the one that the
+primary named (boot id and process namespace), it has init, and it has none of the processes. A pid
+with another start time belongs to another process; a zombie without threads does nothing. A host
+that is unreachable or has rebooted is not fenced by this agent: that takes a power switch.
 """
 
 import os
