@@ -13,6 +13,7 @@ import click
 import typer.main
 
 from vmckpt import __version__
+from vmckpt.cli.examples import examples
 from vmckpt.cli.main import SECTIONS, command_line
 from vmckpt.replicate.fencing import by_kill
 
@@ -51,6 +52,8 @@ def _page(name: str, command: click.Command, context: click.Context) -> str:
         lines.append(".SH COMMANDS")
     for one, its_context in inner:
         lines += [f".SS {_usage(one, its_context)}", *_prose(one.help), *_list(one, its_context)]
+        lines += _examples(its_context)
+    lines += _examples(context)
     return "\n".join([*lines, ".SH SEE ALSO", r"\fBvmckpt\fR(1)"]) + "\n"
 
 
@@ -92,6 +95,11 @@ def _list(command: click.Command, context: click.Context) -> list[str]:
             term, meaning = record
             lines += [".TP", rf"\fB{_text(term)}\fR", _text(" ".join(meaning.split()))]
     return lines
+
+
+def _examples(context: click.Context) -> list[str]:
+    found = examples().get(context.command_path.partition(" ")[2], [])
+    return [".PP", "Examples:", ".nf", *map(_text, found), ".fi"] if found else []
 
 
 def _prose(text: str | None) -> list[str]:
