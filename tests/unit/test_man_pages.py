@@ -10,7 +10,7 @@ from tests.unit.test_language import COMMANDS
 
 pytestmark = pytest.mark.unit
 PAGES = pages()
-REQUESTS = {"TH", "SH", "SS", "TP", "PP"}
+REQUESTS = {"TH", "SH", "SS", "TP", "PP", "nf", "fi"}
 
 
 def shown(page: str) -> str:
