@@ -131,3 +131,28 @@ def test_a_user_without_an_account_is_told_what_to_set(
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2, done.stderr
     assert remedy in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "starter", "code"),
+    [
+        (["settle-groups"], None, 0),
+        (["migrate", "--recover", "web", "--insist"], "4194303", 3),
+        (["migrate", "--recover", "web"], None, 2),
+    ],
+    ids=["hidden", "dead-man's switch", "operator"],
+)
+def test_a_malformed_configuration_stops_no_recovery(
+    tmp_path: Path, words: list[str], starter: str | None, code: int
+) -> None:
+    """The guest of the process that died may be paused."""
+    (tmp_path / "vmckpt").mkdir()
+    (tmp_path / "vmckpt/config.toml").write_text("malformed")
+    env = {"VMCKPT_STATE_DIR": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path)}
+    if starter is not None:
+        env["VMCKPT_STARTER"] = starter
+    done = subprocess.run(
+        [*COMMAND, *words], env=os.environ | env, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert (b"config.toml cannot be used" in done.stderr) is (code == 2)
