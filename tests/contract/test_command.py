@@ -156,3 +156,17 @@ def test_a_malformed_configuration_stops_no_recovery(
     )
     assert done.returncode == code, done.stderr
     assert (b"config.toml cannot be used" in done.stderr) is (code == 2)
+
+
+def test_a_configuration_that_cannot_be_looked_for_is_none(tmp_path: Path) -> None:
+    """As where `sudo -u USER` keeps a HOME that the user may not search."""
+    given = {"VMCKPT_STATE_DIR": str(tmp_path), "XDG_CONFIG_HOME": f"/{'too-long' * 40}"}
+    done = subprocess.run(
+        [*COMMAND, "migrate", "web", "nowhere"],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "nowhere" in done.stderr) == (3, True), done.stderr

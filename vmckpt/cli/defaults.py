@@ -47,9 +47,7 @@ def files() -> list[Path]:
 def are_there(word: str) -> bool:
     """Whether the command `word` may have any."""
     prefix = _variable((word, ""))
-    return any(path.exists() for path in files()) or any(
-        name.startswith(prefix) for name in os.environ
-    )
+    return any(map(os.path.exists, files())) or any(name.startswith(prefix) for name in os.environ)
 
 
 def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
@@ -59,7 +57,8 @@ def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
     command has, or that another user may write.
     """
     found = list[Setting]()
-    for path in files():
+    # No error where this user may not look: HOME may be another's.
+    for path in filter(os.path.exists, files()):
         for word, table in _read(path).items():
             if word not in known:
                 raise _refused(path, f"there is no command '{word}'", "see: vmckpt --help")
