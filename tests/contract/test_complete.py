@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,16 @@ def test_nothing_is_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "none"))
     assert completed("vmckpt vm show ") == []
     assert completed("vmckpt checkpoint show ") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a$(x)", r"a\$(x)", r"a\`x`", "a;x", "a x", "a'x", 'a"x', "a*", "~a", "-a", "a\x1b[0m"],
+)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_name_is_a_command_of_the_shell(state: Path, name: str, shell: str) -> None:
+    """Others choose names of VMs and checkpoints; a shell puts them into its line as they are."""
+    remember(CHECKPOINTS, [name, "\u00fc-1_.x:y@z"])
+    found = " ".join(completed("vmckpt checkpoint restore ", shell))
+    assert "\u00fc-1_.x" in found
+    assert not re.search(r"\ba", found.replace("_arguments", ""))

@@ -4,6 +4,7 @@ VMs of hosts elsewhere, and checkpoints, are those that `vm list` and `checkpoin
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from vmckpt.hosts.inventory.inventory import all_entries, runs_dir, state_dir
 VMS, CHECKPOINTS = "vms", "checkpoints"
 # A name is at most 40 characters: names beyond these are no help to complete.
 _MOST_BYTES = 1 << 20
+# Others choose names, and a shell puts them into its line, or evaluates them (zsh), as they are.
+_PLAIN = re.compile(r"\w[\w.:@+=,/-]*")
 
 
 def remember(kind: str, names: Iterable[str]) -> None:
@@ -52,8 +55,8 @@ def add_names(root: click.Group) -> None:
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
     def complete(_context: click.Context, incomplete: str) -> list[CompletionItem]:
         with suppress(OSError, VmckptError):
-            found = sorted({name for name in names() if name.startswith(incomplete)})
-            return [CompletionItem(name) for name in found]
+            found = {name for name in names() if name.startswith(incomplete)}
+            return [CompletionItem(name) for name in sorted(filter(_PLAIN.fullmatch, found))]
         return []
 
     return complete
