@@ -86,3 +86,11 @@ def test_a_file_that_others_may_write_is_refused(write: Write) -> None:
     with pytest.raises(UsageError) as caught:
         given("migrate")
     assert "another user may write it" in caught.value.why
+
+
+def test_a_list_in_a_variable_that_is_malformed_is_refused(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_CHECKPOINT_CREATE_TAG", "why=it's")
+    with pytest.raises(UsageError, match=r"\$VMCKPT_CHECKPOINT_CREATE_TAG cannot be used"):
+        given("checkpoint")

@@ -125,7 +125,10 @@ def _of_environment(words: tuple[str, ...], command: "click.Command") -> Iterato
     for name, option in _options(command).items():
         variable = _variable((*words, name))
         if value := os.environ.get(variable):
-            given = shlex.split(value) if option.multiple else value
+            try:
+                given = shlex.split(value) if option.multiple else value
+            except ValueError as exc:
+                raise _refused(f"${variable}", str(exc), "quote it as for a shell") from exc
             yield Setting(words, name, given, f"${variable}")
 
 
@@ -158,7 +161,7 @@ def _variable(words: Sequence[str]) -> str:
     return "_".join(("VMCKPT", *words)).upper().replace("-", "_")
 
 
-def _refused(path: Path, why: str, remedy: str) -> Exception:
+def _refused(origin: Path | str, why: str, remedy: str) -> Exception:
     from vmckpt.errors import UsageError
 
-    return UsageError(f"{path} cannot be used", why=why, remedy=remedy)
+    return UsageError(f"{origin} cannot be used", why=why, remedy=remedy)
