@@ -1,7 +1,7 @@
 """Libvirt's answers in the middle of a migration: what counts as an answer, and for how long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +235,23 @@ def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
     session = Answers(state, job=IDLE)
     asyncio.run(give_back(session, MOVED))
     assert session.told == told
+
+
+@pytest.mark.parametrize("tidy", [forget, give_back])
+@pytest.mark.parametrize("has_tpm", [True, False])
+def test_what_a_tpm_holds_stays_where_the_other_end_may_share_it(
+    tidy: Callable[[Libvirtd, DomainJournal], Coroutine[Any, Any, None]], *, has_tpm: bool
+) -> None:
+    """Libvirt removes it with the definition; an older one has no flag for that."""
+    kept = list[bool | None]()
+
+    class Asked(Answers):
+        async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
+            kept.append(keeps_tpm)
+
+    session = Asked(DomainState.SHUTOFF, job=IDLE)
+    asyncio.run(tidy(session, replace(MOVED, has_tpm=has_tpm)))
+    assert kept == [True if has_tpm else None]
 
 
 def test_a_target_that_still_waits_for_what_will_not_come_is_asked_again() -> None:
