@@ -74,6 +74,26 @@ def test_what_no_command_has_is_refused(write: Write, text: str, why: str) -> No
     assert why in caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("table", "option"),
+    [
+        ("replicate.failover", "primary-is-dead"),
+        ("replicate.stop", "standby-is-dead"),
+        ("checkpoint.restore", "host"),
+    ],
+)
+def test_no_default_says_that_a_silent_host_runs_no_guest(
+    write: Write, monkeypatch: pytest.MonkeyPatch, table: str, option: str
+) -> None:
+    word = table.partition(".")[0]
+    monkeypatch.setenv(f"VMCKPT_{table}_{option}".upper().translate(str.maketrans(".-", "__")), "1")
+    assert given(word) == {}
+    write("user", f'[{table}]\n{option} = "1"\n')
+    with pytest.raises(UsageError) as caught:
+        given(word)
+    assert f"has no option --{option} to set" in caught.value.why
+
+
 def test_a_command_that_is_not_asked_is_not_looked_at(write: Write) -> None:
     write("user", '[checkpoint.creat]\nstore = "x"\n')
     assert given("migrate") == {}

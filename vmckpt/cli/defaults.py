@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/vmckpt/config.toml")
 _MOST_BYTES = 1 << 20
-# How output looks to a program is that program's business.
-_NEVER = frozenset({"json", "help"})
+# How output looks to a program is that program's business. That a host is dead, or that a VM whose
+# host is silent is to run on another one, is for each use to say: two guests would run.
+_NEVER = frozenset({"json", "help", "primary-is-dead", "standby-is-dead"})
+_NEVER_OF = frozenset({("restore", "host")})
 
 
 class Setting(NamedTuple):
@@ -112,7 +114,7 @@ def _of_table(
     for name, value in table.items():
         help_text = f"see: vmckpt {' '.join(words)} --help"
         if name not in options:
-            raise _refused(path, f"`{' '.join(words)}` has no option --{name}", help_text)
+            raise _refused(path, f"`{' '.join(words)}` has no option --{name} to set", help_text)
         if isinstance(value, list) is not options[name].multiple or isinstance(value, dict):
             kind = "a list" if options[name].multiple else "one value"
             raise _refused(path, f"{name} of {' '.join(words)} is not {kind}", help_text)
@@ -153,8 +155,12 @@ def _options(command: "click.Command") -> Mapping[str, "click.Option"]:
         for one in command.params
         if isinstance(one, click.Option) and not one.hidden
         for name in one.opts
-        if name.startswith("--") and name.removeprefix("--") not in _NEVER
+        if name.startswith("--") and _may_be_set(command, name.removeprefix("--"))
     }
+
+
+def _may_be_set(command: "click.Command", option: str) -> bool:
+    return option not in _NEVER and (command.name, option) not in _NEVER_OF
 
 
 def _variable(words: Sequence[str]) -> str:
