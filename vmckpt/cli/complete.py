@@ -28,7 +28,9 @@ def remember(kind: str, names: Iterable[str]) -> None:
         path = _path(kind)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text("".join(f"{name}\n" for name in dict.fromkeys(names)))
+        text = "".join(f"{name}\n" for name in dict.fromkeys(names))
+        # Others choose names, and this user the locale, which may have no such characters.
+        part.write_text(text, encoding="utf-8", errors="replace")
         part.replace(path)
 
 
@@ -67,7 +69,7 @@ def _path(kind: str) -> Path:
 
 
 def _remembered(kind: str) -> list[str]:
-    with suppress(FileNotFoundError), _path(kind).open(errors="replace") as file:
+    with suppress(FileNotFoundError), _path(kind).open(encoding="utf-8", errors="replace") as file:
         return file.read(_MOST_BYTES).splitlines()
     return []
 
