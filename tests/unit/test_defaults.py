@@ -101,8 +101,10 @@ def test_a_command_that_is_not_asked_is_not_looked_at(write: Write) -> None:
         given("checkpoint")
 
 
-def test_a_file_that_others_may_write_is_refused(write: Write) -> None:
-    write("user", '[migrate]\nbandwidth = "1GB/s"\n').chmod(0o666)
+@pytest.mark.parametrize("mode", [0o666, 0o664])
+def test_a_file_that_others_may_write_is_refused(write: Write, mode: int) -> None:
+    """It may name a command that is run: --key-command."""
+    write("user", '[migrate]\nbandwidth = "1GB/s"\n').chmod(mode)
     with pytest.raises(UsageError) as caught:
         given("migrate")
     assert "another user may write it" in caught.value.why

@@ -87,8 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
-            if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o002:
-                raise _refused(path, "another user may write it", f"chown and chmod o-w {path}")
+            if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
+                raise _refused(path, "another user may write it", f"chown and chmod go-w {path}")
             return tomllib.loads(file.read(_MOST_BYTES).decode())
     except FileNotFoundError:
         return {}
