@@ -1,14 +1,19 @@
 """The command as a process: what its callers see when they look away."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
+
+from vmckpt.migrate import recorded
+from vmckpt.migrate.recorded import dead_mans_switch
 
 COMMAND = [sys.executable, "-m", "vmckpt.cli.entry"]
 
@@ -170,3 +175,24 @@ def test_a_configuration_that_cannot_be_looked_for_is_none(tmp_path: Path) -> No
         check=False,
     )
     assert (done.returncode, "nowhere" in done.stderr) == (3, True), done.stderr
+
+
+def test_the_dead_mans_switch_takes_any_name_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libvirt has domains whose names begin with a dash."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    commands = list[Sequence[str]]()
+
+    def armed(command: Sequence[str], _: Path) -> AbstractContextManager[None]:
+        commands.append(command)
+        return nullcontext()
+
+    async def main() -> None:
+        async with dead_mans_switch("-web", "r"):
+            pass
+
+    monkeypatch.setattr(recorded, "armed", armed)
+    asyncio.run(main())
+    done = subprocess.run(commands[0], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "-web" in done.stdout) == (3, True), done.stderr
