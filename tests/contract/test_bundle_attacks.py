@@ -16,9 +16,9 @@ from tests.lent_store import lent
 from tests.small_packs import collect_now, objects, require_all, require_one, require_whole
 from vmckpt.errors import RefusedError
 from vmckpt.store.backends.local import LocalBackend
-from vmckpt.store.bundles import merging
+from vmckpt.store.bundles import layout, merging
 from vmckpt.store.bundles.bundled import Holdings
-from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, BundledPack
+from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, BundledPack, Whole, is_bundle
 from vmckpt.store.bundles.merging import plan_merges
 from vmckpt.store.check import check
 from vmckpt.store.files.maps import make_refs
@@ -152,6 +152,28 @@ def test_a_bundle_that_claims_more_than_any_has_is_refused(
         assert len(held.unreadable) == 1
         require_one(store, *ready.made[-1])
         assert not check(store).lost
+
+
+def test_beside_a_bundle_of_the_highest_rank_gc_makes_none_that_is_not_seen(
+    tmp_path: Path, ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one more each time: a client of object storage that may only add can put one there."""
+    place = ready.copied(tmp_path / "store")
+    found = list[int]()
+    for _ in range(3):
+        with open_store(str(place)) as store:
+            backend = store.opened.backend
+            if not found:
+                (taken, *_) = (f"packs/{name}" for name in backend.names("packs"))
+                with monkeypatch.context() as patched:
+                    patched.setattr(layout, "_RANKS", 1)
+                    backend.files.write([Whole(taken, b"nonsense" * 100, 0)], 10**19 - 2)
+            collect_now(store)
+            require_all(store, ready.made)
+            names = list(backend.names("bundles"))
+            assert all(map(is_bundle, names))
+            found.append(len(names))
+    assert found[2] <= found[1]
 
 
 def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:

@@ -1,6 +1,7 @@
 """A checkpoint's disks outside a VM: exported, served over NBD, mounted; or nothing of it."""
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -175,6 +176,21 @@ def test_a_cancelled_export_leaves_no_file(state: Path) -> None:
     asyncio.run(cancelled())
     assert not (state / "x.raw").exists()
     assert leftovers(state) == []
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_is_exported_to_a_file_system_without_hard_links(
+    state: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    (folder := state / "usb").mkdir()
+    image = ExportFile(folder / "web.raw", "raw")
+    asyncio.run(export_disk(one(), "disk-0", image, lambda *_: None))
+    assert [path.name for path in folder.iterdir()] == ["web.raw"]
+    assert image.path.read_bytes() == content()
 
 
 def test_a_file_that_came_meanwhile_is_not_overwritten(state: Path) -> None:

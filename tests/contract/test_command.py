@@ -1,14 +1,19 @@
 """The command as a process: what its callers see when they look away."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
+
+from vmckpt.migrate import recorded
+from vmckpt.migrate.recorded import dead_mans_switch
 
 COMMAND = [sys.executable, "-m", "vmckpt.cli.entry"]
 
@@ -131,3 +136,63 @@ def test_a_user_without_an_account_is_told_what_to_set(
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2, done.stderr
     assert remedy in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "starter", "code"),
+    [
+        (["settle-groups"], None, 0),
+        (["migrate", "--recover", "web", "--insist"], "4194303", 3),
+        (["migrate", "--recover", "web"], None, 2),
+    ],
+    ids=["hidden", "dead-man's switch", "operator"],
+)
+def test_a_malformed_configuration_stops_no_recovery(
+    tmp_path: Path, words: list[str], starter: str | None, code: int
+) -> None:
+    """The guest of the process that died may be paused."""
+    (tmp_path / "vmckpt").mkdir()
+    (tmp_path / "vmckpt/config.toml").write_text("malformed")
+    env = {"VMCKPT_STATE_DIR": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path)}
+    if starter is not None:
+        env["VMCKPT_STARTER"] = starter
+    done = subprocess.run(
+        [*COMMAND, *words], env=os.environ | env, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert (b"config.toml cannot be used" in done.stderr) is (code == 2)
+
+
+def test_a_configuration_that_cannot_be_looked_for_is_none(tmp_path: Path) -> None:
+    """As where `sudo -u USER` keeps a HOME that the user may not search."""
+    given = {"VMCKPT_STATE_DIR": str(tmp_path), "XDG_CONFIG_HOME": f"/{'too-long' * 40}"}
+    done = subprocess.run(
+        [*COMMAND, "migrate", "web", "nowhere"],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "nowhere" in done.stderr) == (3, True), done.stderr
+
+
+def test_the_dead_mans_switch_takes_any_name_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libvirt has domains whose names begin with a dash."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    commands = list[Sequence[str]]()
+
+    def armed(command: Sequence[str], _: Path) -> AbstractContextManager[None]:
+        commands.append(command)
+        return nullcontext()
+
+    async def main() -> None:
+        async with dead_mans_switch("-web", "r"):
+            pass
+
+    monkeypatch.setattr(recorded, "armed", armed)
+    asyncio.run(main())
+    done = subprocess.run(commands[0], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "-web" in done.stdout) == (3, True), done.stderr

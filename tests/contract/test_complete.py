@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,31 @@ def test_nothing_is_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "none"))
     assert completed("vmckpt vm show ") == []
     assert completed("vmckpt checkpoint show ") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a$(x)", r"a\$(x)", r"a\`x`", "a;x", "a x", "a'x", 'a"x', "a*", "~a", "-a", "a\x1b[0m"],
+)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_name_is_a_command_of_the_shell(state: Path, name: str, shell: str) -> None:
+    """Others choose names of VMs and checkpoints; a shell puts them into its line as they are."""
+    remember(CHECKPOINTS, [name, "\u00fc-1_.x:y@z"])
+    found = " ".join(completed("vmckpt checkpoint restore ", shell))
+    assert "\u00fc-1_.x" in found
+    assert not re.search(r"\ba", found.replace("_arguments", ""))
+
+
+def test_names_that_cannot_be_written_end_no_command(tmp_path: Path) -> None:
+    """Half a character, which JSON can have; and any that the locale has not."""
+    code = (
+        "from vmckpt.cli.complete import *; import vmckpt.cli.complete as c;"
+        r"remember(VMS, ['\u65e5', 'a\ud800', 'web']); print(ascii(c._remembered(VMS)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", code],
+        env=os.environ
+        | {"VMCKPT_STATE_DIR": str(tmp_path), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == r"['\u65e5', 'a?', 'web']" + "\n", done.stderr

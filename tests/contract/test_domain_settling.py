@@ -1,7 +1,7 @@
 """Libvirt's answers in the middle of a migration: what counts as an answer, and for how long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -128,8 +128,8 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
 
 
 @pytest.mark.parametrize(
-    ("source", "known", "is_targets"),
-    [(EndState.OFF, False, True), (EndState.OFF, True, False), (EndState.ABSENT, True, True)],
+    ("source", "known", "stays"),
+    [(EndState.OFF, False, "new"), (EndState.OFF, True, "both"), (EndState.ABSENT, True, "new")],
     ids=("defined by the migration", "defined there before", "defined there alone"),
 )
 def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
@@ -138,8 +138,9 @@ def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
     source: EndState,
     *,
     known: bool,
-    is_targets: bool,
+    stays: str,
 ) -> None:
+    """Of one that was defined there before nothing tells whether it ran there."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
     (old := tmp_path / "old.qcow2").write_text("older")
@@ -149,7 +150,7 @@ def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
     disks = (MovedDisk(str(old), str(copy)),)
     journal = replace(MOVED, disks=disks, known_to_target=known)
     asyncio.run(bury(journal, DomainView(source, EndState.OFF), ends, lambda _: None))
-    assert (copy.exists(), old.exists(), proof.exists()) == (is_targets, not is_targets, False)
+    assert (copy.exists(), old.exists(), proof.exists()) == (True, stays == "both", False)
 
 
 SENT = Condition(DomainState.PAUSED, PausedReason.MIGRATION)
@@ -234,6 +235,23 @@ def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
     session = Answers(state, job=IDLE)
     asyncio.run(give_back(session, MOVED))
     assert session.told == told
+
+
+@pytest.mark.parametrize("tidy", [forget, give_back])
+@pytest.mark.parametrize("has_tpm", [True, False])
+def test_what_a_tpm_holds_stays_where_the_other_end_may_share_it(
+    tidy: Callable[[Libvirtd, DomainJournal], Coroutine[Any, Any, None]], *, has_tpm: bool
+) -> None:
+    """Libvirt removes it with the definition; an older one has no flag for that."""
+    kept = list[bool | None]()
+
+    class Asked(Answers):
+        async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
+            kept.append(keeps_tpm)
+
+    session = Asked(DomainState.SHUTOFF, job=IDLE)
+    asyncio.run(tidy(session, replace(MOVED, has_tpm=has_tpm)))
+    assert kept == [True if has_tpm else None]
 
 
 def test_a_target_that_still_waits_for_what_will_not_come_is_asked_again() -> None:

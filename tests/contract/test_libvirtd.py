@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import HostDownError, NotFoundError, RefusedError, StorageError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
@@ -53,6 +59,29 @@ def test_a_domain_is_found_ended_and_started() -> None:
         assert await session.condition(seen.uuid) == (DomainState.RUNNING, 1)
         with pytest.raises(NotFoundError):
             await session.start(UNKNOWN)
+
+    with_test_driver(use)
+
+
+def test_a_call_that_gets_no_thread_is_one_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the migration that it watches would go on, held back and unwatched."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def use(session: Libvirtd) -> None:
+        [seen] = await session.domains()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(HostDownError, match="did not answer"):
+                await session.job(seen.uuid)
+            with pytest.raises(OutcomeUnknownError):
+                await session.destroy(seen.uuid)
+            with pytest.raises(HostDownError, match="does not answer"):
+                await Libvirtd("test:///default", session.host).open()
+        assert await session.condition(seen.uuid) == (DomainState.RUNNING, 1)
 
     with_test_driver(use)
 

@@ -171,3 +171,25 @@ def test_run_due_names_a_file_that_it_cannot_read() -> None:
 
 async def nothing(vm: str) -> None:
     """No trouble."""
+
+
+def test_run_due_ends_although_a_host_takes_long_to_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its timer starts no other before, and what is due next is due in vain."""
+    monkeypatch.setattr(scheduler, "OBSERVE_S", 0.1)
+    scheduled("auto", when=When.AUTO)
+
+    class Slow(Scripted):
+        async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+            await asyncio.sleep(0.2)
+            return None
+
+    async def take(vm: str) -> None:
+        pass
+
+    async def main() -> list[RunResult]:
+        async with asyncio.timeout(10):
+            return await scheduler.run_due([], SchedulerTools(clock, Slow(take), lambda _: None))
+
+    assert [one.outcome for one in asyncio.run(main())] == ["done"]

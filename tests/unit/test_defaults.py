@@ -74,6 +74,26 @@ def test_what_no_command_has_is_refused(write: Write, text: str, why: str) -> No
     assert why in caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("table", "option"),
+    [
+        ("replicate.failover", "primary-is-dead"),
+        ("replicate.stop", "standby-is-dead"),
+        ("checkpoint.restore", "host"),
+    ],
+)
+def test_no_default_says_that_a_silent_host_runs_no_guest(
+    write: Write, monkeypatch: pytest.MonkeyPatch, table: str, option: str
+) -> None:
+    word = table.partition(".")[0]
+    monkeypatch.setenv(f"VMCKPT_{table}_{option}".upper().translate(str.maketrans(".-", "__")), "1")
+    assert given(word) == {}
+    write("user", f'[{table}]\n{option} = "1"\n')
+    with pytest.raises(UsageError) as caught:
+        given(word)
+    assert f"has no option --{option} to set" in caught.value.why
+
+
 def test_a_command_that_is_not_asked_is_not_looked_at(write: Write) -> None:
     write("user", '[checkpoint.creat]\nstore = "x"\n')
     assert given("migrate") == {}
@@ -81,8 +101,18 @@ def test_a_command_that_is_not_asked_is_not_looked_at(write: Write) -> None:
         given("checkpoint")
 
 
-def test_a_file_that_others_may_write_is_refused(write: Write) -> None:
-    write("user", '[migrate]\nbandwidth = "1GB/s"\n').chmod(0o666)
+@pytest.mark.parametrize("mode", [0o666, 0o664])
+def test_a_file_that_others_may_write_is_refused(write: Write, mode: int) -> None:
+    """It may name a command that is run: --key-command."""
+    write("user", '[migrate]\nbandwidth = "1GB/s"\n').chmod(mode)
     with pytest.raises(UsageError) as caught:
         given("migrate")
     assert "another user may write it" in caught.value.why
+
+
+def test_a_list_in_a_variable_that_is_malformed_is_refused(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_CHECKPOINT_CREATE_TAG", "why=it's")
+    with pytest.raises(UsageError, match=r"\$VMCKPT_CHECKPOINT_CREATE_TAG cannot be used"):
+        given("checkpoint")

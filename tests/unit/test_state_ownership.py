@@ -1,14 +1,16 @@
 """The state directory is this user's alone, and so is each directory that leads to it."""
 
+import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import RefusedError, StorageError
+from vmckpt.errors import BusyError, RefusedError, StorageError
 from vmckpt.hosts.ownership import require_own
 from vmckpt.state.durable import NEW_FILE, make_dir_durably, replace
-from vmckpt.store.backends.archive import NewArchive
+from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.open import create_store, open_store
 
@@ -128,6 +130,26 @@ def test_an_export_goes_over_what_a_killed_one_of_this_user_left(tmp_path: Path)
     aside.touch(0o600)
     NewArchive(tmp_path / "out.vmckpt").close()
     assert not aside.exists()
+
+
+@pytest.mark.parametrize("ends", [NewArchive.finish, NewArchive.close])
+def test_an_export_that_ends_as_another_begins_keeps_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[NewArchive], None]
+) -> None:
+    path = tmp_path / "out.vmckpt"
+    first, lock = NewArchive(path), fcntl.flock
+
+    def as_it_ends(fd: int, how: int) -> None:
+        ends(first)
+        lock(fd, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", as_it_ends)
+        with pytest.raises(BusyError):
+            NewArchive(path)
+    assert path.exists() is (ends is NewArchive.finish)
+    if path.exists():
+        ArchiveBackend(path).close()
 
 
 @needs_root

@@ -4,6 +4,7 @@ VMs of hosts elsewhere, and checkpoints, are those that `vm list` and `checkpoin
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from vmckpt.hosts.inventory.inventory import all_entries, runs_dir, state_dir
 VMS, CHECKPOINTS = "vms", "checkpoints"
 # A name is at most 40 characters: names beyond these are no help to complete.
 _MOST_BYTES = 1 << 20
+# Others choose names, and a shell puts them into its line, or evaluates them (zsh), as they are.
+_PLAIN = re.compile(r"\w[\w.:@+=,/-]*")
 
 
 def remember(kind: str, names: Iterable[str]) -> None:
@@ -25,7 +28,9 @@ def remember(kind: str, names: Iterable[str]) -> None:
         path = _path(kind)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text("".join(f"{name}\n" for name in dict.fromkeys(names)))
+        text = "".join(f"{name}\n" for name in dict.fromkeys(names))
+        # Others choose names, and this user the locale, which may have no such characters.
+        part.write_text(text, encoding="utf-8", errors="replace")
         part.replace(path)
 
 
@@ -52,8 +57,8 @@ def add_names(root: click.Group) -> None:
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
     def complete(_context: click.Context, incomplete: str) -> list[CompletionItem]:
         with suppress(OSError, VmckptError):
-            found = sorted({name for name in names() if name.startswith(incomplete)})
-            return [CompletionItem(name) for name in found]
+            found = {name for name in names() if name.startswith(incomplete)}
+            return [CompletionItem(name) for name in sorted(filter(_PLAIN.fullmatch, found))]
         return []
 
     return complete
@@ -64,7 +69,7 @@ def _path(kind: str) -> Path:
 
 
 def _remembered(kind: str) -> list[str]:
-    with suppress(FileNotFoundError), _path(kind).open(errors="replace") as file:
+    with suppress(FileNotFoundError), _path(kind).open(encoding="utf-8", errors="replace") as file:
         return file.read(_MOST_BYTES).splitlines()
     return []
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/vmckpt/config.toml")
 _MOST_BYTES = 1 << 20
-# How output looks to a program is that program's business.
-_NEVER = frozenset({"json", "help"})
+# How output looks to a program is that program's business. That a host is dead, or that a VM whose
+# host is silent is to run on another one, is for each use to say: two guests would run.
+_NEVER = frozenset({"json", "help", "primary-is-dead", "standby-is-dead"})
+_NEVER_OF = frozenset({("restore", "host")})
 
 
 class Setting(NamedTuple):
@@ -47,9 +49,7 @@ def files() -> list[Path]:
 def are_there(word: str) -> bool:
     """Whether the command `word` may have any."""
     prefix = _variable((word, ""))
-    return any(path.exists() for path in files()) or any(
-        name.startswith(prefix) for name in os.environ
-    )
+    return any(map(os.path.exists, files())) or any(name.startswith(prefix) for name in os.environ)
 
 
 def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
@@ -59,7 +59,8 @@ def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
     command has, or that another user may write.
     """
     found = list[Setting]()
-    for path in files():
+    # No error where this user may not look: HOME may be another's.
+    for path in filter(os.path.exists, files()):
         for word, table in _read(path).items():
             if word not in known:
                 raise _refused(path, f"there is no command '{word}'", "see: vmckpt --help")
@@ -86,8 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
-            if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o002:
-                raise _refused(path, "another user may write it", f"chown and chmod o-w {path}")
+            if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
+                raise _refused(path, "another user may write it", f"chown and chmod go-w {path}")
             return tomllib.loads(file.read(_MOST_BYTES).decode())
     except FileNotFoundError:
         return {}
@@ -113,7 +114,7 @@ def _of_table(
     for name, value in table.items():
         help_text = f"see: vmckpt {' '.join(words)} --help"
         if name not in options:
-            raise _refused(path, f"`{' '.join(words)}` has no option --{name}", help_text)
+            raise _refused(path, f"`{' '.join(words)}` has no option --{name} to set", help_text)
         if isinstance(value, list) is not options[name].multiple or isinstance(value, dict):
             kind = "a list" if options[name].multiple else "one value"
             raise _refused(path, f"{name} of {' '.join(words)} is not {kind}", help_text)
@@ -126,7 +127,10 @@ def _of_environment(words: tuple[str, ...], command: "click.Command") -> Iterato
     for name, option in _options(command).items():
         variable = _variable((*words, name))
         if value := os.environ.get(variable):
-            given = shlex.split(value) if option.multiple else value
+            try:
+                given = shlex.split(value) if option.multiple else value
+            except ValueError as exc:
+                raise _refused(f"${variable}", str(exc), "quote it as for a shell") from exc
             yield Setting(words, name, given, f"${variable}")
 
 
@@ -151,15 +155,19 @@ def _options(command: "click.Command") -> Mapping[str, "click.Option"]:
         for one in command.params
         if isinstance(one, click.Option) and not one.hidden
         for name in one.opts
-        if name.startswith("--") and name.removeprefix("--") not in _NEVER
+        if name.startswith("--") and _may_be_set(command, name.removeprefix("--"))
     }
+
+
+def _may_be_set(command: "click.Command", option: str) -> bool:
+    return option not in _NEVER and (command.name, option) not in _NEVER_OF
 
 
 def _variable(words: Sequence[str]) -> str:
     return "_".join(("VMCKPT", *words)).upper().replace("-", "_")
 
 
-def _refused(path: Path, why: str, remedy: str) -> Exception:
+def _refused(origin: Path | str, why: str, remedy: str) -> Exception:
     from vmckpt.errors import UsageError
 
-    return UsageError(f"{path} cannot be used", why=why, remedy=remedy)
+    return UsageError(f"{origin} cannot be used", why=why, remedy=remedy)

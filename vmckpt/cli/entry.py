@@ -23,13 +23,14 @@ def start() -> None:
         # As standard error: what the terminal's encoding has not is escaped, and no error.
         sys.stdout.reconfigure(errors="backslashreplace")
     gc.set_threshold(_GC_THRESHOLD)
-    if "VMCKPT_STARTER" in os.environ:
+    is_recovery = "VMCKPT_STARTER" in os.environ
+    if is_recovery:
         from vmckpt.hosts.processes.deadman import outlive_starter
 
         outlive_starter()
     plain = _plain(sys.argv[1:])
     try:
-        code = _done(plain) if plain else _run()
+        code = _done(plain) if plain else _run(with_defaults=not is_recovery)
     except AskedToStopError as asked:
         listen_no_more()
         from vmckpt.cli.main import told
@@ -44,10 +45,10 @@ def start() -> None:
     os._exit(code)
 
 
-def _run() -> int:
+def _run(*, with_defaults: bool) -> int:
     from vmckpt.cli.main import main
 
-    return main()
+    return main(with_defaults=with_defaults)
 
 
 def _plain(words: Sequence[str]) -> Callable[[], None] | None:

@@ -132,8 +132,11 @@ def _root(
     pass
 
 
-def main() -> int:
-    """Run the command line; the exit code. Every error ends as what / why / what to do."""
+def main(*, with_defaults: bool = True) -> int:
+    """Run the command line; the exit code. Every error ends as what / why / what to do.
+
+    What vmckpt starts itself has no defaults: a malformed file must not stop a recovery.
+    """
     # Guests' memory, disks, consoles and monitors are private to this user.
     os.umask(0o077)
     try:
@@ -151,7 +154,9 @@ def main() -> int:
             from vmckpt.cli.examples import add_examples
 
             add_examples(command)
-        found = default_map(command, (*COMMANDS, *NOUNS)) if words and are_there(words[0]) else {}
+        found = None
+        if with_defaults and words and words[0] not in HIDDEN and are_there(words[0]):
+            found = default_map(command, (*COMMANDS, *NOUNS))
         code = command(words, "vmckpt", standalone_mode=False, default_map=found)
     except Exception as exc:  # noqa: BLE001 - any error is reported
         code = told(exc)

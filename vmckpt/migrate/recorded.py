@@ -133,7 +133,8 @@ async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
     """For the block: if this process dies in it, another one recovers the VM at once."""
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "vmckpt.cli.entry"]
-    command += ["migrate", "--recover", name, "--insist", "--json"]
+    # A domain's name may begin with a dash.
+    command += ["migrate", "--recover", "--insist", "--json", "--", name]
     with armed(command, runs_dir() / f"{run}.recovery.log"):
         yield
 

@@ -16,6 +16,7 @@ from vmckpt.errors import RefusedError, StorageError, UsageError
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import until_cancelled
 from vmckpt.store.area import Area
+from vmckpt.store.backends.local import NO_LINKS
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Store
 from vmckpt.units import format_size
@@ -118,8 +119,10 @@ def _put_in_place(aside: Path, target: Path) -> None:
     try:
         try:
             os.link(aside, target, follow_symlinks=False)
-        except PermissionError:
-            # A file system without hard links: an empty file keeps the name until the rename.
+        except OSError as exc:
+            if exc.errno not in NO_LINKS:
+                raise
+            # An empty file keeps the name until the rename.
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             aside.rename(target)
     except FileExistsError as exc:

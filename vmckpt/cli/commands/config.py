@@ -1,5 +1,7 @@
 """vmckpt config."""
 
+import os
+
 from vmckpt.cli.output import Json, show
 
 
@@ -18,10 +20,11 @@ def config(json: Json = False) -> None:
         (" ".join(one.command), f"--{one.option}", str(one.value), one.origin)
         for one in found.values()
     ]
-    lines = [f"{path}: {'read' if path.exists() else 'not there'}" for path in files()]
+    there = dict(zip(files(), map(os.path.exists, files()), strict=True))
+    lines = [f"{path}: {'read' if exists else 'not there'}" for path, exists in there.items()]
     text = table(("command", "option", "default", "from"), rows) if rows else "no defaults are set"
     facts = {
-        "files": [{"path": str(path), "exists": path.exists()} for path in files()],
+        "files": [{"path": str(path), "exists": exists} for path, exists in there.items()],
         "settings": [one._asdict() | {"command": " ".join(one.command)} for one in found.values()],
     }
     show(facts, "\n".join([*lines, "", text]), as_json=json)

@@ -167,11 +167,15 @@ class _Serving:
         return until_s
 
     def _may_begin(self, name: str, now: ClockReading) -> bool:
-        """False if `until_nothing_is_due` has run it already, and no late run prolongs the call."""
-        if self._results is None or self._is_any_late(now):
+        """False if `until_nothing_is_due` has run it already."""
+        if not self._is_ending(now):
             return True
-        own = [one for one in self._results if one.schedule == name]
+        own = [one for one in self._results or () if one.schedule == name]
         return len(own) < _MOST_ROUNDS and not any(one.error for one in own)
+
+    def _is_ending(self, now: ClockReading) -> bool:
+        """Whether this is `until_nothing_is_due`, and no late run prolongs it."""
+        return self._results is not None and not self._is_any_late(now)
 
     def _is_any_late(self, now: ClockReading) -> bool:
         return any(_is_late(one, now) for one in self._tasks.values())
@@ -213,7 +217,8 @@ class _Serving:
         if record.request.when is not When.AUTO:
             return False
         last = self._observed.get(record.name)
-        if last is not None and now.since(last) < OBSERVE_S:
+        # A silent host takes longer to look at than it is until the next time.
+        if last is not None and (self._is_ending(now) or now.since(last) < OBSERVE_S):
             return False
         self._observed[record.name] = now
         return True

@@ -51,5 +51,9 @@ def _came_to_run(journal: DomainJournal, view: DomainView) -> bool:
 
 
 def _may_have_run(journal: DomainJournal, view: DomainView) -> bool:
-    """Whether nothing is left that could tell."""
-    return journal.may_postcopy or view.source is not EndState.OFF
+    """Whether nothing is left that could tell: a definition was on the target before, for one.
+
+    The source keeps its own if its host fails just before libvirt tells it that the guest runs.
+    """
+    defined_before = view.target is EndState.OFF
+    return journal.may_postcopy or view.source is not EndState.OFF or defined_before

@@ -24,7 +24,7 @@ class DomainJournal:
     definition was there before. `moved`: it is the target's; only the source is not tidied yet, and
     `disks` that were copied are still to be handed over. `stayed`: it is the source's; only the
     target is not. `held_mib_per_s`: see hold.py; the guest's downtime may be `max_downtime_ms`.
-    `offline`: the domain is off.
+    `offline`: the domain is off. `has_tpm`: one whose state libvirt keeps, and would remove.
     """
 
     run: str
@@ -41,6 +41,7 @@ class DomainJournal:
     held_mib_per_s: int = 0
     max_downtime_ms: int = 0
     offline: bool = False
+    has_tpm: bool = False
 
     @property
     def has_ended(self) -> bool:

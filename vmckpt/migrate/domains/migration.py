@@ -92,6 +92,7 @@ class DomainMigration:
             known_to_target=checked.known_to_target,
             held_mib_per_s=checked.held_mib_per_s,
             max_downtime_ms=checked.options.max_downtime_ms,
+            has_tpm=domain.description.has_tpm,
         )
         self._began_s = self._ended_s = time.monotonic()
 

@@ -194,14 +194,15 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
 
 
 async def _undefine(session: Libvirtd, journal: DomainJournal) -> None:
-    """Remove the definition of a domain that is off.
+    """Remove the definition of a domain that is off; what its TPM holds stays.
 
-    Raises OutcomeUnknownError while libvirtd has it locked. One whose QEMU dies in the moment in
-    which it gives up a post-copy keeps it so until it is started anew (seen with 11.3).
+    That may be on storage that both ends share: the other one's guest needs it. Raises
+    OutcomeUnknownError while libvirtd has it locked. One whose QEMU dies in the moment in which it
+    gives up a post-copy keeps it so until it is started anew (seen with 11.3).
     """
     try:
         with suppress(NotFoundError):
-            await session.undefine(journal.uuid)
+            await session.undefine(journal.uuid, keeps_tpm=True if journal.has_tpm else None)
     except LibvirtRefusedError as exc:
         if exc.code != ErrorCode.OPERATION_TIMEOUT:
             raise

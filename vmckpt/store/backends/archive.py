@@ -169,6 +169,7 @@ class NewArchive(_Objects):
             with self.errors():
                 _require_own(self._fd, self._aside)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _require_there(self._fd, self._aside)
                 # What another one left that was killed.
                 os.ftruncate(self._fd, 0)
         except BaseException as exc:
@@ -293,3 +294,11 @@ def _require_own(fd: int, path: Path) -> None:
     if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_nlink != 1:
         why = f"another user (uid {found.st_uid}) made {path.name} there, or may read it"
         raise PermissionError(errno.EPERM, why, str(path))
+
+
+def _require_there(fd: int, path: Path) -> None:
+    """Raises BlockingIOError: the export that had it locked has ended, and it is what that made."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(fd), path.lstat()):
+            return
+    raise BlockingIOError(errno.EAGAIN, "another export has just ended", str(path))

@@ -30,8 +30,9 @@ MOST_OPEN = 64
 _KEPT_OPEN = ("bundles/", "maps/", "packs/")
 # In the environment, as 1: no other host uses stores on file systems that keep no locks.
 ONE_HOST = "VMCKPT_STORE_ONE_HOST"
+# What file systems without hard links say to link(2).
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 # A disk cannot read a sector, or its file system finds a wrong checksum: of this file alone.
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _UNREADABLE = (errno.EIO, errno.EREMOTEIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
@@ -408,7 +409,7 @@ class LocalWriter:
             if not self._aside.samefile(path):
                 raise self._there_already() from exc
         except OSError as exc:
-            if exc.errno not in _NO_LINKS or self._backend.append_only:
+            if exc.errno not in NO_LINKS or self._backend.append_only:
                 raise
             # A file system without hard links (FAT); it is no network's, and locks last.
             if path.exists():

@@ -44,8 +44,9 @@ BUNDLES = "bundles"
 MOST_BYTES, MOST_PACKS = 64 << 20, 4096
 # What claims to have more than this is none: no number in it makes a reader take more memory.
 _MOST_CLAIMED_BYTES = 4 * MOST_BYTES
-# A bundle's rank is higher than those before by up to so much, at random.
-_RANKS = 1 << 32
+# A bundle's rank is higher than those before by up to so much, at random. Who may only add can put
+# one of the highest rank there; no other has a higher one.
+_RANKS, _MOST_RANK = 1 << 32, 10**19 - 1
 _LENGTH = struct.Struct(">I")
 _HEAD_BYTES = HEADER_BYTES + _LENGTH.size
 # Read at once: most often all of the list.
@@ -156,11 +157,13 @@ class BundleFiles:
         return found
 
     def write(self, packs: Sequence[Whole], above: int) -> str:
-        """A bundle of a higher rank than `above`: it is there when this returns; its name.
+        """A bundle of a higher rank than `above`, if any is: it is there when this returns; its
+        name.
 
         Raises StorageError.
         """
-        name = f"{BUNDLES}/{secrets.token_hex(16)}-{above + 1 + secrets.randbelow(_RANKS)}"
+        rank = min(above + 1 + secrets.randbelow(_RANKS), _MOST_RANK)
+        name = f"{BUNDLES}/{secrets.token_hex(16)}-{rank}"
         header = self._header.new()
         seal = self._sealer.file(header, name)
         rows = []

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import NoThreadError, in_thread
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
 from vmckpt.vm.domains.flags import ErrorCode
 
@@ -102,7 +102,7 @@ class LibvirtConnection:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 return await in_thread(lambda: _open(self._uri))
-        except (libvirt.libvirtError, TimeoutError) as exc:
+        except (libvirt.libvirtError, TimeoutError, NoThreadError) as exc:
             code = exc.get_error_code() if isinstance(exc, libvirt.libvirtError) else None
             raise HostDownError(
                 f"the libvirtd of {self.host.name} does not answer",
@@ -143,6 +143,8 @@ class LibvirtConnection:
             raise self._meaning(what, exc) from exc
         except TimeoutError as exc:
             raise self._silent(what, f"no answer within {timeout_s:g} s") from exc
+        except NoThreadError as exc:
+            raise self._silent(what, f"{exc.strerror}: it was not asked") from exc
 
     def _call_ended(self, call: "asyncio.Future[Any]") -> None:
         self._one_call.release()
