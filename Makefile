@@ -27,17 +27,19 @@ COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-ex
 QUICK_TESTS ?= -m "not slow" tests/unit tests/contract
 
 # All that the tests without QEMU take.
-ETCD_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)"
+TOOLS = build/etcd-3.4 build/promtool-2.42
+TOOLS_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)" \
+	VMCKPT_TEST_PROMTOOL="$$(tail -n 1 build/promtool-2.42)"
 # `make test QEMU=...` has no meaning: tests take both.
 TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 	VMCKPT_TEST_QEMU_7_2="$$(tail -n 1 build/qemu-7.2)" \
 	VMCKPT_TEST_QEMU_10_0="$$(tail -n 1 build/qemu-10.0)" \
-	VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" $(ETCD_ENV)
+	VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" $(TOOLS_ENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench wheels dist role lock clean always
+.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench tour wheels dist role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -48,13 +50,13 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 	$(BIN)/vmckpt lab demo --image "$$(tail -n 1 build/image)" \
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
-test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## All tests, with real QEMUs and guests
+test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) ## All tests, with real QEMUs and guests
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not packages and not kernel and not vfio"
 
-faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## Every fault at every step of every method (long)
+faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
 
-long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## All that `make test` leaves out (hours)
+long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
 
 test-kernel: setup build/image build/qemu-10.0 ## Checkpoints and replication on Debian 12's own kernel, in a guest
@@ -63,15 +65,18 @@ test-kernel: setup build/image build/qemu-10.0 ## Checkpoints and replication on
 test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (a quarter of an hour and more)
 	$(TEST_ENV) $(BIN)/pytest -s -q -m vfio tests/vfio
 
-check: setup build/etcd-3.4 ## Style, types, layers and the quick tests that need no QEMU
+check: setup $(TOOLS) ## Style, types, layers and the quick tests that need no QEMU
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports --no-logo
-	$(if $(QUICK_TESTS),$(ETCD_ENV) $(BIN)/pytest -n 4 --dist worksteal $(QUICK_TESTS))
+	$(if $(QUICK_TESTS),$(TOOLS_ENV) $(BIN)/pytest -n 4 --dist worksteal $(QUICK_TESTS))
 
-bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## Measure (BENCH=overhead: one of benchmarks/)
+bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
+
+tour: setup build/image build/qemu-10.0 ## Run docs/tour.md, and write its outputs anew
+	$(BIN)/python -m benchmarks.tour
 
 wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts (WHEELS_FOR="3.11 3.12")
 	rm -rf dist/wheels
@@ -157,3 +162,7 @@ build/hosts-%: always | setup
 build/etcd-%: always | setup
 	@mkdir -p build
 	$(PYTHON) images/etcd.py $* >$@
+
+build/promtool-%: always | setup
+	@mkdir -p build
+	$(PYTHON) images/promtool.py $* >$@

@@ -6,6 +6,8 @@ two of its writes.
 """
 
 import asyncio
+import errno
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,12 +60,15 @@ class World:
     fail_next: int = 0
     stops: bool = False
     far: bool = False
+    # What comes after a checkpoint ends with errors that are none of ours.
+    breaks: bool = False
     damage: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     name: str = "web"
-    # Where the VM is, and which hosts give no answer.
+    # Where the VM is, and which hosts give no answer, or have no store any more.
     host: str = "host"
     dead: set[str] = field(default_factory=set)
+    emptied: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         forget(self.name)
@@ -154,6 +159,8 @@ class World:
             return None
         if making.host in self.dead:
             raise HostDownError(f"{making.host} is down", why="it has no power", remedy="wait")
+        if making.host in self.emptied:
+            raise RefusedError("the store is gone", why="it was used before", remedy="mount it")
         if self.orphans:
             raise BusyError("'web' is busy", why="a service is at it", remedy="wait")
         return self._point(making.id) if making.id in self.made else None
@@ -196,10 +203,14 @@ class World:
 
     async def prune(self, record: ScheduleRecord, taken: str) -> Gone:
         self._maybe_die()
+        if self.breaks:
+            raise ValueError("what no store has said before")
         return Gone([])
 
     async def check(self, record: ScheduleRecord) -> Checked:
         self._maybe_die()
+        if self.breaks:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return Checked(self.damage, self.unchecked, {"store": record.checked.get("store", 0) + 1})
 
     async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:

@@ -119,3 +119,8 @@ def format_time(unix_s: float) -> str:
         return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
     except (OverflowError, OSError, ValueError):
         return "?"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 VM`, `2 VMs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,6 +1,7 @@
 """A host that has a home of a VM's name, while the VM's own host gives no answer."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.drivers.find import restores_on
-from vmckpt.errors import OutcomeUnknownError, RefusedError
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
 
 pytestmark = pytest.mark.contract
 IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)
@@ -100,3 +103,49 @@ def test_a_vm_that_is_at_home_on_two_hosts_goes_back_on_neither(
 
     with pytest.raises(OutcomeUnknownError, match="at home on e and a"):
         asyncio.run(where())
+
+
+def test_a_vm_that_may_run_on_a_silent_host_is_restored_where_it_is_asked_for_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint was taken on another host: there it came to run a second time."""
+    silent = FaultyHost("a", site.good.state_dir, "127.0.0.1", faults=silence())
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+
+    async def where(*, copy: bool) -> str:
+        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        assert entry.facts is not None
+        there = replace(entry, facts=replace(entry.facts, host="e"))
+        return (await restores_on(there, lambda _: None, copy=copy)).name
+
+    monkeypatch.setattr(inventory, "find_host", lambda name: {"e": site.evil}[name])
+    inventory_has(monkeypatch, site.evil, silent)
+    with pytest.raises(HostDownError, match="would run twice") as refused:
+        asyncio.run(where(copy=False))
+    assert "--host" in refused.value.remedy
+    assert asyncio.run(where(copy=True)) == "e"
+    inventory_has(monkeypatch, site.evil, site.good)
+    assert asyncio.run(where(copy=False)) == "e"
+
+
+def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes minutes, and only at its end the VM is at home there: it ran on both."""
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    inventory_has(monkeypatch, site.evil, site.good)
+    itself = replace(IN_PLACE, in_place=False)
+
+    async def restored_on(host: Host) -> None:
+        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        await operate.restoring(host, entry, itself, site.key)
+
+    async def twice() -> None:
+        lock = lock_path(site.good.state_dir, "web")
+        async with site.good.lock(lock, owner("checkpoint restore")):
+            with pytest.raises(BusyError, match="there may soon be a VM 'web' on a"):
+                await restored_on(site.evil)
+            await restored_on(site.good)  # it finds out there
+        await restored_on(site.evil)
+
+    asyncio.run(twice())

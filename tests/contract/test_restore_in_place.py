@@ -1,6 +1,7 @@
 """A restore in place that cannot be written down: the guest whose place was to be taken goes on."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,13 @@ import pytest
 
 from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
-from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted
+from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home
 from vmckpt.checkpoint.group_member import ALONE
+from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore import _Restoring
 from vmckpt.drivers.find import _restored, find
 from vmckpt.errors import StorageError
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
@@ -76,6 +79,26 @@ def test_a_full_disk_leaves_no_guest_standing(tmp_path: Path, room: int) -> None
     guest = asyncio.run(switch())
     assert guest.told == ["cont"]
     assert guest.run == "running"
+
+
+@pytest.mark.parametrize(
+    "record", ["{", json.dumps({"qemu_id": "01234567", "spec": SPEC})], ids=["damaged", "committed"]
+)
+def test_a_guest_runs_whatever_cannot_be_settled(tmp_path: Path, record: str) -> None:
+    """The service was killed with the guest paused; its recovery meets a full disk, or worse."""
+
+    async def recovered() -> Guest:
+        guest = Guest("paused", "none")
+        host = Full("a", tmp_path, "127.0.0.1", guest=guest, room=[0])
+        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
+        vm = await read_vm(host, "web")
+        assert vm is not None
+        vm.directory.restoring.write_text(record)
+        with pytest.raises(StorageError):
+            await recover(vm)
+        return guest
+
+    assert asyncio.run(recovered()).run == "running"
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,42 @@ def test_a_host_that_dies_in_a_run_holds_the_schedule_up_no_longer_than_to_the_n
         loop.close()
 
 
+def test_a_run_whose_store_is_gone_holds_the_schedule_up_no_longer_than_to_the_next() -> None:
+    """Its host was made anew while the VM is on another: no run came after that one."""
+    loop = asyncio.new_event_loop()
+    request = ScheduleRequest(vm="web", when=When.EVERY, zone="UTC", every_s=60.0)
+    try:
+        world = World(loop, random.Random(1), request)
+        world.dead = {"host"}
+        world.work(5.0)
+        assert world.record.failures > 0
+        world.dead, world.emptied, world.host = set(), {"host"}, "other"
+        world.work(180.0)
+        assert len(world.done()) >= 2
+        assert (world.record.failures, world.record.why) == (0, "")
+        (missed,) = [one for one in world.record.runs if one.outcome == "missed"]
+        assert "the store is gone" in missed.why
+    finally:
+        loop.close()
+
+
+def test_what_breaks_after_a_checkpoint_keeps_no_run_from_its_end() -> None:
+    """Its run was found done again and again, and the next one never came."""
+    loop = asyncio.new_event_loop()
+    request = ScheduleRequest(
+        vm="web", when=When.EVERY, zone="UTC", every_s=60.0, check_percent=5.0
+    )
+    try:
+        world = World(loop, random.Random(1), request)
+        world.breaks = True
+        world.work(200.0)
+        assert len(world.done()) >= 3
+        assert "has said before" in world.record.why
+        assert "were not checked" in world.record.why
+    finally:
+        loop.close()
+
+
 def test_runs_after_one_another_read_all_of_a_store() -> None:
     packs = [bytes([number, 7]) * 8 for number in range(200)]
     read = [part_of(2.0, number).choose(packs) for number in range(50)]

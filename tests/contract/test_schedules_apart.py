@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.schedule_work import OnlyTaking
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, NotFoundError
 from vmckpt.fleet.schedule import scheduler
 from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.fleet.schedule.learned import VmSample
 from vmckpt.fleet.schedule.record import ScheduleRecord, add, load, new_record, schedules_dir
 from vmckpt.fleet.schedule.request import ScheduleRequest, When
-from vmckpt.fleet.schedule.run import Event, Point, SchedulerTools, clock
+from vmckpt.fleet.schedule.run import Event, Point, RunResult, SchedulerTools, clock
 
 pytestmark = pytest.mark.contract
 
@@ -117,3 +118,56 @@ def test_run_due_tells_what_was_done_whatever_stands_in_one_ones_way() -> None:
         "evil": None,
         "web": "done",
     }
+
+
+def test_run_due_serves_the_others_while_one_hangs_and_returns_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "TURN_S", 0.3)
+    scheduled("stuck", "web")
+    ends = asyncio.Event()
+
+    async def take(vm: str) -> None:
+        if vm == "stuck":
+            await ends.wait()
+
+    async def main() -> tuple[list[RunResult], list[Event]]:
+        told: list[Event] = []
+        tools = SchedulerTools(clock, Scripted(take), told.append)
+        running = asyncio.ensure_future(scheduler.run_due([], tools))
+        assert await poll(
+            lambda: is_done("web") and any(one.event == "late" for one in told),
+            every_s=0.02,
+            within_s=20,
+        )
+        # What becomes due, or is added, meanwhile is run as well.
+        scheduled("mail")
+        assert await poll(lambda: is_done("mail"), every_s=0.02, within_s=20)
+        assert not running.done()
+        ends.set()
+        return await running, told
+
+    found, told = asyncio.run(main())
+    assert [one.schedule for one in told if one.event == "late"] == ["stuck"]
+    assert {(one.schedule, one.outcome) for one in found} == {
+        ("stuck", "done"),
+        ("web", "done"),
+        ("mail", "done"),
+    }
+
+
+def test_run_due_names_a_file_that_it_cannot_read() -> None:
+    scheduled("web")
+    (schedules_dir() / "bad.json").write_text("{")
+    tools = SchedulerTools(clock, Scripted(nothing), lambda event: None)
+    found = asyncio.run(scheduler.run_due([], tools))
+    assert sorted((one.schedule, one.outcome or "") for one in found) == [
+        ("-", ""),
+        ("web", "done"),
+    ]
+    # One that is named is run whatever becomes of the others.
+    assert asyncio.run(scheduler.run_due(["web"], tools)) == []
+
+
+async def nothing(vm: str) -> None:
+    """No trouble."""

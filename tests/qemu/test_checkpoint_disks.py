@@ -106,6 +106,17 @@ def test_a_file_system_in_a_mounted_checkpoint(made: World, tmp_path: Path) -> N
         ended(command)
 
 
+def test_a_fork_has_the_content_of_a_raw_disk(made: World) -> None:
+    (told,) = made.ok("fork", "before", "--count", "1", "--name", "f")["forks"]
+    assert told["error"] == ""
+    image = Path(made.ok("vm", "show", "f-1")["disks"][1])
+    assert image.suffix == ".qcow2"  # as QEMU opens it
+    words = ("compare", "--force-share", "-f", "qcow2", "-F", "raw")
+    qemu_img(*words, image, made.shared / "files.raw")
+    made.ok("vm", "stop", "f-1", "--force")
+    made.ok("vm", "rm", "f-1", "--disks")
+
+
 def test_its_disks_alone_for_a_copy_that_boots(made: World) -> None:
     told = made.ok("checkpoint", "restore", "before", "--disks-only", "--as", "copy")
     assert made.ok("vm", "show", "copy")["state"] == "stopped"
@@ -126,6 +137,8 @@ def test_its_disks_alone_for_a_copy_that_boots(made: World) -> None:
     made.ok("vm", "rm", "copy")
     again = made.vmckpt("checkpoint", "restore", "before", "--disks-only", "--as", "copy")
     assert again.error["exit_code"] == 4  # its images are still there
+    whole = made.vmckpt("checkpoint", "restore", "before", "--as", "copy")
+    assert (whole.error["exit_code"], first.exists(), second.exists()) == (4, True, True)
     for path in (first, second):
         path.unlink()
 
@@ -160,7 +173,7 @@ def test_its_disks_alone_in_place_of_a_vm_that_is_off(made: World) -> None:
     made.ok("checkpoint", "create", "guest", "--name", "later")
 
 
-@pytest.mark.parametrize("words", [("--eager",), ("--kind", "savevm", "--vm", "guest")])
+@pytest.mark.parametrize("words", [("--eager",), ("--kind", "internal", "--vm", "guest")])
 def test_what_makes_no_sense_of_disks_alone(made: World, words: tuple[str, ...]) -> None:
     done = made.vmckpt("checkpoint", "restore", "before", "--disks-only", *words)
     assert done.error["exit_code"] == 2

@@ -84,7 +84,7 @@ async def _reach(
         if moment == "commit":
             return any((made.state_dir / "groups").glob("*.json"))
         told = set(made.state_dir.glob("lab/*/jobs/*/*/")) - before
-        return any("the moment" in read(one / "events.jsonl") for one in told)
+        return any("pausing the guest" in read(one / "events.jsonl") for one in told)
 
     while command.poll() is None and not has_come():  # noqa: ASYNC110
         await asyncio.sleep(0.001)

@@ -51,7 +51,9 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert impossible.result["change"].startswith("--finish-within ")
         # Looking at the guest takes its part of the time.
         # Another way that takes less time may stand after it, with its longer downtime.
-        needed, way = re.findall(r"(\S+) would do: ([a-z-]+)", impossible.result["change"])[0]
+        needed, way = re.findall(
+            r"(\S+) would be enough for ([a-z-]+)", impossible.result["change"]
+        )[0]
         (named,) = [one for one in impossible.result["ways"] if one["way"] == way]
         assert parse_duration_s(needed) > named["total_s"][2] + 1
         refused = made.vmckpt("migrate", "one", "lab-b", "--finish-within", "1ms")

@@ -205,7 +205,7 @@ def test_the_operators_connection_breaks_and_the_command_comes_back(way: Way) ->
     assert (done.code, again.code) == (0, 0), done.stderr + again.stderr
     # Both show all of it from the beginning.
     for stderr in (done.stderr, again.stderr):
-        assert "starting QEMU on the target" in stderr
+        assert "starting QEMU on the destination" in stderr
         assert "releasing the source" in stderr
     assert done.result == again.result
     way.ends_at(way.target)

@@ -64,6 +64,18 @@ def test_a_copy_shares_nothing_that_it_can_write() -> None:
     assert copy.spec.devices[0]["guid"] != "11111111-1111-1111-1111-111111111111"
 
 
+def test_what_a_fork_writes_is_qcow2_whatever_it_lies_over() -> None:
+    """QEMU took an overlay over a raw disk for a raw disk: the guest met its header."""
+    raw = SPEC.replace('path = "web.qcow2"', 'path = "web.raw"\nformat = "raw"')
+    made = plan_copy(replace(taken(), spec=raw), HOST, "f-1", OURS, keep_macs=False, overlays=True)
+    assert [disk.path for disk in made.disks] == [Path("/state/images/f-1-0.qcow2")]
+    again = parse_spec(made.spec.text, "its file", Path("/elsewhere"))
+    assert [(disk.format, disk.read_only) for disk in again.disks] == [
+        ("qcow2", False),
+        ("raw", True),
+    ]
+
+
 def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
     for plugged in (False, True):
         copy = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False, plugged=plugged).spec

@@ -32,11 +32,11 @@ def seen(screen: Screen) -> str:
 def test_a_plan_is_a_table_with_its_total_and_what_is_to_be_known() -> None:
     text = planned(plan())
     assert "vm00  a -> b  0 us    3.50 s  3.50 s" in text
-    assert "2 VMs, 2 at once: 5.50 s (" in text
+    assert "2 VMs, 2 at a time: 5.50 s (" in text
     assert text.endswith("note: a note\nnote: c gets none: it is down")
     assert "?" in planned(plan(known=False))
-    assert "how long it takes is not known" in planned(plan(known=False))
-    assert planned(plan(0)).startswith("nothing moves")
+    assert "duration unknown" in planned(plan(known=False))
+    assert planned(plan(0)).startswith("no VM moves")
 
 
 def test_every_vm_has_a_line_and_what_goes_wrong_is_seen() -> None:

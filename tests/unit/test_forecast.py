@@ -260,13 +260,13 @@ def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
     choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
     assert choice.way is None
     # Auto-converge needs 66 s of the 50: less of a change than to risk post-copy.
-    assert choice.change == "--finish-within 2m would do: auto-converge"
+    assert choice.change == "--finish-within 2m would be enough for auto-converge"
     unsure = replace(FORECASTS[1], total_s=Band(30, 45, math.inf))
     assert (
         choose([judge(unsure, Intent()), judge(FORECASTS[2], Intent())], Intent()).way == "hybrid"
     )
     alone = [judge(FORECASTS[0], wanted)]
-    assert "no way ends" in choose(alone, wanted).change
+    assert "no method completes" in choose(alone, wanted).change
     assert choose([], wanted).way is None
 
 
@@ -278,17 +278,17 @@ def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recomm
     stop, precopy = made(TransferMode.STOP, 0.49, 0.45), made(TransferMode.PRECOPY, 0.59, 0.03)
     postcopy = made(TransferMode.POSTCOPY, 0.55, 0.01)
     told = (
-        "--finish-within 650ms would do: precopy, with a downtime of 33.0 ms; stop, with 495.0 ms, "
-        "would need --finish-within 540ms"
+        "--finish-within 650ms would be enough for precopy, with a downtime of 33.0 ms; stop, with "
+        "495.0 ms, would need --finish-within 540ms"
     )
     assert change(stop, precopy, wanted=hurry) == told
     # Nor one that could cost the guest.
     assert change(stop, precopy, postcopy, wanted=hurry) == told
-    assert change(precopy, postcopy, wanted=hurry).endswith("would do: postcopy")
+    assert change(precopy, postcopy, wanted=hurry).endswith("would be enough for postcopy")
     # Twice the time is no little more, nor is half the downtime far shorter.
     slow, rough = made(TransferMode.PRECOPY, 1.0, 0.03), made(TransferMode.PRECOPY, 0.6, 0.25)
-    assert change(stop, slow, wanted=hurry) == "--finish-within 540ms would do: stop"
-    assert change(stop, rough, wanted=hurry) == "--finish-within 540ms would do: stop"
+    assert change(stop, slow, wanted=hurry) == "--finish-within 540ms would be enough for stop"
+    assert change(stop, rough, wanted=hurry) == "--finish-within 540ms would be enough for stop"
 
 
 def test_what_is_gone_of_the_time_counts_and_so_does_the_change_that_helps() -> None:
@@ -298,9 +298,9 @@ def test_what_is_gone_of_the_time_counts_and_so_does_the_change_that_helps() -> 
     late = choose([judge(auto, replace(wanted, gone_s=9))], wanted)
     assert late.way is None
     # 66 s, and the 9 that are gone until it begins the next time.
-    assert late.change == "--finish-within 2m would do: auto-converge"
+    assert late.change == "--finish-within 2m would be enough for auto-converge"
     short = choose([judge(FORECASTS[3], Intent(finish_within_s=10, gone_s=10))], wanted)
-    assert short.change == "--finish-within 22.1s would do: postcopy"
+    assert short.change == "--finish-within 22.1s would be enough for postcopy"
     assert Intent(finish_within_s=10, gone_s=12).left_s == -2
     assert not Intent(gone_s=12).is_given
 

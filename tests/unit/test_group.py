@@ -87,7 +87,7 @@ def asked(*words: str) -> Result:
         ["create", "--group", "web"],
         ["create", "--group", "web,web"],
         ["create", "--group", "web,db", "--kind", "file"],
-        ["create", "--group", "web,db", "--kind", "savevm"],
+        ["create", "--group", "web,db", "--kind", "internal"],
         ["create", "--group", "web,db", "--name", "No Name"],
         ["create", "web", "--max-hold", "1s"],
         ["restore"],

@@ -72,6 +72,6 @@ def test_the_longest_is_over_before_a_standby_is_given_up() -> None:
 def test_status_shows_it() -> None:
     status = ReplicaStatus(role=Role.PRIMARY, state="protected")
     assert _lease(replace(status, lease_s=2.5, arbiter="/leases")) == [
-        ("lease", "2.5 s, renewed each third of it, at /leases")
+        ("lease", "2.5 s, renewed every 0.83 s, at /leases")
     ]
     assert _lease(status) == []

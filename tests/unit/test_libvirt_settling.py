@@ -117,7 +117,7 @@ def test_a_state_and_its_reason_are_one_place() -> None:
         ("operation failed: guest CPU doesn't match specification: missing features: vmx", "CPU"),
         ("unable to connect to server at '10.0.0.2:16514': Connection refused", "16514"),
         ("operation failed: domain 'web' already exists with uuid 1", "rename"),
-        ("cannot migrate domain with 2 snapshots", "snapshot delete"),
+        ("cannot migrate domain with 2 snapshots", "checkpoint rm NAME --kind internal"),
         ("Timed out during operation: cannot acquire state change lock (held by "
          "monitor=remoteDispatchDomainMigratePerform3Params)", "restart libvirtd"),
         ("Timed out during operation: another job is active", "domjobinfo"),

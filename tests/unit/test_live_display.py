@@ -25,7 +25,7 @@ def test_a_phase_whose_end_was_not_seen_has_no_time(capsys: pytest.CaptureFixtur
         phases(emit, 0.0, 2.0, 97.0)
     told = [line.rstrip() for line in capsys.readouterr().err.splitlines()[-3:]]
     assert told == [
-        " ✓ starting QEMU on the target  2.00 s",
+        " ✓ starting QEMU on the destination  2.00 s",
         " ✓ sending memory  1m35s",
         " ✓ releasing the source",
     ]

@@ -64,7 +64,7 @@ def offered(
 
 def with_change(wish: Intent, words: str) -> Intent:
     """The wish as it is when somebody types what was named."""
-    for word in words.removesuffix(" would do").split(" and "):
+    for word in words.split(" and "):
         option, _, value = word.removeprefix("no ").partition(" ")
         said = None if word.startswith("no ") else value
         pause, within, slowdown = (said if option == name else None for name in (
@@ -106,7 +106,7 @@ def test_what_is_named_helps_when_it_is_asked_for(
     choice = choose([offer], wish)
     if choice.way is not None or math.isinf(offer.forecast.total_s.p90):
         return
-    words, _, named = choice.change.rpartition(": ")
+    words, _, named = choice.change.rpartition(" would be enough for ")
     assert named == way
     again, _ = offered(way, seen, with_change(wish, words), link)
     assert again.keeps, (choice.change, again.misses)
@@ -139,7 +139,7 @@ def test_auto_converge_that_is_held_to_too_little_names_what_it_needs() -> None:
     # More than the link takes: slowed by a tenth it does not end.
     seen, wish = measured(200_000, 131_072), Intent(max_slowdown=0.1)
     choice = choose([offered(TransferMode.AUTO_CONVERGE, seen, wish)[0]], wish)
-    assert choice.change == "--max-slowdown 60% would do: auto-converge"
+    assert choice.change == "--max-slowdown 60% would be enough for auto-converge"
     offer, meant = offered(TransferMode.AUTO_CONVERGE, seen, Intent(max_slowdown=0.6))
     assert offer.keeps
     assert meant.most_throttle_percent == 60
@@ -152,7 +152,7 @@ def test_post_copy_is_offered_as_a_change_of_mind() -> None:
     choice = choose(
         [offered(way, seen, wish)[0] for way in (TransferMode.PRECOPY, TransferMode.HYBRID)], wish
     )
-    assert choice.change == "no --never-risk-postcopy would do: hybrid"
+    assert choice.change == "no --never-risk-postcopy would be enough for hybrid"
 
 
 def test_several_channels_are_closed_where_they_break_the_bandwidth() -> None:

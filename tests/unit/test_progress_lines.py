@@ -56,7 +56,7 @@ def test_lines_go_to_stderr_with_their_time(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "[   0.00s] starting QEMU on the target",
+        "[   0.00s] starting QEMU on the destination",
         "[   0.25s] a phase of tomorrow",
         "[   1.00s] active: round 1, 100 MiB left, 412 MiB sent, 128 MiB/s",
         "[   1.50s] note: switching to post-copy [postcopy]",

@@ -37,7 +37,7 @@ def test_a_protected_vm() -> None:
         "  safe until  31 ms ago (epoch 6)",
         "  epochs      30 a second, of 25 ms",
         "  pauses      4.5 ms, p99 9 ms",
-        "  written     found by page protection",
+        "  tracking    page protection",
         "  output      held until safe, 22 ms, p99 40 ms",
         "  sent        3.00 MiB for 9.00 MiB written",
         "  standby     lab-b, following, term 3",
@@ -48,7 +48,7 @@ def test_a_protected_vm() -> None:
 
 def test_disks_are_told_of_where_there_are_any() -> None:
     told = text(PRIMARY | {"disk_bytes": 4 << 20, "disk_bytes_not_sent": 1 << 20})
-    assert "disks       4.00 MiB, 1.00 MiB the same already" in told
+    assert "disks       4.00 MiB, 1.00 MiB already identical" in told
 
 
 def test_how_the_other_side_is_heard_over_each_path() -> None:
@@ -59,12 +59,12 @@ def test_how_the_other_side_is_heard_over_each_path() -> None:
         "second_path_lacks": "",
     }
     lines = text(PRIMARY | paths).splitlines()
-    assert "  connection  10.0.1.2 is heard at 10.0.1.1" in lines
+    assert "  connection  10.0.1.1 hears 10.0.1.2" in lines
     assert "  2nd path    SILENT: 10.1.2 is not heard at 10.1.1, for 2.50 s" in lines
     paths["paths"] = {"replication": "waiting", "second": "one way"}
     lines = text(STANDBY | paths).splitlines()
     assert "  connection  nothing came from 10.0.1.2 to 10.0.1.1 yet" in lines
-    assert "  2nd path    ONE WAY: 10.1.2 is heard at 10.1.1, but hears nothing" in lines
+    assert "  2nd path    ONE WAY: 10.1.1 hears 10.1.2, which hears nothing" in lines
     paths |= {"paths": {"second": "none"}, "second_path_lacks": "lab-b has one address only"}
     assert "2nd path    none: lab-b has one address" in text(PRIMARY | paths)
     assert "2nd path" not in text(PRIMARY | paths | {"answers": False})
@@ -82,7 +82,7 @@ def test_who_has_died_has_a_last_word_or_none() -> None:
     assert "primary    lab-a, dead: killed" in words
     assert "took over  in 8.25 ms" in words
     begun = PRIMARY | {"pause_p50_ms": None, "output_latency_p50_ms": None, "rpo_now_ms": None}
-    assert "pauses   none yet" in text(begun)
+    assert "pauses    none yet" in text(begun)
 
 
 def test_an_event() -> None:

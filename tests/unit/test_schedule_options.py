@@ -24,7 +24,7 @@ from vmckpt.errors import UsageError
         ["--every", "1h", "--window", "night"],
         ["--every", "1h", "--timezone", "Mars/Olympus"],
         ["--every", "1h", "--catch-up", "twice"],
-        ["--every", "1h", "--kind", "savevm"],
+        ["--every", "1h", "--kind", "internal"],
         ["--every", "1h", "--name", "No Name"],
         ["--every", "1h", "--check", "0%"],
         ["--every", "1h", "--check", "1/7"],

@@ -34,7 +34,8 @@ async def save(domain: Domain, name: str) -> LibvirtSnapshot:
             raise RefusedError(
                 f"'{now.name}' has a snapshot '{name}' already",
                 why="libvirt keeps one of a name",
-                remedy=f"choose another name, or: vmckpt snapshot delete {quote(now.name)} {name}",
+                remedy=f"choose another name, or: vmckpt checkpoint rm {name} --kind internal "
+                f"--vm {quote(now.name)}",
             )
         root = ElementTree.Element("domainsnapshot")
         ElementTree.SubElement(root, "name").text = name
@@ -84,7 +85,7 @@ async def _find(domain: Domain, session: Libvirtd, name: str) -> LibvirtSnapshot
     raise NotFoundError(
         f"'{domain.name}' has no snapshot '{name}'",
         why=f"it has: {', '.join(s.name for s in found) or 'none'}",
-        remedy=f"see: vmckpt snapshot list {quote(domain.name)}",
+        remedy=f"see: vmckpt checkpoint list {quote(domain.name)} --kind internal",
     )
 
 

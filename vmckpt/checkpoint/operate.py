@@ -43,11 +43,12 @@ from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.whole import require_savable
-from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.errors import BusyError, HostDownError, RefusedError, StorageError
 from vmckpt.events.types import Event, Note, unheard
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, state_dir
+from vmckpt.hosts.lock import Owner
 from vmckpt.jobs.files import new_run
 from vmckpt.jobs.handle import Handle, begin
 from vmckpt.jobs.kind import JobKind
@@ -59,7 +60,7 @@ from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
-from vmckpt.vm.paths import vms_dir
+from vmckpt.vm.paths import lock_path, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 
 Q = TypeVar("Q")
@@ -239,21 +240,41 @@ async def recover_there(vm: Vm) -> None:
 
 
 async def _require_unused(names: Collection[str], host: Host) -> None:
-    """No other host that answers has a VM of these names; `host` looks itself. RefusedError."""
+    """No other host that answers has a VM of these names, or is about to; `host` looks itself.
 
-    async def look(other: Host) -> list[Vm | None]:
+    Raises RefusedError, BusyError.
+    """
+
+    async def look(other: Host) -> list[tuple[Host, str, Vm | None, Owner | None]]:
         if other.name == host.name:
             return []
         there = await other.list_dir(vms_dir(other.state_dir))
-        return [await read_vm(other, name) for name in there if name in names]
+        locked = await other.list_dir(other.state_dir / "locks")
+        return [
+            (
+                other,
+                name,
+                await read_vm(other, name),
+                await other.lock_owner(lock_path(other.state_dir, name)),
+            )
+            for name in dict.fromkeys([*there, *locked])
+            if name in names
+        ]
 
     found = await ask_every(all_hosts(), look)
-    for vm in (one for those in found.given for one in those if one is not None):
-        raise RefusedError(
-            f"there is a VM '{vm.name}' already",
-            why=f"on host {vm.host.name}",
-            remedy="restore it --in-place there, or make a copy of another name",
-        )
+    for other, name, vm, owner in (one for those in found.given for one in those):
+        if vm is not None:
+            raise RefusedError(
+                f"there is a VM '{name}' already",
+                why=f"on host {other.name}",
+                remedy="restore it --in-place there, or make a copy of another name",
+            )
+        if owner is not None:
+            raise BusyError(
+                f"there may soon be a VM '{name}' on {other.name}",
+                why=f"its name is held there by {owner.action} (pid {owner.pid})",
+                remedy="wait until that has ended, or make a copy of another name",
+            )
 
 
 def _same_machine(one: Host, other: Host) -> bool:

@@ -41,7 +41,8 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
                 raise RefusedError(
                     f"'{vm.name}' has a snapshot '{name}' already",
                     why="QEMU would overwrite it without asking",
-                    remedy=f"choose another name, or: vmckpt snapshot delete {vm.name} {name}",
+                    remedy=f"choose another name, or: vmckpt checkpoint rm {name} --kind internal "
+                    f"--vm {vm.name}",
                 )
             await switch_off_capabilities(monitor)  # left on by another migration
             job = _job_id("save")
@@ -157,7 +158,7 @@ async def _find(vm: Vm, monitor: Monitor, nodes: Sequence[str], name: str) -> Sn
     raise NotFoundError(
         f"'{vm.name}' has no snapshot '{name}'",
         why=f"it has: {', '.join(s.name for s in found) or 'none'}",
-        remedy=f"see: vmckpt snapshot list {vm.name}",
+        remedy=f"see: vmckpt checkpoint list {vm.name} --kind internal",
     )
 
 
@@ -184,7 +185,7 @@ async def _run_job(
             raise OperationFailedError(
                 f"the {phase} job vanished",
                 why="another client of QEMU dismissed it",
-                remedy="look at the snapshots: vmckpt snapshot list",
+                remedy="list the snapshots: vmckpt checkpoint list VM --kind internal",
             )
         show(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
         return job

@@ -288,7 +288,7 @@ class Taking:
 
             await self._member.all_prepared(keep_up)  # still last: guests run as they did
             with self._member.prompt():
-                self._tell("the moment")
+                self._tell("pausing the guest")
                 if is_saved := capture.saves_devices():
                     await self._disks.add_filters()
                 epoch, unix_s = await self._epoch(capture), time.time()

@@ -9,6 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
+from vmckpt.cli.defaults import are_there
 
 # Importing makes tens of thousands of objects that all stay: looking for garbage among them took a
 # quarter of the start.
@@ -55,7 +56,9 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
     What vmckpt starts on other hosts, and waits for; and a migration with no option but `--json`.
     """
     match words:
-        case ["migrate", *rest] if (names := _only_names(rest)) and len(names) == 2:
+        case ["migrate", *rest] if len(names := _only_names(rest)) == 2 and not are_there(
+            "migrate"
+        ):
             from vmckpt.cli.commands.moving import move_plainly
 
             return partial(move_plainly, *names, as_json="--json" in rest)

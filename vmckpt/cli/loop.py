@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from vmckpt.cli.asked import AskedToStopError, signals
+from vmckpt.ui.colour import coloured
 from vmckpt.ui.shown import lines, one_line
 
 T = TypeVar("T")
@@ -107,4 +108,4 @@ def warn(text: str) -> None:
 def warn_in_lines(text: str) -> None:
     """The same, of lines that are our own: what others wrote in them is one line each by then."""
     with suppress(OSError):
-        print(lines(text), file=sys.stderr, flush=True)
+        print(coloured(lines(text), sys.stderr), file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import takewhile
+from typing import cast
 
 import click
 import typer
@@ -12,7 +13,9 @@ from typer.core import TyperGroup
 
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
+from vmckpt.cli.defaults import are_there, default_map
 from vmckpt.cli.output import end_running, print_error
+from vmckpt.cli.renamed import renamed
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 
 EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing
@@ -25,14 +28,15 @@ COMMANDS = (
     "check",
     "plan",
     "dirty-rate",
-    "report",
-    "replay",
     "fork",
     "top",
     "drain",
     "undrain",
     "serve",
+    "config",
 )
+# `checkpoint --kind internal` by its former name: not in --help.
+FORMER = ("snapshot",)
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("link", "job", "replica", "observe", "lend", "settle-groups")
 NOUNS = (
@@ -54,11 +58,11 @@ NOUNS = (
 
 # How --help groups them.
 SECTIONS = {
-    "VMs": ("vm", "checkpoint", "fork", "snapshot", "device"),
+    "VMs": ("vm", "checkpoint", "fork", "device"),
     "Migration": ("migrate", "check", "plan", "dirty-rate", "drain", "undrain"),
     "Protection": ("replicate", "guard", "schedule", "serve"),
-    "Hosts and stores": ("host", "store", "pki", "lab"),
-    "Monitoring": ("top", "metrics", "runs", "report", "replay"),
+    "Hosts, stores and settings": ("host", "store", "pki", "config", "lab"),
+    "Monitoring": ("top", "metrics", "runs"),
 }
 
 
@@ -81,8 +85,11 @@ class _Sections(TyperGroup):
                     formatter.write_dl(rows)
 
 
-def command_line(words: Sequence[str]) -> typer.Typer:
-    """The command line: the command or noun that `words` begin with, else all of them."""
+def command_line(words: Sequence[str], *, to_complete: bool = False) -> typer.Typer:
+    """The command line: the command or noun that `words` begin with, else all of them.
+
+    `to_complete`: all whose name the first word may become.
+    """
     app = typer.Typer(
         name="vmckpt",
         cls=_Sections,
@@ -95,10 +102,15 @@ def command_line(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     names = (*COMMANDS, *NOUNS)
-    for name in [word for word in words[:1] if word in (*names, *HIDDEN)] or names:
+    if to_complete:
+        chosen = [name for name in names if name.startswith("".join(words[:1]))]
+    else:
+        chosen = [word for word in words[:1] if word in (*names, *HIDDEN)]
+    for name in chosen or names:
         word = name.replace("-", "_")
         if name in NOUNS:
-            app.add_typer(import_module(f"vmckpt.cli.nouns.{word}").app, name=name)
+            noun = import_module(f"vmckpt.cli.nouns.{word}").app
+            app.add_typer(noun, name=name, hidden=name in FORMER)
         else:
             folder = "hidden" if name in HIDDEN else "commands"
             module = import_module(f"vmckpt.cli.{folder}.{word}")
@@ -126,12 +138,35 @@ def main() -> int:
     os.umask(0o077)
     try:
         _require_text(sys.argv[1:])
-        code = command_line(sys.argv[1:])(standalone_mode=False)
+        words = renamed(sys.argv[1:])
+        partial = _to_complete()
+        app = command_line(words if partial is None else partial, to_complete=partial is not None)
+        # `get_group` would be without completion.
+        command = cast("click.Group", typer.main.get_command(app))
+        if partial is not None:
+            from vmckpt.cli.complete import add_names
+
+            add_names(command)
+        if not {"-h", "--help"}.isdisjoint(words):
+            from vmckpt.cli.examples import add_examples
+
+            add_examples(command)
+        found = default_map(command, (*COMMANDS, *NOUNS)) if words and are_there(words[0]) else {}
+        code = command(words, "vmckpt", standalone_mode=False, default_map=found)
     except Exception as exc:  # noqa: BLE001 - any error is reported
         code = told(exc)
     finally:
         end_running()
     return code if isinstance(code, int) else 0
+
+
+def _to_complete() -> list[str] | None:
+    """What the shell asks to complete, without `vmckpt`; None: it does not ask."""
+    if "_VMCKPT_COMPLETE" not in os.environ:
+        return None
+    # Bash has them in the first, zsh and fish in the other.
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
 
 
 def _require_text(words: Sequence[str]) -> None:

@@ -1,11 +1,17 @@
 """Results on stdout, as text or as one JSON object; errors as what / why / what to do."""
 
 import json
+import shutil
+import sys
 from typing import Any
 
 from vmckpt.cli.loop import warn_in_lines
 from vmckpt.errors import VmckptError
+from vmckpt.ui.colour import coloured
 from vmckpt.ui.shown import lines, one_line
+from vmckpt.ui.tables import wrapped
+
+_INDENT = " " * len("error: ")
 
 
 def show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -13,7 +19,7 @@ def show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
 
     `text` is lines of our own: what others wrote in them is one line each by then (`one_line`).
     """
-    print(json.dumps(result) if as_json else lines(text), flush=True)
+    print(json.dumps(result) if as_json else coloured(lines(text), sys.stdout), flush=True)
 
 
 def print_error(error: VmckptError, *, as_json: bool) -> int:
@@ -29,4 +35,9 @@ def print_error(error: VmckptError, *, as_json: bool) -> int:
 
 
 def _indented(text: str) -> str:
-    return "\n       ".join(map(one_line, text.split("\n")))
+    """Lines of our own, on a terminal wrapped at words, below the first one's beginning."""
+    found = [one_line(line) for line in text.split("\n")]
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - len(_INDENT)
+        found = [part for line in found for part in wrapped(line, width)]
+    return f"\n{_INDENT}".join(found)

@@ -81,8 +81,10 @@ async def look_at_all() -> "Answers[VmInfo]":
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":
     """Where a checkpoint is restored: a copy where it was taken, the VM itself where that is now.
 
-    Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts.
+    Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts; HostDownError: a host
+    that does not answer may run it.
     """
+    from vmckpt.errors import HostDownError
     from vmckpt.hosts.every import ask_every
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.vm.inventory import read_vm
@@ -93,6 +95,13 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
         homes = [vm.host for vm in vms.given if vm is not None]
         if homes:
             return homes[0] if len(homes) == 1 else (await find_own(name, tell)).host
+        if vms.silent:
+            raise HostDownError(
+                f"'{name}' is on none of the hosts that answer, and would run twice if another "
+                "runs it",
+                why="; ".join(f"{error.what}: {error.why}" for error in vms.silent),
+                remedy="if it does not run there any more, name the host to restore it on: --host",
+            )
     return find_host(entry.facts.host if entry.facts else "local")
 
 

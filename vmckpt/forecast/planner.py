@@ -270,7 +270,7 @@ async def _road(
     link = links.get(sending(way, encrypted=checked.encryption.scheme is not Scheme.CLEAR))
     if link is None:
         remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
-        return Road(way, meant, unknown=f"nothing is known of it: {remedy}")
+        return Road(way, meant, unknown=f"no measurements: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such move teaches it"

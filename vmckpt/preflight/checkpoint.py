@@ -11,17 +11,22 @@ from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
+from vmckpt.vm.images import used_besides
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec.spec import Spec
 
 
 class NewImage(NamedTuple):
-    """An image that is to be written; `is_new`: there must not be one yet."""
+    """An image that is to be written.
+
+    `is_new`: there must not be one yet; `is_own`: the VM whose place it takes writes it now.
+    """
 
     path: Path
     size_bytes: int
     is_new: bool
+    is_own: bool
 
 
 class Wanted(NamedTuple):
@@ -109,6 +114,13 @@ async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
         if disk.is_new and await host.exists(disk.path):
             reason = f"{disk.path} is there already"
             yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")
+            continue
+        name = restored.vm.name
+        own = (f"VM {name}", f"replication of {name}")
+        if not (disk.is_new or disk.is_own) and await used_besides(host, disk.path, own):
+            reason = f"{disk.path}, which '{name}' no longer has, is in use"
+            remedy = f"see what uses it (vmckpt host images {host.name}), or make a copy: --as NAME"
+            yield Finding("disk-target", REFUSE, reason, remedy)
             continue
         if not await host.may_write_below(disk.path.parent):
             reason = f"nothing can be written to {disk.path.parent}"

@@ -223,7 +223,7 @@ def _changed(
             raise RefusedError(
                 f"the store {backend.place} has {len(keys)} keys",
                 why=f"{MOST_KEYS} are the most",
-                remedy="remove one: vmckpt store key remove",
+                remedy="remove one: vmckpt store key rm",
             )
         after = with_keys(config, changed, opening.secret)
         # A key command that prints something else each time is found out before it counts.

@@ -11,7 +11,7 @@ from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line
 from vmckpt.ui.tables import table
-from vmckpt.units import format_duration
+from vmckpt.units import counted, format_duration
 
 
 @contextmanager
@@ -52,13 +52,13 @@ def total(plan: DrainPlan) -> str:
     """The forecast of all of it, in a line."""
     moves = plan.table.moves
     if not moves:
-        return "nothing moves"
+        return "no VM moves"
     if plan.band_s is None:
-        return f"{len(moves)} VMs, {plan.table.at_once} at once; how long it takes is not known"
+        return f"{counted(len(moves), 'VM')}, {plan.table.at_once} at a time; duration unknown"
     low, middle, high = (format_duration(value) for value in plan.band_s)
     return (
-        f"{len(moves)} VMs, {plan.table.at_once} at once: {middle} ({low} to {high}); "
-        f"no less than {format_duration(plan.table.bound_s)}"
+        f"{counted(len(moves), 'VM')}, {plan.table.at_once} at a time: {middle} ({low} to {high}); "
+        f"at least {format_duration(plan.table.bound_s)}"
     )
 
 

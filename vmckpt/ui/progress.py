@@ -11,7 +11,7 @@ from vmckpt.units import format_duration, format_rate, format_size
 
 LINE_EVERY_S = 1.0
 PHASES = {
-    "prepare": "starting QEMU on the target",
+    "prepare": "starting QEMU on the destination",
     "agree": "agreeing on encryption",
     "turn": "waiting for its turn on the link",
     "mirror": "copying disks",

@@ -57,7 +57,7 @@ def _primary(side: ReplicaSide) -> list[tuple[str, str]]:
         ("epochs", f"{status.epochs_per_s:g} a second, of {length}"),
         ("pauses", _spread(status.pause_p50_ms, status.pause_p99_ms)),
         *_lease(status),
-        ("written", f"found by {status.tracker}"),
+        ("tracking", str(status.tracker)),
         ("output", _output(status)),
         ("sent", f"{format_size(status.sent_bytes)} for {format_size(status.raw_bytes)} written"),
     ]
@@ -66,7 +66,7 @@ def _primary(side: ReplicaSide) -> list[tuple[str, str]]:
         pairs.append(("held back", slowed))
     if status.disk_bytes is not None and status.disk_bytes_not_sent is not None:
         known = format_size(status.disk_bytes_not_sent)
-        pairs.append(("disks", f"{format_size(status.disk_bytes)}, {known} the same already"))
+        pairs.append(("disks", f"{format_size(status.disk_bytes)}, {known} already identical"))
     return pairs
 
 
@@ -75,7 +75,9 @@ def _lease(status: ReplicaStatus) -> list[tuple[str, str]]:
     if status.lease_s is None:
         return []
     place = status.arbiter or "?"
-    return [("lease", f"{status.lease_s:g} s, renewed each third of it, at {place}")]
+    return [
+        ("lease", f"{status.lease_s:g} s, renewed every {status.lease_s / 3:.2g} s, at {place}")
+    ]
 
 
 def _standby(side: ReplicaSide) -> list[tuple[str, str]]:
@@ -112,8 +114,8 @@ def _path(status: ReplicaStatus, path: str, how: str) -> str:
     here, there = addresses[0], addresses[-1]
     ago_ms = (status.path_heard_ms_ago or {}).get(path)
     words = {
-        "heard": f"{there} is heard at {here}",
-        "one way": f"ONE WAY: {there} is heard at {here}, but hears nothing",
+        "heard": f"{here} hears {there}",
+        "one way": f"ONE WAY: {here} hears {there}, which hears nothing",
         "silent": f"SILENT: {there} is not heard at {here}",
         "waiting": f"nothing came from {there} to {here} yet",
     }.get(how, how)

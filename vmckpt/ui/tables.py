@@ -1,21 +1,118 @@
-"""Lists as aligned text: no frames, so that they can be cut and grepped."""
+"""Lists as aligned text: no frames, so that they can be cut and grepped.
 
-from collections.abc import Sequence
+Not on a terminal, each row is one line. On one that is too narrow, columns with nothing in them are
+left out, and cells are wrapped.
+"""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from vmckpt.ui.shown import one_line
 
+_GAP = "  "
+_NOTHING = {"", "-"}
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell, the header in capitals. Each row is one line."""
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+    """Columns padded to their widest cell, the header in capitals. Each row is one line.
+
+    `width`: wrap cells at words so that lines have so many columns; None: the terminal's, without
+    one as many as they need.
+    """
     lines = [[title.upper() for title in header], *[list(map(one_line, row)) for row in rows]]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    widths = _widths(lines)
+    if (limit := _terminal_width() if width is None else width) is not None:
+        if _width(widths) > limit:
+            lines = _without_empty(lines)
+        widths = _fitting(lines, limit)
+    return "\n".join(text for line in lines for text in _wrapped(line, widths))
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> str:
     """One "name  value" line for each pair."""
     width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{name.ljust(width)}  {one_line(value)}" for name, value in pairs)
+    return "\n".join(f"{name.ljust(width)}{_GAP}{one_line(value)}" for name, value in pairs)
+
+
+def in_words(facts: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Facts for `fields`: names without units, values as people write them."""
+    return [_in_words(name, value) for name, value in facts.items()]
+
+
+def _in_words(name: str, value: object) -> tuple[str, str]:
+    from vmckpt.units import format_duration, format_rate, format_size, format_time
+
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for unit, shown in (
+            ("_bytes_per_s", format_rate),
+            ("_bytes", format_size),
+            ("_unix_s", format_time),
+            ("_s", format_duration),
+        ):
+            if name.endswith(unit):
+                return name.removesuffix(unit).replace("_", " "), shown(value)
+        if name.endswith("_ms"):
+            return name.removesuffix("_ms").replace("_", " "), f"{value:.1f} ms"
+    return name.replace("_", " "), _value(value)
+
+
+def _value(value: object) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case Mapping():
+            return ", ".join(" ".join(_in_words(*item)) for item in value.items()) or "-"
+        case list() | tuple():
+            return ", ".join(map(_value, value)) or "-"
+        case float():
+            return f"{value:g}"
+    return str(value)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """`text` in lines of `width`. A word that is wider stays whole, to be copied."""
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _terminal_width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _without_empty(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    columns = [cells for cells in zip(*lines, strict=True) if not _NOTHING.issuperset(cells[1:])]
+    return [list(line) for line in zip(*columns, strict=True)] or [list(line) for line in lines]
+
+
+def _fitting(lines: Sequence[Sequence[str]], limit: int) -> list[int]:
+    """Widths of `limit` in all if that can be: the widest give way first, down to a word."""
+    found = _widths(lines)
+    least = [
+        max(len(word) for cell in cells for word in cell.split(" "))
+        for cells in zip(*lines, strict=True)
+    ]
+    while _width(found) > limit and (spare := [n for n, one in enumerate(found) if one > least[n]]):
+        found[max(spare, key=lambda n: found[n])] -= 1
+    return found
+
+
+def _wrapped(line: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
+    """The lines of a row."""
+    cells = [wrapped(cell, width) for cell, width in zip(line, widths, strict=True)]
+    for parts in zip_longest(*cells, fillvalue=""):
+        padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+        yield _GAP.join(padded).rstrip()

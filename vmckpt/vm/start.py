@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    RefusedError,
+    UsageError,
+)
 from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import FreeMemory, Host, Promise
 from vmckpt.hosts.processes.process import ProcessId
@@ -230,8 +236,16 @@ async def record_foreign(host: Host, files: QemuDir, process: ProcessId) -> None
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
     """End QEMUs of the VM that a killed command has left: all but `keep`.
 
-    The caller holds the VM's lock, and no migration of it is interrupted.
+    The caller holds the VM's lock. Raises BusyError where the VM is not at home (no `keep`) and a
+    migration to here was interrupted: its QEMU may have the guest.
     """
+    if keep is None and await host.exists(directory.journal):
+        raise BusyError(
+            f"{host.name} has something of a migration of '{spec.name}' that was interrupted",
+            why="the guest may run there",
+            remedy=f"have that ended first: vmckpt migrate --recover {spec.name}; or use another "
+            "name or host",
+        )
     known = keep.path.name if keep else None
     for name in await host.list_dir(directory.path):
         if name.startswith(QEMU_PREFIX) and name != known:

@@ -72,8 +72,8 @@ def plan(
         raise UsageError(
             "nothing says which checkpoints to keep",
             why="a rule that keeps none would remove all",
-            remedy="say at least one of --keep-last, --hourly, --daily, --weekly, --max-age, "
-            "--max-size",
+            remedy="say at least one of --keep-last, --keep-hourly, --keep-daily, --keep-weekly, "
+            "--max-age, --max-size",
         )
     dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)
     newest_first = list(reversed(candidates))

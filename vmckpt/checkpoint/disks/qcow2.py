@@ -5,7 +5,7 @@ over a backing file. Clusters lie in the order in which they come; the tables fo
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,26 @@ def write_image(
         os.close(fd)
 
 
+def while_wanted(chunks: Chunks, still_wanted: Callable[[], None]) -> Chunks:
+    """The chunks, until `still_wanted` raises (`sequence.in_thread.until_cancelled`)."""
+    for one in chunks:
+        still_wanted()
+        yield one
+
+
 def write_overlay(path: Path, size_bytes: int, backing: Path, backing_kind: str) -> None:
-    """A new, empty qcow2 at `path` over an image that is only read. Raises OSError."""
+    """A new, empty qcow2 at `path`, which must not be there, over an image that is only read.
+
+    On an error nothing is left. Raises OSError.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         _write_qcow2(fd, size_bytes, (), (str(backing), backing_kind))
         os.fdatasync(fd)
         sync_directory(path.parent)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 

@@ -8,7 +8,7 @@ in the host's `images/`. Forks are cut off from every network unless asked other
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,8 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.catalogue.place import reading
-from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
-from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, machine_from_json, usable_facts
+from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image, write_overlay
+from vmckpt.checkpoint.facts import (
+    DEVICES,
+    FILE,
+    RAM,
+    DiskFacts,
+    machine_from_json,
+    usable_facts,
+)
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.identity import tell_guest
@@ -41,7 +48,7 @@ from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.state.durable import rename_durably
 from vmckpt.store.store import Checkpoint
@@ -132,7 +139,7 @@ class _Forking:
         self._host, self._point, self._wish, self._run_name = host, point, wish, run
         self._history = History().then(point.manifest.id, host, place)
         self._facts = usable_facts(point.manifest)
-        self._ram = -1
+        self._ram, self._was_named = -1, False
         self._disks: dict[int, Path] = {}
         self._base = point.manifest.id
 
@@ -151,7 +158,15 @@ class _Forking:
             manifest, self._host, known=wish.known, is_foreign=wish.is_foreign
         )
         planned = [
-            plan_copy(self._facts, self._host, name, standing, keep_macs=False, plugged=plugged)
+            plan_copy(
+                self._facts,
+                self._host,
+                name,
+                standing,
+                keep_macs=False,
+                plugged=plugged,
+                overlays=True,
+            )
             for name in names
         ]
         if wish.is_foreign:  # no checkpoint that took another's id is given that one's image
@@ -214,9 +229,15 @@ class _Forking:
         unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
         return replace(fork, warnings=(*fork.warnings, *unsaid))
 
-    async def _make_base(self, planned: PlannedRestore) -> None:
-        self._ram = unnamed(planned.spec.ram_dir)
+    async def _make_memory(self, planned: PlannedRestore) -> None:
+        if self._ram >= 0:
+            os.close(self._ram)
+            self._ram = -1
+        self._ram, self._was_named = unnamed(planned.spec.ram_dir), False
         await finish(in_thread(self._fill))
+
+    async def _make_base(self, planned: PlannedRestore) -> None:
+        await self._make_memory(planned)
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             name = f"{self._base}-{disk.number}.{facts.format}"
@@ -225,10 +246,12 @@ class _Forking:
             self._disks[disk.number] = path
             if facts.area and not path.exists():
                 part = path.with_name(f".{path.name}.{self._run_name}")
-                chunks = self._point.area(facts.area).stream()
-                write = partial(write_image, part, facts.format, facts.size_bytes, chunks)
-                await in_thread(write)
+                await until_cancelled(partial(self._write_part, part, facts))
                 rename_durably(part, path.name)
+
+    def _write_part(self, part: Path, facts: DiskFacts, still_wanted: Callable[[], None]) -> None:
+        chunks = while_wanted(self._point.area(str(facts.area)).stream(), still_wanted)
+        write_image(part, facts.format, facts.size_bytes, chunks)
 
     def _fill(self) -> None:
         """The checkpoint's memory as a file with holes. Blocking."""
@@ -290,18 +313,30 @@ class _Forking:
     async def _start(self, planned: PlannedRestore, state: bytes, made: list[Path]) -> Monitor:
         vm, host = planned.vm, self._host
         files, spec = vm.qemu.files, vm.spec
+        own = [planned.own_variables] if planned.own_variables else []
+        disks = [disk.path for disk in planned.disks]
+        for path in disks:
+            if await host.exists(path):
+                raise RefusedError(
+                    f"{path} is there already",
+                    why="another VM may use it",
+                    remedy="remove it, or choose another name for the forks (--name)",
+                )
         await host.make_dir(files.path)
-        made += [planned.own_variables] if planned.own_variables else []
-        made += [disk.path for disk in planned.disks]
-        await write_down(
-            vm, PendingQemu(files.qemu_id, spec.text, tuple(str(path) for path in made))
-        )
+        paths = tuple(str(path) for path in (*own, *disks))
+        await write_down(vm, PendingQemu(files.qemu_id, spec.text, paths))
+        made += own
         await in_thread(partial(copy_variables, planned))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
+            made.append(disk.path)
         await host.make_private_dir(files.memory(spec.ram_dir))
+        if self._was_named and not os.fstat(self._ram).st_nlink:
+            # Those before it have failed: a file that has lost its last name gets no other.
+            await self._make_memory(planned)
         give_name(self._ram, files.ram(spec.ram_dir))
+        self._was_named = True
         # Its QEMU's user goes by it.
         await host.write_text(vm.directory.identity, f"{new_identity()}\n")
         qemu, monitor = await start_qemu(

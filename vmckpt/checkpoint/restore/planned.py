@@ -47,6 +47,8 @@ class PlannedRestore:
     variables: Path | None = None
     # Disks that there must not be yet, in place either.
     made_new: frozenset[Path] = frozenset()
+    # Disks that the VM of this name on the host writes now.
+    current: frozenset[Path] = frozenset()
 
     @property
     def spec(self) -> Spec:
@@ -119,7 +121,9 @@ def plan_itself(
         for number, disk in enumerate(spec.disks)
         if not disk.read_only
     ]
-    return replace(_planned(spec, facts, host, disks), made_new=made_new)
+    own = standing.own.disks if standing.own is not None else ()
+    current = frozenset(disk.on(host.state_dir) for disk in own if not disk.read_only)
+    return replace(_planned(spec, facts, host, disks), made_new=made_new, current=current)
 
 
 def plan_copy(
@@ -130,10 +134,12 @@ def plan_copy(
     *,
     keep_macs: bool,
     plugged: bool = False,
+    overlays: bool = False,
 ) -> PlannedRestore:
     """Another VM: its own name, disks in the host's `images/`, MACs and generation.
 
-    It has no network, now or later, unless it is `plugged`.
+    It has no network, now or later, unless it is `plugged`. With `overlays` its disks are qcow2,
+    whatever the checkpoint's were.
     """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
@@ -157,7 +163,9 @@ def plan_copy(
         for number, nic in enumerate(spec.nics)
     )
     disks = tuple(
-        disk if disk.read_only else _own(disk, name, number, facts)
+        disk
+        if disk.read_only
+        else _own(disk, name, number, facts, "qcow2" if overlays else disk.format)
         for number, disk in enumerate(spec.disks)
     )
     firmware = spec.firmware
@@ -192,9 +200,9 @@ def overcommitted(planned: PlannedRestore) -> PlannedRestore:
     return replace(planned, vm=vm._replace(spec=spec._replace(text=written(spec))))
 
 
-def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts) -> Disk:
-    image = Path(IMAGES) / f"{name}-{number}.{disk.format}"
-    return disk._replace(path=image, size_bytes=facts.disks[number].size_bytes)
+def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts, kind: str) -> Disk:
+    image = Path(IMAGES) / f"{name}-{number}.{kind}"
+    return disk._replace(path=image, format=kind, size_bytes=facts.disks[number].size_bytes)
 
 
 def _renewed(spec: Spec) -> Spec:
@@ -230,19 +238,26 @@ def aside_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 
-async def checks(
-    planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
-) -> list[Finding]:
-    """All that is for and against making it; changes nothing. Raises HostDownError."""
-    disks = tuple(
+def images_of(planned: PlannedRestore, *, in_place: bool) -> tuple[NewImage, ...]:
+    """The images that a restore writes, for its checks."""
+    return tuple(
         NewImage(
             disk.path,
             planned.facts.disks[disk.number].size_bytes,
             not in_place or disk.path in planned.made_new,
+            in_place and disk.path in planned.current,
         )
         for disk in planned.disks
     )
-    wanted = Wanted(planned.vm, disks, planned.variables, planned.facts.firmware)
+
+
+async def checks(
+    planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
+) -> list[Finding]:
+    """All that is for and against making it; changes nothing. Raises HostDownError."""
+    wanted = Wanted(
+        planned.vm, images_of(planned, in_place=in_place), planned.variables, planned.facts.firmware
+    )
     return await restore_checks(wanted, in_place=in_place, lazy=lazy, plugged=plugged)
 
 

@@ -34,18 +34,26 @@ async def recover(vm: Vm) -> None:
     Raises BusyError, VmLostError, JobHeldError.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("checkpoint restore")):
-        await settle(vm.host, vm.name)
-        now = await read_vm(vm.host, vm.name)
+        try:
+            await settle(vm.host, vm.name)
+        finally:
+            # Files that cannot be settled do not keep the guest of vm.json from running.
+            now = await read_vm(vm.host, vm.name)
+            if now is not None:
+                await _go_on(now)
         if now is not None:
-            # One that does not answer now is left for another time.
-            with suppress(HostDownError, OutcomeUnknownError):
-                await let_go(now)
-                await _let_disks_go(now)
-            # Either it was paused for the other, or it was about to start.
-            await let_run(now)
             await see_to_pages(now.host, now.qemu)
             if await now.host.exists(now.directory.away):
                 await recover_devices(now)
+
+
+async def _go_on(vm: Vm) -> None:
+    """Resume its guest: either it was paused for the other, or it was about to start."""
+    # One that does not answer now is left for another time.
+    with suppress(HostDownError, OutcomeUnknownError):
+        await let_go(vm)
+        await _let_disks_go(vm)
+    await let_run(vm)
 
 
 async def _let_disks_go(vm: Vm) -> None:

@@ -164,6 +164,8 @@ class _Restoring:
             disk.number: aside_path(disk.path) if wish.in_place else disk.path
             for disk in planned.disks
         }
+        # What an undo removes: a file that was there already is not this restore's.
+        self._created: list[Path] = []
         self._began_s = 0.0
         self._disks_ms = 0.0
         self._identity = source.identity_for(point.manifest, wish.name)
@@ -285,6 +287,8 @@ class _Restoring:
 
     def _make_disks(self) -> None:
         """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
+        if (own := self._planned.own_variables) is not None:
+            self._created.append(own)
         copy_variables(self._planned)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
@@ -299,6 +303,7 @@ class _Restoring:
             area, first = self._point.area(facts.area), np.array([0])
             chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
             write_image(path, facts.format, facts.size_bytes, chunks)
+            self._created.append(path)
 
     async def _fill_disks(self) -> None:
         """All that they have, before the devices are loaded: then QEMU reads their tables anew.
@@ -439,8 +444,7 @@ class _Restoring:
     async def _remove(self) -> None:
         vm = self._planned.vm
         await end_qemu(self._host, vm.spec.ram_dir, self._files)
-        own = [self._planned.own_variables] if self._planned.own_variables else []
-        for path in (*self._made.values(), *own):
+        for path in self._created:
             await self._host.remove(path)
         if self._old is None:
             await self._host.remove(vm.directory.path)

@@ -6,7 +6,7 @@ made beside the old ones, `vm.json` is the commit, and `making.py` ends what was
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.place import reading
-from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
@@ -36,7 +36,6 @@ from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably
-from vmckpt.store.area import Chunks
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
@@ -109,7 +108,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
     making = PendingQemu(new.files.qemu_id, old.spec.text, (), tuple(renames))
     async with _undone_unless_committed(old.host, old.name):
         await write_down(old, making)
-        await _write(point, made)
+        await _write(point, made, [])
         await to_the_end(_commit(old._replace(qemu=new), point, source))
     return _told(old, point, images, warnings)
 
@@ -133,12 +132,21 @@ async def _anew(
     platform = await _platform(vm.spec, host, vm.qemu.platform)
     vm = vm._replace(qemu=Qemu(vm.qemu.files, ProcessId(0, 0), platform))
     own = [planned.own_variables] if planned.own_variables else []
-    files = [str(path) for path in (*own, *(image.path for image in images))]
+
+    async def record(paths: Sequence[Path]) -> None:
+        files = tuple(map(str, (*own, *paths)))
+        await write_down(vm, PendingQemu(vm.qemu.files.qemu_id, vm.spec.text, files))
+
     async with _undone_unless_committed(host, vm.name):
         await host.make_dir(vm.directory.path)
-        await write_down(vm, PendingQemu(vm.qemu.files.qemu_id, vm.spec.text, tuple(files)))
+        await record([image.path for image in images])
         await finish(in_thread(partial(copy_variables, planned)))
-        await _write(point, {image: image.path for image in images})
+        created: list[Path] = []
+        try:
+            await _write(point, {image: image.path for image in images}, created)
+        except FileExistsError:  # made by another process since the checks: it is not removed
+            await record(created)
+            raise
         identity = source.identity_for(point.manifest, wish.name)
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
@@ -196,10 +204,14 @@ async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> None:
     await vm.host.write_text(vm.directory.point, history.text)
 
 
-async def _write(point: Checkpoint, images: dict[_Image, Path]) -> None:
-    """Make the images, one after the other; their chunks are checked as they are read."""
+async def _write(point: Checkpoint, images: dict[_Image, Path], created: list[Path]) -> None:
+    """Make the images, one after the other; their chunks are checked as they are read.
+
+    `created` are those that are there. Raises FileExistsError: one was there already.
+    """
     for image, path in images.items():
         await until_cancelled(partial(_write_one, point, image, path))
+        created.append(path)
 
 
 def _write_one(
@@ -215,13 +227,8 @@ def _write_one(
             why=f"it takes up to {format_size(needed)}, {format_size(free)} are free",
             remedy="make room there; nothing was changed",
         )
-
-    def chunks() -> Iterator[Chunks]:
-        for one in area.stream():
-            still_wanted()
-            yield one
-
-    write_image(path, image.format, image.disk.size_bytes, chunks())
+    chunks = while_wanted(area.stream(), still_wanted)
+    write_image(path, image.format, image.disk.size_bytes, chunks)
 
 
 def _eased(check: Finding, planned: PlannedRestore) -> Finding:

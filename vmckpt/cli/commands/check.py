@@ -28,11 +28,14 @@ def check(
     from vmckpt.drivers.driver import examined
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.options.migration import MigrationOptions
+    from vmckpt.ui.findings import findings_text
 
     found, targets = run(find(vm)), [find_host(host) for host in dict.fromkeys(hosts)]
     answers = [(target, run(examined(found, target, MigrationOptions()))) for target in targets]
     facts = [_facts(target, answer) for target, answer in answers]
-    tables = [f"{_headline(found, *answer)}\n{_table(answer[1])}" for answer in answers]
+    tables = [
+        f"{_headline(found, *answer)}\n{findings_text(answer[1].checks)}" for answer in answers
+    ]
     result = {"vm": found.name, "source": found.host.name, "targets": facts}
     show(result, "\n\n".join(tables), as_json=json)
     if not all(answer.is_possible for _, answer in answers):
@@ -42,11 +45,12 @@ def check(
 def dry_run(name: str, target: "Host", options: "MigrationOptions", *, as_json: bool) -> None:
     """Show what `migrate` with these options would find; exit code 4 when it would refuse."""
     from vmckpt.cli.found import find
+    from vmckpt.ui.findings import findings_text
 
     vm = run(find(name))
     answer = run(vm.examine(target, options))
     result = {"vm": vm.name, "source": vm.host.name, **_facts(target, answer)}
-    show(result, _table(answer), as_json=as_json)
+    show(result, findings_text(answer.checks), as_json=as_json)
     if not answer.is_possible:
         raise typer.Exit(4)
 
@@ -59,10 +63,3 @@ def _facts(target: "Host", answer: "Examined") -> dict[str, Any]:
 def _headline(vm: "Driver", target: "Host", answer: "Examined") -> str:
     word = "can" if answer.is_possible else "cannot"
     return f"{vm.name}: {vm.host.name} -> {target.name}: it {word} move"
-
-
-def _table(answer: "Examined") -> str:
-    from vmckpt.ui.tables import table
-
-    rows = [(check.verdict, check.code, check.reason, check.remedy) for check in answer.checks]
-    return table(("verdict", "check", "reason", "remedy"), rows)

@@ -130,14 +130,15 @@ def carried_out(
 def _text(result: "DrainResult") -> "Iterable[str]":
     from vmckpt.fleet.drain.drain import DRAIN
     from vmckpt.ui.drain import planned
-    from vmckpt.units import format_duration
+    from vmckpt.units import counted, format_duration
 
     plan = result.plan
     if result.took_s is None:
         yield planned(plan)
     else:
-        verb = "have left" if result.action == DRAIN else "are back on"
-        text = f"{len(result.moved)} VMs {verb} {result.host}, in {format_duration(result.took_s)}"
+        verb = "moved off" if result.action == DRAIN else "moved back to"
+        text = f"{counted(len(result.moved), 'VM')} {verb} {result.host}"
+        text += f" in {format_duration(result.took_s)}"
         if plan.band_s is not None and plan.table.moves:
             text += f" (forecast: {format_duration(plan.band_s[1])})"
         yield text
@@ -148,5 +149,5 @@ def _text(result: "DrainResult") -> "Iterable[str]":
     if plan.stopped:
         yield f"  not running, and left where they are: {', '.join(plan.stopped)}"
     if result.took_s is not None and result.action == DRAIN:
-        closed = f"  nothing is put on {result.host} until: vmckpt undrain {result.host}"
+        closed = f"  {result.host} gets no VMs until: vmckpt undrain {result.host}"
         yield closed if result.closed else f"  nothing was changed: {result.host} stays open"

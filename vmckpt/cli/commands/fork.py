@@ -60,7 +60,7 @@ def fork(
         for text in one.warnings:
             warn(f"warning: {one.name}: {text}")
     failed = [one for one in forks if one.error]
-    rows = [(one.name, f"{one.took_ms:.0f} ms", one.error or "runs") for one in forks]
+    rows = [(one.name, f"{one.took_ms:.0f} ms", one.error or "running") for one in forks]
     facts = {"checkpoint": entry.id, "forks": [one.to_json() for one in forks]}
     show(facts, table(("fork", "took", "state"), rows), as_json=json)
     if failed:

@@ -50,14 +50,14 @@ def plan(
 
 
 def text(made: "MigrationPlan") -> str:
-    """The table of ways, and the choice with its reason."""
+    """The table of methods, and the choice with its reason."""
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_rate, format_size
 
     rows = [_row(offer, chosen=offer.forecast.way is made.choice.way) for offer in made.offers]
     rows += [("", way.value, "cannot go", "", "", "", reason) for way, reason in made.closed]
     rows += [("", way.value, "unknown", "", "", "", reason) for way, reason in made.unknown]
-    header = ("", "way", "total", "pause", "sent", "slowdown", "verdict")
+    header = ("", "method", "total", "downtime", "sent", "slowdown", "verdict")
     measured = made.measured
     head = (
         f"{made.vm}: {made.source} -> {made.target}\n"
@@ -66,9 +66,9 @@ def text(made: "MigrationPlan") -> str:
         f"{format_rate(_fastest(made))}; by {measured.source}. Figures: median (p10 to p90)"
     )
     choice = made.choice
-    end = one_line(f"choice: {choice.way}: {choice.reason}")
+    end = one_line(f"choice: {choice.reason}")
     if choice.way is None:
-        end = f"no way keeps what is asked for: {choice.reason}\n  do: {choice.change}"
+        end = f"no method meets the constraints: {choice.reason}\n  do: {choice.change}"
     notes = [*_devices(made), *(f"note: {note}" for note in (*made.notes, *made.warned))]
     notes = list(map(one_line, notes))
     return "\n".join([head, "", table(header, rows), "", *notes, end])
@@ -99,7 +99,7 @@ def _row(offer: "Offer", *, chosen: bool) -> tuple[str, ...]:
     found = offer.forecast
     mark = "=>" if chosen else ""
     misses = " and ".join(miss.needed for miss in offer.misses)
-    verdict = f"needs {misses}" if misses else "keeps all"
+    verdict = f"needs {misses}" if misses else "ok"
     if not found.ends:
         return (mark, found.way, "does not end", "", "", "", verdict)
     return (

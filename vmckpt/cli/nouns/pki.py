@@ -44,7 +44,7 @@ def init(
 
 @app.command()
 def issue(
-    hosts: Annotated[list[str], typer.Argument(help="Names of the hosts.")],
+    hosts: Annotated[list[str], typer.Argument(help="Names of the hosts.", metavar="HOST...")],
     days: Annotated[
         int,
         typer.Option(
@@ -69,7 +69,8 @@ def issue(
 @app.command("show")
 def show_(
     hosts: Annotated[
-        list[str] | None, typer.Argument(help="Names of the hosts. [default: all]")
+        list[str] | None,
+        typer.Argument(help="Names of the hosts. [default: all]", metavar="HOST..."),
     ] = None,
     json: Json = False,
 ) -> None:

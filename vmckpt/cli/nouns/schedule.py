@@ -65,7 +65,9 @@ def add(
     facts = _facts(record)
     text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"
     if request.rule is None:
-        text += "\nnothing says which to keep, so all stay: see --keep-last, --daily, --max-age"
+        text += (
+            "\nnothing says which to keep, so all stay: see --keep-last, --keep-daily, --max-age"
+        )
     show(facts, text, as_json=json)
 
 

@@ -68,8 +68,9 @@ def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> 
     show({"vm": vm, **snapshot.facts}, f"{vm} is back at {name}", as_json=json)
 
 
+@app.command("delete", hidden=True)
 @app.command()
-def delete(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
+def rm(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Delete a snapshot."""
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(help="The VM's name.")]
+Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 HostOption = Annotated[
     str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
 ]
@@ -77,6 +77,7 @@ def adopt(
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the VMs of all hosts."""
+    from vmckpt.cli.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
@@ -84,6 +85,7 @@ def list_(json: Json = False) -> None:
     found = run(look_at_all())
     for error in found.silent:
         warn(f"not asked: {error}")
+    remember(VMS, [vm.name for vm in found.given])
     rows = [
         (vm.name, vm.host, _state(vm), str(vm.vcpus), format_size(vm.memory_bytes), vm.machine)
         for vm in found.given
@@ -98,11 +100,10 @@ def list_(json: Json = False) -> None:
 def show_(name: Name, json: Json = False) -> None:
     """Show a VM: its host, state and current operation."""
     from vmckpt.cli.found import find
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.tables import fields, in_words
 
     facts = run(run(find(name)).look()).to_json()
-    text = fields([(key.replace("_", " "), str(value)) for key, value in facts.items()])
-    show(facts, text, as_json=json)
+    show(facts, fields(in_words(facts)), as_json=json)
 
 
 @app.command()

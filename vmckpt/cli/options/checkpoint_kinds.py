@@ -10,7 +10,7 @@ def whose(vm: str | None) -> str:
     if vm is None:
         raise UsageError(
             "the VM is not named",
-            why="with --kind savevm they are in the VM's own image",
+            why="with --kind internal they are in the VM's own image",
             remedy="name the VM: --vm NAME, or `list NAME`",
         )
     return vm
@@ -30,9 +30,9 @@ def require_replaceable(
             why="it replaces the checkpoint of that name",
             remedy="add --name NAME",
         )
-    if group is not None or kind is CheckpointKind.savevm:
+    if group is not None or kind is CheckpointKind.internal:
         raise UsageError(
-            f"--replace cannot be combined with {'--group' if group else '--kind savevm'}",
+            f"--replace cannot be combined with {'--group' if group else '--kind internal'}",
             why="the old one would be gone before the new one is there for good",
             remedy="take the new one under another name, then remove the old one",
         )

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
 
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only checkpoints of this VM.")]
-Point = Annotated[str, typer.Argument(help="Checkpoint: its name, or a prefix of its id.")]
+Point = Annotated[
+    str, typer.Argument(help="Checkpoint: its name, or a prefix of its id.", metavar="CHECKPOINT")
+]
 MaybePoint = Annotated[
-    str | None, typer.Argument(help="Checkpoint: its name, or a prefix of its id.")
+    str | None,
+    typer.Argument(help="Checkpoint: its name, or a prefix of its id.", metavar="CHECKPOINT"),
 ]
 MaybeVm = Annotated[str | None, typer.Argument(help="The VM's name.")]
 Members = Annotated[
@@ -35,14 +38,16 @@ MaxHold = Annotated[
         metavar="DURATION",
     ),
 ]
-Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names or ids.")]
+Points = Annotated[
+    list[str] | None, typer.Argument(help="Checkpoints: names or ids.", metavar="CHECKPOINT...")
+]
 
 
 class CheckpointKind(StrEnum):
     """How a checkpoint is made and kept."""
 
     epoch = "epoch"
-    savevm = "savevm"
+    internal = "internal"
     file = "file"
 
 
@@ -51,11 +56,11 @@ KindOption = Annotated[
     typer.Option(
         "--kind",
         help="epoch: to a store, while the VM runs; file: to a store, as a whole, with the VM "
-        "paused; savevm: to the qcow2 image, with the VM paused.",
+        "paused; internal: to the qcow2 image, with the VM paused.",
     ),
 ]
 OfVm = Annotated[
-    str | None, typer.Option("--vm", help="With --kind savevm: the snapshot's VM.", metavar="VM")
+    str | None, typer.Option("--vm", help="With --kind internal: the snapshot's VM.", metavar="VM")
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the checkpoint.", metavar="NAME")]
 Replace = Annotated[
@@ -85,13 +90,16 @@ KeepLast = Annotated[
     int, typer.Option("--keep-last", help="Keep this many of the newest.", metavar="N")
 ]
 Hourly = Annotated[
-    int, typer.Option("--hourly", help="Keep the newest of each of this many hours.", metavar="N")
+    int,
+    typer.Option("--keep-hourly", help="Keep the newest of each of this many hours.", metavar="N"),
 ]
 Daily = Annotated[
-    int, typer.Option("--daily", help="Keep the newest of each of this many days.", metavar="N")
+    int,
+    typer.Option("--keep-daily", help="Keep the newest of each of this many days.", metavar="N"),
 ]
 Weekly = Annotated[
-    int, typer.Option("--weekly", help="Keep the newest of each of this many weeks.", metavar="N")
+    int,
+    typer.Option("--keep-weekly", help="Keep the newest of each of this many weeks.", metavar="N"),
 ]
 MaxAge = Annotated[
     str | None,
@@ -196,7 +204,9 @@ Trust = Annotated[
     ),
 ]
 
-Source = Annotated[str, typer.Argument(help="Checkpoint (name or id), or a running VM.")]
+Source = Annotated[
+    str, typer.Argument(help="Checkpoint (name or id), or a running VM.", metavar="CHECKPOINT|VM")
+]
 MOST_FORKS = 1000
 Count = Annotated[
     int, typer.Option("--count", help="Number of forks.", min=1, max=MOST_FORKS, metavar="N")

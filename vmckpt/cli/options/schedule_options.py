@@ -252,9 +252,9 @@ def _check_percent(text: str | None) -> float | None:
 def _kind(kind: CheckpointKind) -> str:
     from vmckpt.errors import UsageError
 
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         raise UsageError(
-            "schedules take no checkpoints of --kind savevm",
+            "schedules take no checkpoints of --kind internal",
             why="these stand in the VM's own image, where no rule keeps or removes them",
             remedy="write --kind epoch, or --kind file",
         )

@@ -8,10 +8,14 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
     from vmckpt.store.sealing.keys import KeySource
 
-Place = Annotated[str | None, typer.Argument(help="Store. [default: this host's own]")]
+Place = Annotated[
+    str | None, typer.Argument(help="Store. [default: this host's own]", metavar="LOCATION")
+]
 CheckedPlace = Annotated[
     str | None,
-    typer.Argument(help="Store. [default: all stores with checkpoints of known VMs]"),
+    typer.Argument(
+        help="Store. [default: all stores with checkpoints of known VMs]", metavar="LOCATION"
+    ),
 ]
 StoreOption = Annotated[
     str | None,

@@ -38,6 +38,7 @@ from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.lock import JUST_BEGUN
 from vmckpt.jobs.files import new_run
 from vmckpt.sequence.steps import finish
+from vmckpt.units import counted
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 
@@ -423,7 +424,7 @@ class _Work:
 
     def _cancelled(self, wanted: int) -> VmckptError:
         """That it was cancelled, or what is worse: a VM that is lost or unknown."""
-        what = f"cancelled: {len(self._moved)} of {wanted} VMs have moved"
+        what = f"cancelled: {len(self._moved)} of {counted(wanted, 'VM')} moved"
         for kind in (VmLostError, OutcomeUnknownError):
             grave = [one for one in sorted(self._stay.values()) if one.code == kind.exit_code]
             if grave:

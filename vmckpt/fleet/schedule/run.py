@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 from vmckpt.errors import (
     BusyError,
-    HostDownError,
     OperationFailedError,
     StorageError,
     VmckptError,
@@ -182,12 +181,14 @@ class _Running:
     async def _settle(self, settle: Settle) -> str:
         """What became of a run that was claimed before.
 
-        One whose host is silent is asked about until the next run is due, and then let be: the VM
-        may be on another host by then, and its next checkpoint waits for no dead one.
+        One whose host or store cannot tell is asked about until the next run is due, and then let
+        be: the VM may be on another host by then, and its next checkpoint waits for no dead one.
         """
         try:
             found = await self._tools.work.find(self._record)
-        except HostDownError as exc:
+        except BusyError:  # it may be under way
+            raise
+        except VmckptError as exc:
             if settle.due_s <= self._claim.due_s and settle.may_take is not MayTake.NO:
                 raise
             return self._end(MISSED, why=f"what became of it is not known: {exc.what}: {exc.why}")
@@ -227,12 +228,12 @@ class _Running:
         try:
             for place in await self._tools.work.copy(self._record, point):
                 self._tell("copied", f"{point.name} is in {place} too", store=place)
-        except VmckptError as exc:
+        except Exception as exc:
             if not is_last_try:
                 raise
             # The next run is due: its own checkpoint matters more.
-            outcome, why = UNCOPIED, str(exc)
-            self._tell("failed", f"{point.name} was not copied: {exc}")
+            outcome, why = UNCOPIED, str(as_error(self._record.name, exc))
+            self._tell("failed", f"{point.name} was not copied: {why}")
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
         told = [why, await self._prune(point.id), await self._check()]
@@ -243,10 +244,11 @@ class _Running:
         """What cannot be removed now is removed after another run; in words, why it was not."""
         try:
             gone = await self._tools.work.prune(self._record, taken)
-        except VmckptError as exc:
-            text = f"what is not to be kept, or its space, is still there: {exc}"
+        except Exception as exc:  # noqa: BLE001 - the checkpoint is there, whatever it is
+            error = as_error(self._record.name, exc)
+            text = f"what is not to be kept, or its space, is still there: {error}"
             self._tell("not-pruned", text)
-            return "" if isinstance(exc, BusyError) else text  # another one's gc is no trouble
+            return "" if isinstance(error, BusyError) else text  # another one's gc is no trouble
         if gone.clocks:
             self._tell("note", gone.clocks)
         if gone.names:
@@ -260,7 +262,12 @@ class _Running:
         """
         if self._record.request.check_percent is None:
             return ""
-        found = await self._tools.work.check(self._record)
+        try:
+            found = await self._tools.work.check(self._record)
+        except Exception as exc:  # noqa: BLE001 - as above
+            text = f"the stores were not checked: {as_error(self._record.name, exc)}"
+            self._tell("not-checked", text)
+            return text
         self._save(checked=dict(found.parts))
         for text in found.damaged:
             self._tell("damaged", text)

@@ -32,31 +32,24 @@ OBSERVE_S, NOTE_S = 15.0, 600.0
 # So many runs at a time, each on a VM of its own. One that is under way for so long, whose host or
 # store does not get on, keeps no other from its turn.
 PARALLEL, TURN_S = 4, 3600.0
-# A run that was cut off may be found done, and then the next one be due.
+# An interrupted run may be found done, and the next one be due then.
 _MOST_ROUNDS = 3
 
 
 async def run_due(names: Sequence[str], tools: SchedulerTools) -> list[RunResult]:
     """Run all that is due of these schedules, of all without names; returns when that is done.
 
-    Raises BusyError when a scheduler is at work, NotFoundError.
+    While a run is late (see TURN_S), the other schedules are served as by `serve`. Raises BusyError
+    if another scheduler is running, NotFoundError.
     """
     async with _only_one("schedule run-due"):
-        records = [load(name) for name in names] or load_all().records.values()
-        by_vm: dict[str, list[str]] = {}
-        for record in records:
-            by_vm.setdefault(record.vm, []).append(record.name)
-        room = asyncio.Semaphore(PARALLEL)
-
-        async def of_vm(names: list[str]) -> list[RunResult]:
-            async with room:
-                return [one for name in names for one in await _until_nothing_is_due(name, tools)]
-
-        found = await asyncio.gather(*(of_vm(names) for names in by_vm.values()))
-        for record in records:
-            with suppress(VmckptError):  # what was run is done all the same
-                await _observe(record.name, tools)
-        return [one for some in found for one in some]
+        for name in names:
+            load(name)
+        serving = _Serving(tools, names)
+        try:
+            return await serving.until_nothing_is_due()
+        finally:
+            await finish(serving.end())
 
 
 async def serve(tools: SchedulerTools) -> None:
@@ -88,23 +81,6 @@ async def _only_one(action: str) -> AsyncIterator[None]:
         yield
 
 
-async def _until_nothing_is_due(name: str, tools: SchedulerTools) -> list[RunResult]:
-    results: list[RunResult] = []
-    for _ in range(_MOST_ROUNDS):
-        try:
-            result = await run(name, tools)
-        except NotFoundError:  # it was removed meanwhile
-            break
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is this schedule's alone
-            result = RunResult(name, None, as_error(name, exc))
-        if result.outcome is None and result.error is None:
-            break
-        results.append(result)
-        if result.error is not None:
-            break
-    return results
-
-
 async def _observe(name: str, tools: SchedulerTools) -> None:
     """Look at the VM of a schedule by `auto`, and write down what is new."""
     async with local_host().lock(lock_path(name), owner("schedule")):
@@ -128,29 +104,44 @@ class _ActiveRun(NamedTuple):
     since: ClockReading
 
 
-class _Serving:
-    """Active runs, and reported problems of unreadable files."""
+def _is_late(one: _ActiveRun, now: ClockReading) -> bool:
+    return now.since(one.since) >= TURN_S
 
-    def __init__(self, tools: SchedulerTools) -> None:
-        self._tools = tools
+
+class _Serving:
+    """Active runs, their results, and reported problems of unreadable files."""
+
+    def __init__(self, tools: SchedulerTools, names: Sequence[str] = ()) -> None:
+        self._tools, self._names = tools, names
         self._tasks: dict[str, _ActiveRun] = {}
         self._told: set[str] = set()
         self._observed: dict[str, ClockReading] = {}
+        # Of the present call of `until_nothing_is_due`.
+        self._results: list[RunResult] | None = None
 
     async def for_ever(self) -> None:
         """Until it is cancelled."""
         while True:
             now = self._tools.clock()
-            known = load_all()
-            for exc in known.damaged:
-                self._tell_once("-", "-", exc)
-            until_s = now.wall_s + LOOK_S
-            for record in known.records.values():
-                if (under_way := self._tasks.get(record.name)) is not None:
-                    self._tell_if_late(record, under_way, now)
-                else:
-                    until_s = min(until_s, self._look_after(record, now))
+            until_s = self._look_after_all(now)
             await asyncio.sleep(min(LOOK_S, max(_LEAST_S, until_s - now.wall_s)))
+            self._forget_ended()
+
+    async def until_nothing_is_due(self) -> list[RunResult]:
+        """Until no run is active and none is to begin; their results, and unreadable files."""
+        results: list[RunResult] = []
+        self._results = results
+        while True:
+            now = self._tools.clock()
+            self._look_after_all(now)
+            if not self._tasks:
+                damaged = () if self._names else load_all().damaged
+                return results + [RunResult("-", None, exc) for exc in damaged]
+            if self._is_any_late(now):
+                await asyncio.sleep(LOOK_S)
+            else:
+                tasks = [one.task for one in self._tasks.values()]
+                await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             self._forget_ended()
 
     async def end(self) -> None:
@@ -160,19 +151,53 @@ class _Serving:
         if self._tasks:
             await asyncio.wait([one.task for one in self._tasks.values()])
 
+    def _look_after_all(self, now: ClockReading) -> float:
+        """Begin what is due; when to look again at the latest, by the wall clock."""
+        known = load_all()
+        for exc in () if self._names else known.damaged:
+            self._tell_once("-", "-", exc)
+        until_s = now.wall_s + LOOK_S
+        for record in known.records.values():
+            if self._names and record.name not in self._names:
+                continue
+            if (under_way := self._tasks.get(record.name)) is not None:
+                self._tell_if_late(record, under_way, now)
+            elif self._may_begin(record.name, now):
+                until_s = min(until_s, self._look_after(record, now))
+        return until_s
+
+    def _may_begin(self, name: str, now: ClockReading) -> bool:
+        """False if `until_nothing_is_due` has run it already, and no late run prolongs the call."""
+        if self._results is None or self._is_any_late(now):
+            return True
+        own = [one for one in self._results if one.schedule == name]
+        return len(own) < _MOST_ROUNDS and not any(one.error for one in own)
+
+    def _is_any_late(self, now: ClockReading) -> bool:
+        return any(_is_late(one, now) for one in self._tasks.values())
+
+    def _note(self, result: RunResult) -> None:
+        """Of a problem that lasts, one result."""
+        if self._results is None or (result.outcome is None and result.error is None):
+            return
+        known = {(one.schedule, str(one.error)) for one in self._results if one.error}
+        if result.error is None or (result.schedule, str(result.error)) not in known:
+            self._results.append(result)
+
     def _look_after(self, record: ScheduleRecord, now: ClockReading) -> float:
         """Begin what is due; when the schedule is to be looked at again, by the wall clock."""
         try:
             move = decide(record.timing, record.state, now).move
         except UsageError as exc:
             self._tell_once(record.name, record.vm, exc)
+            self._note(RunResult(record.name, None, exc))
             return now.wall_s + LOOK_S
         if isinstance(move, Wait):
             if self._is_to_be_observed(record, now):
                 self._begin(record, _observe(record.name, self._tools), now)
             return move.until_s or now.wall_s + LOOK_S
         busy = {one.vm for one in self._tasks.values()}
-        taking_turns = [one for one in self._tasks.values() if now.since(one.since) < TURN_S]
+        taking_turns = [one for one in self._tasks.values() if not _is_late(one, now)]
         if record.vm not in busy and len(taking_turns) < PARALLEL:
             self._begin(record, self._run(record.name), now)
         return now.wall_s + LOOK_S
@@ -180,7 +205,7 @@ class _Serving:
     def _tell_if_late(
         self, record: ScheduleRecord, under_way: _ActiveRun, now: ClockReading
     ) -> None:
-        if now.since(under_way.since) >= TURN_S:
+        if _is_late(under_way, now):
             text = f"a run has been under way for {format_duration(TURN_S)} and more"
             self._tell_once_of(Event(record.name, record.vm, "late", text))
 
@@ -200,7 +225,13 @@ class _Serving:
         self._tasks[record.name] = _ActiveRun(record.vm, task, now)
 
     async def _run(self, name: str) -> None:
-        await run(name, self._tools)
+        try:
+            self._note(await run(name, self._tools))
+        except NotFoundError:
+            raise
+        except Exception as exc:
+            self._note(RunResult(name, None, as_error(name, exc)))
+            raise
 
     async def _quietly(self, record: ScheduleRecord, work: Coroutine[Any, Any, None]) -> None:
         """A problem of one schedule is reported once, and does not stop others."""

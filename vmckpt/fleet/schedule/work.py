@@ -19,7 +19,8 @@ from vmckpt.fleet.schedule.learned import VmSample
 from vmckpt.fleet.schedule.record import PendingCheckpoint, ScheduleRecord
 from vmckpt.fleet.schedule.run import Checked, Gone, Point
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.inventory.inventory import all_hosts, find_host
+from vmckpt.hosts.inventory.identity import host_identity
+from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.check import check as check_store
 from vmckpt.store.collect import Collected, collect, plan_gc
@@ -34,8 +35,9 @@ from vmckpt.vm.ended import ran_to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import lock_path
 
-# By it `checkpoint list` shows which schedule took one, and retention knows its own.
-TAG, DUE = "schedule", "due"
+# Tags of a schedule's checkpoints: its name, when the run was due, and whose schedule it is (the
+# machine that has it): two operators' schedules may have one name and one store.
+TAG, DUE, BY = "schedule", "due", "scheduler"
 
 
 class Checkpoints:
@@ -81,7 +83,11 @@ class Checkpoints:
         begins(place.label, vm.host.name)
         due = time.gmtime(held.due_s)
         name = dated(record.name, at=due)
-        tags = {TAG: record.name, DUE: time.strftime("%Y-%m-%dT%H:%M:%SZ", due)}
+        tags = {
+            TAG: record.name,
+            DUE: time.strftime("%Y-%m-%dT%H:%M:%SZ", due),
+            BY: await _this_scheduler(),
+        }
         number = IfTaken.NUMBER.value
         wish = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
@@ -139,7 +145,8 @@ class Checkpoints:
             # Those of another VM of that name are another's: two sites may share a store.
             every = list(entries.values())
             whose = owners(one.manifest for one in every)
-            mine = [one for one in every if whose[one.id] == whose[taken]]
+            me = await _this_scheduler()
+            mine = [one for one in every if whose[one.id] == whose[taken] and _is_by(me, one)]
             tags = {TAG: record.name}
             found, clocks = await prune(mine, rule, tags, key, apply=True, just_taken=[taken])
             gone = [one.entry for one in found if not one.keep]
@@ -199,6 +206,17 @@ class Checkpoints:
 
 def _begun(making: PendingCheckpoint, place: StoreLocation, vm: Vm) -> PendingCheckpoint:
     return replace(making, place=place.label, host=vm.host.name)
+
+
+async def _this_scheduler() -> str:
+    """This machine, for a tag: the first part of its identity, for which a table has room."""
+    return (await host_identity(local_host())).partition("-")[0]
+
+
+def _is_by(scheduler: str, entry: CatalogueEntry) -> bool:
+    """Earlier versions did not say whose a checkpoint is: it counts for every schedule so named."""
+    tags = entry.facts.tags if entry.facts else {}
+    return tags.get(BY, scheduler) == scheduler
 
 
 def key_of(record: ScheduleRecord) -> KeySource | None:

@@ -85,7 +85,7 @@ def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
     stopping the guest before all others only where a pause is allowed by name.
     """
     if not offers:
-        return Choice(None, "this pair of hosts can go no way at all", "see `vmckpt check`")
+        return Choice(None, "no method is possible between these hosts", "see `vmckpt check`")
     good = [offer for offer in offers if offer.keeps and offer.forecast.ends]
     if not good:
         return Choice(None, _against(offers), _least_change(offers))
@@ -96,13 +96,13 @@ def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
     alike = [offer for offer in good if offer.forecast.total_s.p50 <= fastest * (1 + ALIKE)]
     best = min(alike, key=lambda offer: _GENTLE.index(offer.forecast.way)).forecast
     others = sum(not (offer.keeps and offer.forecast.ends) for offer in offers)
-    reason = f"{best.way} keeps all that is asked for" if intent.is_given else f"{best.way} ends"
-    reason += f", in {format_duration(best.total_s.p50)}"
-    reason += f"; {others} of {len(offers)} ways do not" if others else ""
+    verb = "meets all constraints" if intent.is_given else "completes"
+    reason = f"{best.way} {verb} in {format_duration(best.total_s.p50)}"
+    reason += f"; {others} of {len(offers)} methods do not" if others else ""
     if len(alike) > 1:
-        reason += f"; others are as fast, and {best.way} asks less of the guest"
+        reason += "; others are as fast, but affect the guest more"
     elif len(good) > 1:
-        reason += ", before the others"
+        reason += "; it is the fastest"
     return Choice(best.way, reason)
 
 
@@ -114,11 +114,11 @@ def _danger(way: TransferMode, *, pause_allowed: bool) -> int:
 
 def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
     if not forecast.ends:
-        yield Miss("method", "another method: this one does not end", math.inf)
+        yield Miss("method", "another method: this one does not complete", math.inf)
         return
     pause_s, total_s = forecast.downtime_s.p90, forecast.total_s.p90
     if math.isinf(total_s):
-        yield Miss("method", "another method: one time in ten this one does not end", math.inf)
+        yield Miss("method", "another method: this one fails to complete one time in ten", math.inf)
         return
     if intent.max_pause_s is not None and pause_s > intent.max_pause_s:
         can_be_asked = math.ceil(pause_s / 60) * 60 <= MOST_PAUSE_S
@@ -151,11 +151,11 @@ def missed_slowdown(most: float, slowdown: float) -> Miss:
 def _least_change(offers: Sequence[Offer]) -> str:
     able = [offer for offer in offers if math.isfinite(offer.forecast.total_s.p90)]
     if not able:
-        return "let the guest do less, or allow more bandwidth: no way ends as it is"
+        return "reduce the load of the guest, or allow more bandwidth: no method completes"
     least = min(able, key=change)
     gentle = _gentler(able, least)
-    wishes = " and ".join(miss.needed for miss in gentle.misses)
-    told = f"{wishes} would do: {gentle.forecast.way}"
+    needed = " and ".join(miss.needed for miss in gentle.misses)
+    told = f"{needed} would be enough for {gentle.forecast.way}"
     if gentle is not least:
         pauses = [format_duration(one.forecast.downtime_s.p90) for one in (gentle, least)]
         told += f", with a downtime of {pauses[0]}; {least.forecast.way}, with {pauses[1]}, would "

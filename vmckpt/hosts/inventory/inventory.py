@@ -131,7 +131,7 @@ def require_new_name(name: str) -> None:
         raise RefusedError(
             f"there is a host '{name}' already",
             why="it is this machine" if name == LOCAL else f"{path} describes it",
-            remedy=f"choose another name, or forget that one: vmckpt host remove {name}",
+            remedy=f"choose another name, or forget that one: vmckpt host rm {name}",
         )
 
 

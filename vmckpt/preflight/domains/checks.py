@@ -276,7 +276,7 @@ async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
     if not names:
         return []
     reason = f"it has snapshots ({', '.join(names)}), and libvirt moves no domain that has any"
-    remedy = f"vmckpt snapshot delete {quote(domain.name)} NAME"
+    remedy = f"vmckpt checkpoint rm NAME --kind internal --vm {quote(domain.name)}"
     return [Finding("snapshots", REFUSE, reason, remedy)]
 
 

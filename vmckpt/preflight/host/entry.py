@@ -76,7 +76,7 @@ async def _require_another(entry: LocalHost | SshEntry) -> None:
             why=f"the identity of both is {identity}, in {identity_path(host_of(entry))}: they are "
             "one state directory of one machine, or one is a copy",
             remedy=(
-                f"use '{found}', or forget that name first: vmckpt host remove {found}"
+                f"use '{found}', or forget that name first: vmckpt host rm {found}"
                 if found != LOCAL
                 else "it is this machine: use local, and describe it with vmckpt host set local"
             )

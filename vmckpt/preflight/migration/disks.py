@@ -172,7 +172,8 @@ def _obstacle(place: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
         return DiskObstacle(
             "disk-snapshots",
             f"{place.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
-            "delete them (vmckpt snapshot delete), or put the disk on shared storage",
+            "remove them (vmckpt checkpoint rm NAME --kind internal --vm VM), or put the disk on "
+            "shared storage",
         )
     return None
 

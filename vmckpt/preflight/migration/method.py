@@ -43,8 +43,8 @@ def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
     if not options.may_postcopy:
         return
     risk = (
-        "in post-copy the guest runs on the target while its memory is still on both hosts: "
-        "a source that dies then takes the guest with it"
+        "in post-copy the guest runs on the destination while part of its memory is still on the "
+        "source: if the source dies then, the guest is lost"
     )
     if options.never_risk_postcopy:
         yield Finding("postcopy-risk", REFUSE, risk, "use --method precopy or stop")

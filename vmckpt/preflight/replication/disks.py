@@ -55,7 +55,12 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str
     here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
     if image.snapshots:
         reason = f"its disk {here} holds snapshots: they would not be on the standby"
-        return Finding("disk-snapshots", REFUSE, reason, "delete them: vmckpt snapshot delete")
+        return Finding(
+            "disk-snapshots",
+            REFUSE,
+            reason,
+            "remove them: vmckpt checkpoint rm NAME --kind internal --vm VM",
+        )
     if await is_device(vm.host, here):
         reason = f"its disk {here} is a device, whose copies cannot be identified"
         return Finding("disk-device", REFUSE, reason, "use an image file")

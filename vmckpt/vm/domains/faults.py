@@ -83,7 +83,7 @@ _KNOWN = tuple(
         ),
         (
             r"cannot migrate domain with \d+ snapshots",
-            "libvirt moves no domain that has snapshots: vmckpt snapshot delete them",
+            "libvirt migrates no domain with snapshots: vmckpt checkpoint rm NAME --kind internal",
         ),
         (
             r"managed save image exists",

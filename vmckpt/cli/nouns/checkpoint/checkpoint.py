@@ -78,12 +78,13 @@ def create(
     one = one_of(vm, group, "a VM")
     require_of_group(group, kind, {"--max-hold": max_hold})
     require_replaceable(name, group, kind, replace=replace)
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
     from vmckpt.checkpoint.asked import TakeOptions
     from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.checkpoint.operate import create as create_
+    from vmckpt.cli.complete import CHECKPOINTS, remember_new
     from vmckpt.cli.found import find_own
     from vmckpt.units import format_size, parse_duration_s
 
@@ -104,6 +105,7 @@ def create(
         f"{taken.facts.pause_ms:.1f} ms, {format_size(taken.stored_bytes)} stored, "
         f"{taken.facts.took_s:.2f} s in all"
     )
+    remember_new(CHECKPOINTS, taken.facts.name)
     if taken.apart:
         text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
     if taken.damaged:
@@ -127,11 +129,12 @@ def list_(
     json: Json = False,
 ) -> None:
     """List checkpoints as a tree, each below its parent."""
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         snapshot.list_(whose(vm), json)
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import rows
+    from vmckpt.cli.complete import CHECKPOINTS, remember
     from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)
@@ -139,6 +142,8 @@ def list_(
     found = catalogue(store, key, vm)
     for error in found.silent:
         warn(f"not listed: {error.what}: {error.why}")
+    if vm is None:
+        remember(CHECKPOINTS, [one.name for one in found.entries])
     head = (
         "checkpoint",
         "id",
@@ -299,9 +304,9 @@ def rm(
     one_of(points[0] if points else None, group, "a checkpoint")
     points = points or []
     require_of_group(group, kind, {})
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         for point in points:
-            snapshot.delete(whose(vm), point, yes, json)
+            snapshot.rm(whose(vm), point, yes, json)
         return
     from vmckpt.checkpoint.catalogue.look import remove, remove_unreadable
     from vmckpt.checkpoint.catalogue.tree import in_words

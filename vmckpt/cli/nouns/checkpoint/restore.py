@@ -65,7 +65,7 @@ def restore(
     require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
     if disks_only:
         require_disks_only(group, kind, eager=eager)
-    if kind is CheckpointKind.savevm:
+    if kind is CheckpointKind.internal:
         snapshot.load(whose(vm), str(one), yes, json)
         return
     from dataclasses import asdict

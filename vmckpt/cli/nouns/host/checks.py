@@ -1,11 +1,10 @@
-"""vmckpt host check and doctor: problems of hosts, and their fixes."""
+"""vmckpt host check: problems of hosts, and their fixes."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vmckpt.cli.output import Json, run, show
-from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host, HostEntry
@@ -13,42 +12,55 @@ if TYPE_CHECKING:
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Host; with --fixes several. [default: local; with --fixes all]", metavar="HOST..."
+        ),
+    ] = None,
+    fixes: Annotated[
+        bool, typer.Option("--fixes", help="Show only problems, with commands that fix them.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """Show a host's capabilities and problems.
 
     Exit code 4 if it can run no VMs.
     """
+    from vmckpt.errors import UsageError
+
+    if fixes:
+        _show_fixes(names or [], as_json=json)
+    elif names and len(names) > 1:
+        raise UsageError(
+            "several hosts are named",
+            why="what a host has is shown of one; the problems of several by --fixes",
+            remedy="name one host, or add --fixes",
+        )
+    else:
+        _show_host(names[0] if names else "local", as_json=json)
+
+
+def _show_host(name: str, *, as_json: bool) -> None:
     from vmckpt.hosts.inventory.inventory import find_entry, find_host, local_host
     from vmckpt.preflight.host.checks import check_host
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.findings import findings_text
+    from vmckpt.ui.tables import fields, in_words
 
     host = find_host(name)
     report = run(check_host(host, local_host(), find_entry(name)))
     facts = host_facts(host) | report.facts
-    pairs = [(key.replace("_", " "), str(value)) for key, value in facts.items()]
-    text = f"{fields(pairs)}\n\n{_table(report)}"
-    if lacking := _lacking(report):
-        text += f"\n\n{lacking}"
-    show(facts | _checks(report), text, as_json=json)
+    text = f"{fields(in_words(facts))}\n\n{findings_text(report.checks)}"
+    show(facts | _checks(report), text, as_json=as_json)
     if not report.fit:
         raise typer.Exit(4)
 
 
-def doctor(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Hosts. [default: all]", metavar="HOST...")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Show problems of hosts, with commands that fix them.
-
-    Exit code 4 if a host can run no VMs.
-    """
+def _show_fixes(names: list[str], *, as_json: bool) -> None:
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.preflight.host.checks import check_hosts
 
-    hosts = [find_host(name) for name in dict.fromkeys(names)] if names else all_hosts()
+    hosts = [find_host(name) for name in dict.fromkeys(names)] or all_hosts()
     reports = run(check_hosts(hosts))
     parts = [
         f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
@@ -56,36 +68,20 @@ def doctor(
     answer = [
         {"name": host.name} | _checks(report) for host, report in zip(hosts, reports, strict=True)
     ]
-    show({"hosts": answer}, "\n\n".join(parts), as_json=json)
+    show({"hosts": answer}, "\n\n".join(parts), as_json=as_json)
     if not all(report.fit for report in reports):
         raise typer.Exit(4)
 
 
 def _verdict(report: "HostReport") -> str:
-    lacking = _lacking(report)
-    return f"\n{lacking}" if lacking else "nothing is wrong"
+    from vmckpt.ui.findings import problems_text
 
-
-def _lacking(report: "HostReport") -> str:
-    """Each problem, with its fix on a line of its own, to be copied."""
-    from vmckpt.preflight.finding import OK
-
-    return "\n\n".join(
-        f"  {check.verdict}  {check.code}: {one_line(check.reason)}\n{one_line(check.remedy)}"
-        for check in report.checks
-        if check.verdict != OK
-    )
+    problems = problems_text(report.checks)
+    return f"\n{problems}" if problems else "nothing is wrong"
 
 
 def _checks(report: "HostReport") -> dict[str, Any]:
     return {"fit": report.fit, "checks": [check._asdict() for check in report.checks]}
-
-
-def _table(report: "HostReport") -> str:
-    from vmckpt.ui.tables import table
-
-    rows = [(check.verdict, check.code, check.reason) for check in report.checks]
-    return table(("verdict", "check", "reason"), rows)
 
 
 def host_facts(host: "Host | HostEntry") -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""vmckpt host: list, add, set, remove, calibrate.
+"""vmckpt host: list, add, set, rm, calibrate.
 
-`images` is in images.py, `check` and `doctor` are in checks.py.
+`images` is in images.py, `check` is in checks.py.
 """
 
 from dataclasses import asdict, replace
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
 
-HostName = Annotated[str, typer.Argument(help="The host's name.")]
+HostName = Annotated[str, typer.Argument(help="The host's name.", metavar="HOST")]
 Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.", metavar="BRIDGE")]
 MigrationAddress = Annotated[
     str | None,
@@ -269,7 +269,7 @@ def _ports(text: str | None) -> tuple[int, int] | None:
 
 
 @app.command()
-def remove(name: HostName, json: Json = False) -> None:
+def rm(name: HostName, json: Json = False) -> None:
     """Remove a host from the inventory.
 
     Nothing on the host changes.
@@ -284,8 +284,8 @@ def remove(name: HostName, json: Json = False) -> None:
 
 @app.command()
 def calibrate(
-    first: Annotated[str, typer.Argument(help="First host.", metavar="A")],
-    second: Annotated[str, typer.Argument(help="Second host.", metavar="B")],
+    first: Annotated[str, typer.Argument(help="First host.", metavar="HOST")],
+    second: Annotated[str, typer.Argument(help="Second host.", metavar="HOST")],
     size: Annotated[
         str, typer.Option(help="Memory size of the test guest.", metavar="SIZE")
     ] = "256M",
@@ -350,4 +350,3 @@ def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[
 
 app.command()(images.images)
 app.command()(checks.check)
-app.command()(checks.doctor)

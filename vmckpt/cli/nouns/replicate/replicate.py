@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Name = Annotated[str, typer.Argument(help="The VM's name.")]
+Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 
 
 @app.command()
@@ -28,7 +28,8 @@ Name = Annotated[str, typer.Argument(help="The VM's name.")]
 def start(
     name: Name,
     standby: Annotated[
-        str, typer.Argument(help="Host that takes over the VM when the primary fails.")
+        str,
+        typer.Argument(help="Host that takes over the VM when the primary fails.", metavar="HOST"),
     ],
     *,
     wishes: ReplicateArguments,
@@ -53,7 +54,10 @@ def start(
 def keep(
     name: Name,
     hosts: Annotated[
-        list[str], typer.Argument(help="Hosts that may run the VM, preferred standbys first.")
+        list[str],
+        typer.Argument(
+            help="Hosts that may run the VM, preferred standbys first.", metavar="HOST..."
+        ),
     ],
     window: Annotated[
         str | None,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vmckpt.replicate.operator.sides import ReplicaSide
 
 WATCH_S = 1.0
-Name = Annotated[str, typer.Argument(help="The VM's name.")]
+Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 
 
 def status(

@@ -1,4 +1,4 @@
-"""vmckpt store key: list, add, remove, rotate, export, import."""
+"""vmckpt store key: list, add, rm, rotate, export, import."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,8 +122,8 @@ def rotate(
 
 
 @app.command()
-def remove(
-    key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).")],
+def rm(
+    key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).", metavar="KEY")],
     store: StoreOption = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,

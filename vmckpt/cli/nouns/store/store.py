@@ -365,7 +365,7 @@ def import_(
 
 @app.command()
 def copy(
-    target: Annotated[str, typer.Argument(help="Destination store.")],
+    target: Annotated[str, typer.Argument(help="Destination store.", metavar="LOCATION")],
     checkpoints: Points = None,
     store: StoreOption = None,
     key_file: KeyFile = None,

@@ -1,4 +1,4 @@
-"""vmckpt replay."""
+"""vmckpt runs replay."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,10 +1,13 @@
-"""vmckpt runs: list, show, attach, score."""
+"""vmckpt runs: list, show, attach, score, report, replay."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli import output
+from vmckpt.cli.nouns.runs.replay import replay
+from vmckpt.cli.nouns.runs.report import report
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
@@ -35,7 +38,9 @@ def list_(json: Json = False) -> None:
         rows.append((record.run, format_time(record.began_unix_s), *what, *how))
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
-    show({"runs": objects}, table(header, rows), as_json=json)
+    # A run's id begins with when it began.
+    text = table((header[0], *header[2:]), [(row[0], *row[2:]) for row in rows])
+    show({"runs": objects}, text, as_json=json)
 
 
 @app.command("show")
@@ -46,19 +51,26 @@ def show_(
     """Show one run: request, phases, notes, result."""
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory.inventory import check_name, runs_dir
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.tables import fields, in_words
     from vmckpt.vm.inventory import running_operations
 
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     facts = {name: getattr(record, name) for name in record.__slots__}
-    pairs = [(key, str(value)) for key, value in record.request.items()]
+    # Options that were not given are no news, nor is how far a job had come at each moment.
+    pairs = in_words({key: value for key, value in record.request.items() if value})
     for event in record.events:
-        words = event.get("text") or event.get("phase", "")
-        pairs.append((f"{event['at_s']:.3f} s", f"{event['event']}: {words}"))
+        if event["event"] != "JobProgress":
+            words = event.get("text") or event.get("phase", "")
+            pairs.append((f"{event['at_s']:.3f} s", f"{_kind_of(event['event'])}: {words}"))
     pairs.append(("samples", str(len(record.samples))))
     unfinished = {"outcome": _unfinished(record, output.run(running_operations()))}
-    pairs += [(key, str(value)) for key, value in (record.result or unfinished).items()]
+    pairs += in_words(record.result or unfinished)
     show(facts, fields(pairs), as_json=json)
+
+
+def _kind_of(event: str) -> str:
+    """An event's class in words: PhaseBegan is "phase began"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", event).lower()
 
 
 @app.command()
@@ -137,3 +149,7 @@ def score(json: Json = False) -> None:
         text += f"\nnot judged, as others used the link too: {', '.join(shared)}"
     facts = {"ways": [line._asdict() for line in lines], "unforeseen": wrong, "shared": shared}
     show(facts | {"moves": scores.facts(moves)}, text, as_json=json)
+
+
+app.command()(report)
+app.command()(replay)

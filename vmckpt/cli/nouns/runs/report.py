@@ -1,4 +1,4 @@
-"""vmckpt report."""
+"""vmckpt runs report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,0 +1,218 @@
+"""What stands where a restore or a fork makes its own, and is not its own, stays."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
+from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.origin import digest
+from vmckpt.checkpoint.restore import fork as forks
+from vmckpt.checkpoint.restore import restore as restores
+from vmckpt.checkpoint.restore import restore_disks as disks_alone
+from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
+from vmckpt.checkpoint.restore.fork import ForkOptions
+from vmckpt.checkpoint.restore.planned import images_of
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.preflight.checkpoint import Wanted, _disks
+from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
+from vmckpt.store.area import Area, Chunks
+from vmckpt.store.open import open_store
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import vm_dir
+
+__all__ = ["host"]
+
+ITSELF = RestoreOptions(None, in_place=False, eager=True, plugged=False, keep_macs=False)
+AS_COPY = replace(COPY, eager=True)
+
+
+def source(host: LocalHost) -> CheckpointSource:
+    place = str(host.state_dir / "checkpoints")
+    with open_store(place) as store:
+        one = store.find("one")
+    return CheckpointSource(place, one.id, known=digest(one), is_foreign=False)
+
+
+def restored(host: LocalHost, wish: RestoreOptions) -> None:
+    asyncio.run(restores.restore(host, source(host), wish, lambda _: None))
+
+
+def image_of_another(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"another VM's")
+    return path
+
+
+def all_fits(
+    monkeypatch: pytest.MonkeyPatch, module: object, meanwhile: Callable[[], object]
+) -> None:
+    """Nothing is against it, and then something happens before anything is made."""
+
+    async def checks(*_: object, **__: object) -> list[Finding]:
+        meanwhile()
+        return [Finding("disk-target", OK, "-")]
+
+    monkeypatch.setattr(module, "checks", checks)
+
+
+def no_qemu(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+    async def start(*_: object, **__: object) -> None:
+        raise OperationFailedError("QEMU did not start", why="-", remedy="-")
+
+    monkeypatch.setattr(module, "start_qemu", start)
+    monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
+
+
+def test_a_restore_that_is_refused_removes_no_image(host: LocalHost) -> None:
+    """It was to be made new, and is there: its undo removed it."""
+    image = image_of_another(host.state_dir / "images" / "copy-0.raw")
+    with pytest.raises(RefusedError):
+        restored(host, AS_COPY)
+    assert image.read_bytes() == b"another VM's"
+    assert not vm_dir(host.state_dir, "copy").path.exists()
+
+
+def test_a_vm_whose_images_stayed_keeps_them_when_its_restore_is_refused(host: LocalHost) -> None:
+    """`vm rm` keeps the images, and a restore of the VM itself is to make them."""
+    asyncio.run(host.remove(vm_dir(host.state_dir, "web").path))
+    with pytest.raises(RefusedError):
+        restored(host, ITSELF)
+    assert (host.state_dir / "web.raw").read_bytes() == b"newer"
+
+
+def test_an_image_that_another_vm_has_made_since_the_checks_stays(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = host.state_dir / "images" / "copy-0.raw"
+    no_qemu(monkeypatch, restores)
+    all_fits(monkeypatch, restores, lambda: image_of_another(path))
+    with pytest.raises(FileExistsError):
+        restored(host, AS_COPY)
+    assert path.read_bytes() == b"another VM's"
+
+
+def test_so_it_does_when_the_disks_alone_are_restored(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = host.state_dir / "images" / "copy-0.raw"
+
+    async def platform(*_: object) -> Platform:
+        return Platform("pc-q35-9.9", "tcg", "qemu64")
+
+    monkeypatch.setattr(disks_alone, "_platform", platform)
+    all_fits(monkeypatch, disks_alone, lambda: image_of_another(path))
+    with pytest.raises(FileExistsError):
+        asyncio.run(disks_alone.restore_disks(host, source(host), COPY))
+    assert path.read_bytes() == b"another VM's"
+    assert not vm_dir(host.state_dir, "copy").path.exists()
+
+
+def test_what_a_restore_has_made_goes_with_it(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_fits(monkeypatch, restores, lambda: None)
+    no_qemu(monkeypatch, restores)
+    with pytest.raises(OperationFailedError):
+        restored(host, AS_COPY)
+    assert list((host.state_dir / "images").iterdir()) == []
+
+
+def test_a_fork_removes_no_image_that_it_has_not_made(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks before are for one fork alone: each looks for itself."""
+    all_fits(monkeypatch, forks, lambda: None)
+    no_qemu(monkeypatch, forks)
+    image = image_of_another(host.state_dir / "images" / "web-fork-1-0.qcow2")
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "web-fork", 3, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    first, second, third = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    assert "is there already" in first.error
+    assert "did not start" in second.error
+    assert "did not start" in third.error  # its memory is there, though the second one's is gone
+    assert image.read_bytes() == b"another VM's"
+    assert not list((host.state_dir / "images").glob("web-fork-2*"))
+
+
+def test_a_cancelled_fork_leaves_no_part_of_an_image(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes it went on, and what it had written stayed."""
+    all_fits(monkeypatch, forks, lambda: None)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    stream, loops, begun = Area.stream, list[asyncio.AbstractEventLoop](), asyncio.Event()
+
+    def slow(area: Area) -> Iterator[Chunks]:
+        for one in stream(area):
+            loops[0].call_soon_threadsafe(begun.set)
+            time.sleep(0.2)
+            yield one
+
+    async def cancelled() -> None:
+        loops.append(asyncio.get_running_loop())
+        work = asyncio.ensure_future(forks.fork(host, asked.place, wish, run="r"))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    monkeypatch.setattr(Area, "stream", slow)
+    asyncio.run(cancelled())
+    assert list((host.state_dir / "images").iterdir()) == []
+
+
+def test_the_guest_of_an_interrupted_migration_stays(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its source is silent, and the VM is at home nowhere that answers: its QEMU was killed."""
+    all_fits(monkeypatch, restores, lambda: None)
+    all_fits(monkeypatch, forks, lambda: None)
+    asked = source(host)
+    for name in ("copy", "f-1"):
+        directory = vm_dir(host.state_dir, name)
+        directory.qemu("1234").path.mkdir(parents=True)
+        directory.journal.write_text("{}")
+    with pytest.raises(BusyError, match="interrupted"):
+        restored(host, AS_COPY)
+    with pytest.raises(BusyError, match="interrupted"):
+        asyncio.run(disks_alone.restore_disks(host, asked, COPY))
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
+    (made,) = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    assert "interrupted" in made.error
+    for name in ("copy", "f-1"):
+        directory = vm_dir(host.state_dir, name)
+        assert directory.qemu("1234").path.exists()
+        assert directory.journal.exists()
+
+
+def test_a_disk_that_another_vm_has_by_now_is_not_replaced_in_place(host: LocalHost) -> None:
+    """It was web's when the checkpoint was taken."""
+
+    async def refusals() -> list[str]:
+        asked = source(host)
+        async with reading(asked.place, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, IN_PLACE, host)
+            wanted = Wanted(planned.vm, images_of(planned, in_place=True), None, None)
+            return [one.reason for one in await ask(_disks(wanted)) if one.verdict == REFUSE]
+
+    assert asyncio.run(refusals()) == []
+    at_home(host, spec(host.state_dir, "other.raw"), ProcessId(0, 0))
+    assert asyncio.run(refusals()) == []  # nothing has it
+    directory = vm_dir(host.state_dir, "db")
+    directory.path.mkdir()
+    directory.spec.write_text(spec(host.state_dir).replace('"web"', '"db"'))
+    (told,) = asyncio.run(refusals())
+    assert "web.raw, which 'web' no longer has, is in use" in told

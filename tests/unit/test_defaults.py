@@ -1,0 +1,88 @@
+"""Defaults of options from files and the environment: which one counts, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from vmckpt.cli import defaults
+from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+from vmckpt.errors import UsageError
+
+pytestmark = pytest.mark.unit
+KNOWN = (*COMMANDS, *NOUNS)
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.setattr(defaults, "SYSTEM_FILE", tmp_path / "etc.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def written(which: str, text: str) -> Path:
+        path = tmp_path / ("etc.toml" if which == "etc" else "vmckpt/config.toml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return written
+
+
+def given(word: str) -> dict[str, Any]:
+    return defaults.default_map(typer.main.get_group(command_line([word])), KNOWN)
+
+
+def test_the_environment_comes_before_the_users_file_and_that_before_the_systems(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not defaults.are_there("migrate")
+    assert given("migrate") == {}
+    write("etc", '[migrate]\nbandwidth = "1GB/s"\nparallel = 2\ntls = "require"\n')
+    write("user", '[migrate]\nbandwidth = "2GB/s"\nparallel = 4\n[vm.stop]\ntimeout = "5s"\n')
+    monkeypatch.setenv("VMCKPT_MIGRATE_PARALLEL", "8")
+    assert defaults.are_there("migrate")
+    assert set(given("migrate")["migrate"].values()) == {"2GB/s", "8", "require"}
+    assert given("vm") == {"vm": {"stop": {"timeout": "5s"}}}
+
+
+def test_a_variable_alone_is_enough(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_CHECKPOINT_CREATE_TAG", "by=ops 'why=a test'")
+    assert (defaults.are_there("checkpoint"), defaults.are_there("vm")) == (True, False)
+    assert given("checkpoint")["checkpoint"]["create"]["tag"] == ["by=ops", "why=a test"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[migrat]\n", "there is no command 'migrat'"),
+        ("[migrate]\nbandwith = 1\n", "`migrate` has no option --bandwith"),
+        ("[migrate]\njson = true\n", "`migrate` has no option --json"),
+        ("[migrate]\ninsist = true\n", "`migrate` has no option --insist"),
+        ("[migrate]\nbandwidth = [1]\n", "bandwidth of migrate is not one value"),
+        ("[migrate]\nbandwidth = {a = 1}\n", "bandwidth of migrate is not one value"),
+        ("migrate = 5\n", "migrate is no table"),
+        ("migrate\n", "Expected '='"),
+        ("\xff", "Invalid"),
+    ],
+)
+def test_what_no_command_has_is_refused(write: Write, text: str, why: str) -> None:
+    write("user", text)
+    with pytest.raises(UsageError) as caught:
+        given("migrate")
+    assert why in caught.value.why
+
+
+def test_a_command_that_is_not_asked_is_not_looked_at(write: Write) -> None:
+    write("user", '[checkpoint.creat]\nstore = "x"\n')
+    assert given("migrate") == {}
+    with pytest.raises(UsageError, match=r"config\.toml cannot be used"):
+        given("checkpoint")
+
+
+def test_a_file_that_others_may_write_is_refused(write: Write) -> None:
+    write("user", '[migrate]\nbandwidth = "1GB/s"\n').chmod(0o666)
+    with pytest.raises(UsageError) as caught:
+        given("migrate")
+    assert "another user may write it" in caught.value.why

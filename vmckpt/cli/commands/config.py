@@ -1,0 +1,27 @@
+"""vmckpt config."""
+
+from vmckpt.cli.output import Json, show
+
+
+def config(json: Json = False) -> None:
+    """Show the defaults set in files and the environment."""
+    import typer.main
+
+    from vmckpt.cli.defaults import files, settings
+    from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+    from vmckpt.ui.tables import table
+
+    root = typer.main.get_group(command_line([]))
+    # Of the same option the last one counts.
+    found = {(one.command, one.option): one for one in settings(root, (*COMMANDS, *NOUNS))}
+    rows = [
+        (" ".join(one.command), f"--{one.option}", str(one.value), one.origin)
+        for one in found.values()
+    ]
+    lines = [f"{path}: {'read' if path.exists() else 'not there'}" for path in files()]
+    text = table(("command", "option", "default", "from"), rows) if rows else "no defaults are set"
+    facts = {
+        "files": [{"path": str(path), "exists": path.exists()} for path in files()],
+        "settings": [one._asdict() | {"command": " ".join(one.command)} for one in found.values()],
+    }
+    show(facts, "\n".join([*lines, "", text]), as_json=json)

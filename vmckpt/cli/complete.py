@@ -1,0 +1,91 @@
+"""Completion of names: VMs, hosts, checkpoints, runs and schedules, without asking any host.
+
+VMs of hosts elsewhere, and checkpoints, are those that `vm list` and `checkpoint list` showed last.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from vmckpt.errors import VmckptError
+from vmckpt.hosts.inventory.inventory import all_entries, runs_dir, state_dir
+
+VMS, CHECKPOINTS = "vms", "checkpoints"
+# A name is at most 40 characters: names beyond these are no help to complete.
+_MOST_BYTES = 1 << 20
+
+
+def remember(kind: str, names: Iterable[str]) -> None:
+    """Keep names for completion. That they cannot be kept stops no command."""
+    with suppress(OSError, VmckptError):
+        path = _path(kind)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text("".join(f"{name}\n" for name in dict.fromkeys(names)))
+        part.replace(path)
+
+
+def remember_new(kind: str, name: str) -> None:
+    """As `remember`, of one more."""
+    with suppress(OSError, VmckptError):
+        remember(kind, [name, *_remembered(kind)])
+
+
+def add_names(root: click.Group) -> None:
+    """Have every argument and option below `root` that takes a name complete it."""
+    for command in root.commands.values():
+        if isinstance(command, click.Group):
+            add_names(command)
+            continue
+        for one in command.params:
+            # As help shows it: [VM], HOST..., NAME.
+            shown = one.make_metavar(click.Context(command)).strip("[].")
+            names = _schedules if (shown, root.name) == ("NAME", "schedule") else _NAMES.get(shown)
+            if names is not None:
+                setattr(one, "shell_complete", _completing(names))  # noqa: B010 - it is a method
+
+
+def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    def complete(_context: click.Context, incomplete: str) -> list[CompletionItem]:
+        with suppress(OSError, VmckptError):
+            found = sorted({name for name in names() if name.startswith(incomplete)})
+            return [CompletionItem(name) for name in found]
+        return []
+
+    return complete
+
+
+def _path(kind: str) -> Path:
+    return state_dir() / "completion" / kind
+
+
+def _remembered(kind: str) -> list[str]:
+    with suppress(FileNotFoundError), _path(kind).open(errors="replace") as file:
+        return file.read(_MOST_BYTES).splitlines()
+    return []
+
+
+def _vms() -> list[str]:
+    here = [one.name for one in (state_dir() / "vms").glob("[!.]*") if one.is_dir()]
+    return [*here, *_remembered(VMS)]
+
+
+def _stems(directory: Path) -> list[str]:
+    return [path.stem for path in directory.glob("[!.]*.json")]
+
+
+def _schedules() -> list[str]:
+    return _stems(state_dir() / "schedules")
+
+
+_NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "VM": _vms,
+    "HOST": lambda: [entry.name for entry in all_entries()],
+    "CHECKPOINT|VM": lambda: [*_vms(), *_remembered(CHECKPOINTS)],
+    "CHECKPOINT": lambda: _remembered(CHECKPOINTS),
+    "RUN": lambda: _stems(runs_dir()),
+}

@@ -1,0 +1,165 @@
+"""Defaults of options: from /etc/vmckpt/config.toml, the user's config.toml, and the environment.
+
+    [migrate]
+    bandwidth = "500MB/s"
+
+    [checkpoint.create]
+    store = "s3://backups/vms"
+
+Each table is a command, each key one of its options. $VMCKPT_CHECKPOINT_CREATE_STORE does the same.
+The command line comes first, then the environment, the user's file, and /etc. What every command
+asks, also where no option is given, costs two looks at the file system.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import click
+
+SYSTEM_FILE = Path("/etc/vmckpt/config.toml")
+_MOST_BYTES = 1 << 20
+# How output looks to a program is that program's business.
+_NEVER = frozenset({"json", "help"})
+
+
+class Setting(NamedTuple):
+    """The default of one option, and the file or variable that it is from."""
+
+    command: tuple[str, ...]
+    option: str
+    value: Any
+    origin: str
+
+
+def files() -> list[Path]:
+    """Configuration files, whether they are there or not: a later one replaces an earlier one."""
+    found = [SYSTEM_FILE]
+    if given := os.environ.get("XDG_CONFIG_HOME"):
+        found.append(Path(given) / "vmckpt/config.toml")
+    elif home := os.environ.get("HOME"):
+        found.append(Path(home) / ".config/vmckpt/config.toml")
+    return found
+
+
+def are_there(word: str) -> bool:
+    """Whether the command `word` may have any."""
+    prefix = _variable((word, ""))
+    return any(path.exists() for path in files()) or any(
+        name.startswith(prefix) for name in os.environ
+    )
+
+
+def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
+    """Those of the commands in `root`, in order: a later one replaces an earlier one.
+
+    `known`: all first words there are. Raises UsageError: a file that is malformed, names what no
+    command has, or that another user may write.
+    """
+    found = list[Setting]()
+    for path in files():
+        for word, table in _read(path).items():
+            if word not in known:
+                raise _refused(path, f"there is no command '{word}'", "see: vmckpt --help")
+            if (command := root.commands.get(word)) is not None:
+                found += _of_table(command, (word,), table, path)
+    return found + [one for leaf in _leaves(root, ()) for one in _of_environment(*leaf)]
+
+
+def default_map(root: "click.Group", known: Sequence[str]) -> dict[str, Any]:
+    """As click takes them: nested by command, each by its parameter's name. Raises UsageError."""
+    found: dict[str, Any] = {}
+    leaves = dict(_leaves(root, ()))
+    for one in settings(root, known):
+        inner = found
+        for word in one.command:
+            inner = inner.setdefault(word, {})
+        inner[_options(leaves[one.command])[one.option].name or ""] = one.value
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o002:
+                raise _refused(path, "another user may write it", f"chown and chmod o-w {path}")
+            return tomllib.loads(file.read(_MOST_BYTES).decode())
+    except FileNotFoundError:
+        return {}
+    except ValueError as exc:  # tomllib.TOMLDecodeError and UnicodeDecodeError are such
+        raise _refused(path, str(exc), "correct the file, or remove it") from exc
+
+
+def _of_table(
+    command: "click.Command", words: tuple[str, ...], table: object, path: Path
+) -> Iterator[Setting]:
+    import click
+
+    if not isinstance(table, dict):
+        raise _refused(path, f"{' '.join(words)} is no table", f"write [{'.'.join(words)}]")
+    if isinstance(command, click.Group):
+        for name, inner in table.items():
+            if name not in command.commands:
+                why = f"there is no command '{' '.join((*words, name))}'"
+                raise _refused(path, why, f"see: vmckpt {' '.join(words)} --help")
+            yield from _of_table(command.commands[name], (*words, name), inner, path)
+        return
+    options = _options(command)
+    for name, value in table.items():
+        help_text = f"see: vmckpt {' '.join(words)} --help"
+        if name not in options:
+            raise _refused(path, f"`{' '.join(words)}` has no option --{name}", help_text)
+        if isinstance(value, list) is not options[name].multiple or isinstance(value, dict):
+            kind = "a list" if options[name].multiple else "one value"
+            raise _refused(path, f"{name} of {' '.join(words)} is not {kind}", help_text)
+        yield Setting(words, name, value, str(path))
+
+
+def _of_environment(words: tuple[str, ...], command: "click.Command") -> Iterator[Setting]:
+    import shlex
+
+    for name, option in _options(command).items():
+        variable = _variable((*words, name))
+        if value := os.environ.get(variable):
+            given = shlex.split(value) if option.multiple else value
+            yield Setting(words, name, given, f"${variable}")
+
+
+def _leaves(
+    group: "click.Group", words: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], "click.Command"]]:
+    import click
+
+    for name, one in group.commands.items():
+        if isinstance(one, click.Group):
+            yield from _leaves(one, (*words, name))
+        elif not one.hidden:
+            yield (*words, name), one
+
+
+def _options(command: "click.Command") -> Mapping[str, "click.Option"]:
+    """Those that may have a default here, by their long names without the dashes."""
+    import click
+
+    return {
+        name.removeprefix("--"): one
+        for one in command.params
+        if isinstance(one, click.Option) and not one.hidden
+        for name in one.opts
+        if name.startswith("--") and name.removeprefix("--") not in _NEVER
+    }
+
+
+def _variable(words: Sequence[str]) -> str:
+    return "_".join(("VMCKPT", *words)).upper().replace("-", "_")
+
+
+def _refused(path: Path, why: str, remedy: str) -> Exception:
+    from vmckpt.errors import UsageError
+
+    return UsageError(f"{path} cannot be used", why=why, remedy=remedy)

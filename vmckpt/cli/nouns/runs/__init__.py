@@ -1,0 +1,5 @@
+"""vmckpt runs."""
+
+from vmckpt.cli.nouns.runs.runs import app
+
+__all__ = ["app"]

@@ -1,0 +1,42 @@
+"""Commands and options by the names that they had before: taken for a release, and not shown."""
+
+from collections.abc import Sequence
+
+COMMANDS = {
+    ("report",): ("runs", "report"),
+    ("replay",): ("runs", "replay"),
+    ("host", "doctor"): ("host", "check", "--fixes"),
+    ("host", "remove"): ("host", "rm"),
+    ("store", "key", "remove"): ("store", "key", "rm"),
+}
+_KEEP = {f"--{name}": f"--keep-{name}" for name in ("hourly", "daily", "weekly")}
+OPTIONS: dict[tuple[str, ...], dict[str, str]] = {
+    ("checkpoint", "prune"): _KEEP,
+    ("schedule", "add"): _KEEP,
+}
+# Options' values, of all commands of a noun.
+VALUES = {
+    ("checkpoint", "--kind", "savevm"): "internal",
+    ("schedule", "--kind", "savevm"): "internal",
+}
+
+
+def renamed(words: Sequence[str]) -> list[str]:
+    """`words` with today's names. A name that an option or argument has is not looked at."""
+    found = list(words)
+    for old, new in COMMANDS.items():
+        if tuple(found[: len(old)]) == old:
+            found[: len(old)] = new
+            break
+    options = OPTIONS.get(tuple(found[:2]), {})
+    for at, word in enumerate(found):
+        name, equals, value = word.partition("=")
+        if word == "--":
+            break
+        if name in options:
+            found[at] = options[name] + equals + value
+        elif equals:
+            found[at] = name + equals + VALUES.get((found[0], name, value), value)
+        else:
+            found[at] = VALUES.get((found[0], found[at - 1], word), word)
+    return found

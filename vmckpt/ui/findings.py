@@ -1,0 +1,29 @@
+"""What checks found, as text: a table, and what to do about each problem."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vmckpt.ui.shown import one_line
+from vmckpt.ui.tables import table
+
+if TYPE_CHECKING:
+    from vmckpt.preflight.finding import Finding
+
+
+def findings_text(checks: "Sequence[Finding]") -> str:
+    """The table, and below it the problems with their remedies."""
+    rows = [(check.verdict, check.code, check.reason) for check in checks]
+    found = table(("verdict", "check", "reason"), rows)
+    text = problems_text(checks)
+    return f"{found}\n\n{text}" if text else found
+
+
+def problems_text(checks: "Sequence[Finding]") -> str:
+    """Each problem, with its remedy on a line of its own, to be copied; empty without any."""
+    from vmckpt.preflight.finding import OK
+
+    return "\n\n".join(
+        f"  {check.verdict}  {check.code}: {one_line(check.reason)}\n{one_line(check.remedy)}"
+        for check in checks
+        if check.verdict != OK
+    )
