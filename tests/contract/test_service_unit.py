@@ -24,7 +24,8 @@ def test_systemd_accepts_them(tmp_path: Path) -> None:
     verify = ["systemd-analyze", "verify", "--man=no", *map(str, paths)]
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    paths[0].write_text(paths[0].read_text().replace("Type=exec", "Type=never"))
+    wrong = paths[0].read_text().replace("[Service]", "[Service]\nType=never")
+    paths[0].write_text(wrong)
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
     assert "service type" in done.stderr  # it would have been found
 
