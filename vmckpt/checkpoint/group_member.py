@@ -1,4 +1,4 @@
-"""One VM's part in what is done to several at once: said by its service, to the group's head.
+"""The part of one VM in a group operation: the protocol of its service with the group's head.
 
 A cut (vmckpt/group/README.md):
 
@@ -12,7 +12,7 @@ A restore:
     member:  ready -> switched (its old guest is paused) -> running
     head:    switch -> run -> done
 
-A member that gets `void` instead, or nothing in time, undoes its part, whatever the others do.
+A member that receives `void` instead, or nothing in time, undoes its part, whatever the others do.
 """
 
 import asyncio

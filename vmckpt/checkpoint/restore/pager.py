@@ -1,26 +1,26 @@
-"""A program: gives a guest that runs already the pages of its memory, from a checkpoint.
+"""The pager, a program: gives a running guest the pages of its memory from a checkpoint.
 
     python -I -m vmckpt.checkpoint.restore.pager <socket
 
-A line of JSON comes by the socket for each step, and one goes back:
+Each step is a line of JSON from the socket, with one line as answer:
 
     {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
     {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
-Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
-that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
-is the file with what opens an encrypted store, or left out.
+Then it serves faults and fetches all other pages until the memory is complete. `noted` is a file of
+page numbers to preload (`first_pages.py`), or null for a pager that replaces another; `key` is the
+file with an encrypted store's secret, or missing.
 
-Its parent may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
-copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
-wait for its next page, and another pager can go on. It waits, too, while the store does not answer,
-or a disk of it cannot read, for up to ten minutes. A page that the store does not give as it was
-ends the guest: it is killed, never given something else. The file then says why; at the end of all
-pages it is removed.
+Its parent may die meanwhile. It blocks all signals and has one thread. The VM's QEMU keeps a copy
+of the descriptor (`memory/missing_pages.py`): if the pager is killed all the same, the guest waits
+for its next page, and another pager can continue. It also waits, for up to ten minutes, while the
+store does not answer, or one of its disks cannot read. If the store's content of a page is damaged,
+the guest is killed; it never gets other content. The file then says why; it is removed once all
+pages are there.
 
-Each page is given once: one that the guest has given back since (it reports free pages, or has a
-balloon) is zeroes when it is wanted again.
+Each page is given once: a page that the guest has returned since (by free page reporting, or a
+balloon) is zeroes when it is next used.
 """
 
 import dataclasses
