@@ -1,4 +1,4 @@
-"""A bundle: many small packs in one object, each of them byte for byte as it was.
+"""The format of a bundle: many small packs in one object, each byte for byte unchanged.
 
 bundles/ID-RANK:
 
@@ -8,16 +8,16 @@ bundles/ID-RANK:
                frames], without the spare one
     tails      for each pack in the list's order its header, and all that comes after these frames
     frames     for each pack in the list's order these frames
-    list       once more, as a box of its own (LIST, number 1)
-    header     once more, the same bytes
-    length     once more
+    list       again, as a separate box (LIST, number 1)
+    header     again, the same bytes
+    length     again
 
-So one read of the beginning has the tables of all packs. Either list will do: the one at the end is
-read where the first is damaged. A pack's own boxes are sealed for its own name
-(`packs/ID-GENERATION`), wherever it lies: what is damaged in a bundle is damage of that pack alone.
+One read of the beginning yields the tables of all packs. Either list is enough: the one at the
+end is read if the first is damaged. A pack's own boxes are sealed for its own name
+(`packs/ID-GENERATION`), wherever it is stored, so damage in a bundle affects only that pack.
 
-Where several objects have the same pack, the bundle of the highest RANK keeps it (of two, that of
-the higher name), and a pack's own object comes last: so two gcs never remove each other's copy.
+If several objects have the same pack, the bundle with the highest RANK keeps it (of two, the one
+with the higher name), and a pack's own object ranks last. So two gcs never remove each other's copy.
 """
 
 import json

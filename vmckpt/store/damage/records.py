@@ -1,15 +1,15 @@
-"""Chunks that were found damaged, as the store remembers them: damaged/ID.
+"""The store's records of damaged chunks: damaged/ID.
 
     header     (`store/files/header.py`, kind D)
     record     a box of zstd: JSON, a list of [pack, generation, slots, names]; names are
-               hexadecimal, or empty where they are not known
+               hexadecimal, or empty if unknown
 
-A reader of a damaged frame adds an object; none is ever changed, so any number of processes may
-do so at once, under no lock. A record is about one generation of a pack: once `gc` has written the
-pack anew, its records are history and are removed.
+A reader of a damaged frame adds an object; objects never change, so any number of processes may do
+so at once, without a lock. A record is about one generation of a pack: once `gc` has rewritten the
+pack, its records are obsolete and are removed.
 
-Records are advice: new checkpoints do not rest on what they name, and `gc` heals it. Reading never
-believes them: a chunk that can be read, and is what its name says, is read.
+Records are hints: new checkpoints do not reuse the chunks that they name, and `gc` heals these.
+Reading does not trust them: a chunk that can be read, and matches its name, is returned.
 """
 
 import json

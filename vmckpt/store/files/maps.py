@@ -1,13 +1,13 @@
-"""Maps: which chunk of an area is where. One per area of a checkpoint.
+"""Maps locate the chunks of an area. One per area of a checkpoint.
 
 In memory a map is an array of 64-bit words by chunk number: 0 is a chunk of zeroes, else the number
 of a pack in the checkpoint's list, counted from 1, in the upper half, and a slot in the lower.
 
-On disk a map is what differs from a base, or, in a base, from zeroes: runs of chunks that lie one
-after the other in one pack. Their columns are gap to the run before, length, pack, and slot less
-that at which the run before ended (folded: 0, -1, 1, -2, ...), unsigned 32 bit each; the columns'
-bytes are sorted by significance and compressed together. So a map is complete with two reads,
-however many checkpoints came before, and an unchanged map costs nothing.
+On disk a map is its difference to a base (a base's: to zeroes), as runs of chunks that are
+consecutive in one pack. Their columns are: gap to the previous run, length, pack, and slot minus
+the one at which the previous run ended (zigzag-coded: 0, -1, 1, -2, ...), unsigned 32 bit each. The
+columns' bytes are sorted by significance and compressed together. So two reads yield a complete
+map, however many checkpoints came before, and an unchanged map costs nothing.
 """
 
 import os

@@ -1,19 +1,19 @@
-"""A pack: chunks of one size, in compressed frames, and a table of them at its end.
+"""The format of a pack: chunks of one size in compressed frames, with a table at its end.
 
     header     (`header.py`, kind P)
     frames     boxes of zstd: up to FRAME_BYTES of chunks each, without gaps between
-    spare      the last frame, of no chunks: zstd of nothing, then HASH_BYTES of every slot once
-               more, also of those that are gone because they were damaged (packs of an older vmckpt
-               have none, and that vmckpt reads this as an empty frame)
+    spare      the last frame, without chunks: empty zstd, then HASH_BYTES of every slot again, also
+               of those that are gone because they were damaged (packs of an older vmckpt have none,
+               and that vmckpt reads this as an empty frame)
     hashes     a box: HASH_BYTES of every slot; zeroes where the slot is gone
     table      a box of zstd: for each frame the size of its box, then how many chunks it holds
                (unsigned 32 bit, little-endian), then the slots of all chunks in their order unless
-               these are simply 0, 1, 2, ...
+               these are 0, 1, 2, ...
     trailer    a box: bytes in a chunk, frames, slots, size of the hashes' box, of the table's box,
                whether the slots are listed; unsigned 32 bit each
 
-A chunk's place is (pack, slot) for good: `gc` rewrites a pack without the slots that nothing
-needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their numbers.
+A chunk's address (pack, slot) is permanent: `gc` rewrites a pack without unneeded slots as the next
+generation, `packs/ID-GENERATION`, and the slots keep their numbers.
 """
 
 import struct

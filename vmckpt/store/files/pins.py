@@ -1,11 +1,11 @@
-"""Pins: while a checkpoint has one, nothing removes it.
+"""Pins: a pinned checkpoint cannot be removed.
 
-`pins/CHECKPOINT-PIN` is a header (`header.py`, kind I) and one box: JSON, who pinned it and why. A
-name says already which checkpoint is pinned, so a pin that cannot be read holds all the same. Pins
-are objects of their own: a checkpoint's file never changes.
+`pins/CHECKPOINT-PIN` is a header (`header.py`, kind I) and one box: JSON, who pinned it and why.
+The name alone says which checkpoint is pinned, so an unreadable pin is effective too. Pins are
+separate objects: a checkpoint's file never changes.
 
-A pin is written while the checkpoint is locked for reading, and a checkpoint is removed while it
-is locked for one's own: whichever comes second finds what the other did.
+A pin is written under the checkpoint's shared lock, and a checkpoint is removed under its exclusive
+lock: whichever comes second sees what the other did.
 """
 
 import json
