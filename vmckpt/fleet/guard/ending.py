@@ -1,6 +1,6 @@
 """End a guard's command on its machine, even if its workers are gone.
 
-python -m vmckpt.fleet.guard.ending end|release DIRECTORY
+    python -m vmckpt.fleet.guard.ending end|release DIRECTORY
 
 `release` ends nothing of a finished command: what it left running stays. Prints one object,
 {"left": [PID, ...], "sure": BOOL}: the processes that do not end, and whether there are certainly

@@ -1,15 +1,14 @@
-"""The processes that run a guard's command, and end all of it on request.
+"""Run a guard's command, and end all of it on request.
 
-Two of them, parent and child, each the other's successor: the *runner* waits for the command, the
-*keeper* for the runner. Children of children count as their own (PR_SET_CHILD_SUBREAPER), daemons
-that the command makes too, and all of it is in a control group where one can be made. So when
-either of the two is killed, the other ends the command with all that it started; when both are, the
-group remains (`ending`). What the command leaves running once it is over stays, and the keeper with
-it, until the guard is over.
+Two processes, parent and child, watch each other: the *runner* waits for the command, the *keeper*
+for the runner. All descendants count as their own (PR_SET_CHILD_SUBREAPER), including daemons, and
+are in a control group if one can be created. If either process is killed, the other ends the
+command with all that it started; if both are, the group remains (`ending`). Processes that the
+command leaves running stay, and the keeper with them, until the guard is over.
 
-    worker   who they are; written before the command is begun, by them or by who forbids it
+    worker   the workers' ids; written before the command is begun, by them or to forbid it
     result   {"returncode": N} of the command, or {"error": WHY}
-    over     {"left": [PID, ...]}: nothing of the command runs, or these alone, which do not end
+    over     {"left": [PID, ...]}: no process of the command runs except these, which do not end
 """
 
 import ctypes
