@@ -272,7 +272,8 @@ class Host(Protocol):
     async def make_private_dir(self, path: Path) -> None:
         """Create a directory of this user's (mode 0700), in one that others may write to.
 
-        Raises StorageError, also if `path` exists and others may enter it, or own it.
+        Raises StorageError, also if `path` exists and others may enter it, or it is another
+        user's.
         """
 
     async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:

@@ -402,7 +402,7 @@ class _Connection:
 
 
 def _of_question(error: VmckptError) -> VmckptError:
-    """A host's error; if no call can raise its class, an error that the host answers wrongly.
+    """A host's error unchanged, or as HostDownError if no call can raise its class.
 
     Otherwise a host could make a command draw conclusions about VMs on other hosts.
     """
