@@ -17,7 +17,8 @@ end is read if the first is damaged. A pack's own boxes are sealed for its own n
 (`packs/ID-GENERATION`), wherever it is stored, so damage in a bundle affects only that pack.
 
 If several objects have the same pack, the bundle with the highest RANK keeps it (of two, the one
-with the higher name), and a pack's own object ranks last. So two gcs never remove each other's copy.
+with the higher name), and a pack's own object ranks last. So two gcs never remove each other's
+copy.
 """
 
 import json
