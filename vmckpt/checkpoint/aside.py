@@ -1,4 +1,4 @@
-"""A store's calls, which block, beside what waits for nothing."""
+"""Run blocking store calls in a worker thread."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """The store's calls, which block, in one thread of their own, in order."""
+    """Runs blocking store calls in order, in one dedicated thread."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """What `call` gives."""
+        """Run `call` in the thread; returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
 
 @asynccontextmanager
 async def aside_calls(*, last: bool = False) -> AsyncIterator[StoreThread]:
-    """The thread, for the block; `last`: all others come first on a busy processor."""
+    """The thread, for the block. `last`: run it at the lowest scheduling priority."""
     with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
         yield StoreThread(pool)

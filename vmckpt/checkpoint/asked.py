@@ -34,18 +34,18 @@ class TakenCheckpoint:
     facts: CheckpointFacts
     stored_bytes: int
     parent: str | None
-    # Its last checkpoint is in another store: nothing of this one was there already.
+    # Its previous checkpoint is in another store, so nothing of this one could be reused.
     apart: bool
-    # Why nothing of this one rests on its parent, whose store has lost some of it.
+    # Why this one reuses nothing of its parent: the store has lost part of it.
     damaged: str | None
-    # Checkpoints of its name that went for it, and why one that was to go did not.
+    # Checkpoints of the same name that it replaced, and why one of them was not removed.
     replaced: tuple[str, ...] = ()
     not_replaced: str | None = None
-    # What could not be taken away again of what QEMU was given for it.
+    # What could not be removed from QEMU again after the checkpoint.
     not_ended: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the one who asked."""
+        """As JSON, for the caller."""
         told: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
         told |= {"apart": self.apart, "damaged": self.damaged}
         told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}

@@ -1,4 +1,4 @@
-"""A domain's snapshots, which libvirt takes and keeps: memory and disks in its qcow2 images."""
+"""Internal snapshots of a domain, by libvirt: memory and disks in its qcow2 images."""
 
 from shlex import quote
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from vmckpt.vm.domains.told import DomainSnapshot
 
 
 class LibvirtSnapshot(NamedTuple):
-    """One snapshot, as libvirt has it."""
+    """A snapshot as libvirt describes it."""
 
     name: str
     taken_unix_s: int
 
 
 async def save(domain: Domain, name: str) -> LibvirtSnapshot:
-    """Save memory, devices and disks as snapshot `name`; the guest runs on afterwards.
+    """Save memory, devices and disks as snapshot `name`; the guest then continues.
 
     Raises UsageError, RefusedError, LibvirtRefusedError (with libvirt's reason), BusyError.
     """
@@ -44,9 +44,9 @@ async def save(domain: Domain, name: str) -> LibvirtSnapshot:
 
 
 async def load(domain: Domain, name: str) -> LibvirtSnapshot:
-    """Put the domain back to snapshot `name`: memory and disks; what came since is gone.
+    """Revert the domain to snapshot `name`: memory and disks; later changes are lost.
 
-    Raises NotFoundError, OperationFailedError (libvirt says how it left the domain), BusyError.
+    Raises NotFoundError, OperationFailedError (with the state of the domain), BusyError.
     """
     async with held_domain(domain, "snapshot load") as (now, session):
         snapshot = await _find(now, session, name)

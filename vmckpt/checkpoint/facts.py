@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, besides what it holds: all that a restore has to know."""
+"""The facts of a checkpoint: all that a restore needs to know besides the content."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,15 +15,15 @@ from vmckpt.vm.spec.spec import MAC, parse_spec
 FORMAT = 1
 _MOST, _MOST_DEVICES = 1 << 62, 4096
 RAM, DEVICES = "ram", "device-state"
-# Of a VM that was saved as a whole (`whole.py`): what QEMU wrote.
+# The area of a VM saved as a whole (`whole.py`): QEMU's file.
 SAVED = "saved"
 EPOCH, FILE = "epoch", "file"
-# How long a guest may be paused by default.
+# Default limit of the guest's pause.
 USUAL_PAUSE_S = 0.010
 MAPPED_RAM, STREAM = "mapped-ram", "stream"
 MOST_VCPUS = 288
 _ID = re.compile(r"[0-9a-f]{32}")
-# QEMU splits its options at commas: a machine type has none.
+# QEMU separates options by commas, so a machine type has none.
 _PLATFORM = {
     "machine": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
     "accel": re.compile("kvm|tcg"),
@@ -32,7 +32,7 @@ _PLATFORM = {
 
 
 def usual_pause_s(kind: str) -> float:
-    """The longest pause when nothing is said; 0: as long as it takes, for one saved as a whole."""
+    """The default limit of the pause; 0: unlimited, for a VM saved as a whole."""
     return 0.0 if kind == FILE else USUAL_PAUSE_S
 
 
@@ -42,7 +42,7 @@ class UnknownFactsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """One disk of the VM. Only of one that can be written (`area`) the content is kept."""
+    """One disk of the VM. Only the content of a writable one is kept, in `area`."""
 
     path: str
     format: str
@@ -53,10 +53,10 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """One checkpoint. Times are Unix seconds.
+    """The facts of one checkpoint. Times are Unix seconds.
 
-    `machine` is what the guest found itself on (`qemu.compare.Machine`), `firmware` the SHA-256 of
-    its code. `macs` are those that its NICs had, in order.
+    `machine` is the hardware that the guest saw (`qemu.compare.Machine`), `firmware` the SHA-256 of
+    its firmware code. `macs` are its NICs' addresses, in order.
     """
 
     name: str
@@ -76,15 +76,15 @@ class CheckpointFacts:
     passes: int
     took_s: float
     changed_pages: int
-    # `pause_ms` is the guest's longest pause; this is their sum (0: not known).
+    # `pause_ms` is the longest pause; this is the sum of all (0: not known).
     stopped_ms: float = 0.0
-    # How it was taken: EPOCH, or FILE, and then as what QEMU wrote its state (`whole.py`).
+    # How it was taken: EPOCH or FILE; for FILE also the format of QEMU's file (`whole.py`).
     kind: str = "epoch"
     saved_as: str = ""
-    # Of those that were taken together: "id" and "name" of the group, "members" (checkpoints' ids
-    # by VM), and how long its output was "held_ms".
+    # For a group's checkpoint: the group's "id" and "name", "members" (checkpoint ids by VM), and
+    # "held_ms", how long output was held.
     group: Mapping[str, Any] | None = None
-    # What marks it as taken by a site (`origin.py`).
+    # Proof that a site took it (`origin.py`).
     origin: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -92,12 +92,12 @@ class CheckpointFacts:
         words = {"format": FORMAT, **asdict(self)}
         for name in ("group", "origin"):
             if words[name] is None:
-                del words[name]  # so that an older vmckpt knows what it is
+                del words[name]  # older versions do not know these fields
         return words
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse: checks all types. Raises UnknownFactsError."""
+        """The inverse of `to_json`, checking all types. Raises UnknownFactsError."""
         try:
             if data["format"] != FORMAT:
                 raise UnknownFactsError("written by another version of vmckpt")
@@ -175,7 +175,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 def known_facts(data: Mapping[str, Any]) -> CheckpointFacts:
-    """The facts of a checkpoint of which something is to be read. Raises RefusedError."""
+    """The facts of a checkpoint that is to be read. Raises RefusedError."""
     try:
         return CheckpointFacts.from_json(data)
     except UnknownFactsError as exc:
@@ -183,9 +183,9 @@ def known_facts(data: Mapping[str, Any]) -> CheckpointFacts:
 
 
 def usable_facts(manifest: Manifest) -> CheckpointFacts:
-    """The facts of a checkpoint that is to run: all of them fit one another, and the areas.
+    """The facts of a checkpoint that is to run, checked for consistency with its areas.
 
-    Raises RefusedError. They become a command line of QEMU's, and say how images are written and
+    Raises RefusedError. They become a QEMU command line, and decide how images are written and
     opened.
     """
     facts = known_facts(manifest.facts)
@@ -242,12 +242,12 @@ def _require_area(manifest: Manifest, name: str, size_bytes: int, chunk_bytes: i
 
 
 def machine_to_json(machine: GuestMachine) -> dict[str, Any]:
-    """For `CheckpointFacts.machine`."""
+    """The value of `CheckpointFacts.machine`."""
     features = sorted([list(map(list, word)) for word in machine.features])
     return {**machine._asdict(), "features": features, "devices": dict(machine.devices)}
 
 
 def machine_from_json(data: Mapping[str, Any]) -> GuestMachine:
-    """The inverse."""
+    """The inverse of `machine_to_json`."""
     words = (tuple((name, value) for name, value in word) for word in data["features"])
     return GuestMachine(**{**data, "features": frozenset(words)})

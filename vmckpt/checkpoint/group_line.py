@@ -1,7 +1,7 @@
-"""What the head of a group and one of its members say to each other: lines of JSON, both ways.
+"""The protocol between a group's head and a member: lines of JSON, both ways.
 
-Each says something every second, if only that it is there. So neither waits for long for one that
-is gone: silence is an end too.
+Each side sends at least a heartbeat every second. Silence means that the other side is gone, so
+neither waits for it for long.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _BEAT = "beat"
 
 
 class LineMessage(NamedTuple):
-    """A word, and what goes with it."""
+    """A word and its parameters."""
 
     word: str
     more: Mapping[str, Any]
@@ -33,17 +33,17 @@ class _Worded:
 
 
 class LineWriter(Protocol):
-    """What of an `asyncio.StreamWriter` is used."""
+    """The part of `asyncio.StreamWriter` that is used."""
 
     def write(self, data: bytes) -> None:
-        """Say it, without waiting."""
+        """Queue data without waiting."""
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the stream."""
 
 
 class Line:
-    """One end of it. `label` names the other one, for errors."""
+    """One end of the line. `label` names the other end, for errors."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: LineWriter, label: str) -> None:
         self._reader, self._writer, self.label = reader, writer, label
@@ -53,9 +53,9 @@ class Line:
         self._writer.write(json.dumps({"word": word, **more}).encode() + b"\n")
 
     async def hear(self, within_s: float | None = None) -> LineMessage:
-        """The next word. Raises OperationFailedError when the other end is gone or silent.
+        """The next word. Raises OperationFailedError if the other end is gone or silent.
 
-        TimeoutError when it says only that it is there for `within_s`.
+        Raises TimeoutError if it sends only heartbeats for `within_s`.
         """
         now_s = asyncio.get_running_loop().time
         due_s = None if within_s is None else now_s() + within_s
@@ -89,7 +89,7 @@ class Line:
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[Self]:
-        """For the block the other end hears that this one is there; then it is closed."""
+        """Send heartbeats during the block; then close the line."""
 
         async def beat() -> None:
             while True:
@@ -107,7 +107,7 @@ class Line:
 
 
 def given_up(why: str) -> OperationFailedError:
-    """The group's checkpoint, or its restore, is off."""
+    """The error of a group's checkpoint or restore that was aborted."""
     return OperationFailedError(
         "the group was given up: nothing of it has been done",
         why=why,

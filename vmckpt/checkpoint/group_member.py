@@ -1,4 +1,4 @@
-"""One VM's part in what is done to several at once: said by its service, to the group's head.
+"""The part of one VM in a group operation: the protocol of its service with the group's head.
 
 A cut (vmckpt/group/README.md):
 
@@ -12,7 +12,7 @@ A restore:
     member:  ready -> switched (its old guest is paused) -> running
     head:    switch -> run -> done
 
-A member that gets `void` instead, or nothing in time, undoes its part, whatever the others do.
+A member that receives `void` instead, or nothing in time, undoes its part, whatever the others do.
 """
 
 import asyncio
@@ -36,28 +36,28 @@ from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")
 VOID, FAILED = "void", "failed"
-# How long all others may take from one word of the head's to the next, where it matters.
+# The most that all other members may need between two time-critical words of the head.
 TOGETHER_S = 10.0
-# The head comes when its services have begun, all of them.
+# The head connects once the services of all members have started.
 HEAD_S = 30.0
-# How often a member that waits for others sees to it that little is left for its pause.
+# How often a waiting member copies changed memory, to keep its pause short.
 KEEP_UP_S = 0.05
-# No guest is paused for so long before the cut, unless its service is stuck.
+# The longest pause before the cut; beyond it the service counts as stuck.
 STUCK_S = 5.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Output(Protocol):
-    """What a guest sends, held from its moment on: `epoch.output.BriefHold`."""
+    """The guest's output, held from the cut on: `epoch.output.BriefHold`."""
 
     def begin(self) -> list[Coroutine[Any, Any, Any]]:
-        """Commands that begin to hold it."""
+        """Commands that begin to hold output."""
 
     async def release(self) -> None:
-        """All that waits leaves. Raises CommandRefusedError: it has left already."""
+        """Release held output. Raises CommandRefusedError if it was released already."""
 
     async def let_go(self) -> None:
-        """All that waits leaves, if anything does."""
+        """Release held output, if any."""
 
 
 class HoldTimes(NamedTuple):
@@ -73,13 +73,13 @@ class HoldTimes(NamedTuple):
 
 
 class MemberHost(NamedTuple):
-    """Where it works: members of one machine share its processors."""
+    """A member's host: members on one machine share its processors."""
 
     machine: str
     processors: int
 
 
-# Commands that begin to hold the guest's output, for `Capture.epoch`; None: it is not held.
+# Commands that begin to hold the guest's output, for `Capture.epoch`; None: do not hold it.
 Hold = InPause | None
 Stopped = Callable[[], None]
 
@@ -129,7 +129,7 @@ ALONE = Alone()
 
 
 class Member:
-    """The part of one VM of a group; `most_s` is how long its output may be held."""
+    """One VM's part in a group; its output may be held for at most `most_s`."""
 
     is_grouped = True
 
@@ -138,11 +138,11 @@ class Member:
         self.held: HoldTimes | None = None
 
     def say(self, word: str, **more: Any) -> None:
-        """Tell the head."""
+        """Send a word to the head."""
         self._line.say(word, **more)
 
     async def told(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
-        """Wait for the head's word. Raises OperationFailedError: it says, or has, another end."""
+        """Wait for the head's word. Raises OperationFailedError if the head aborts or is gone."""
         try:
             said = await self._line.hear(within_s)
         except TimeoutError as exc:
@@ -152,13 +152,15 @@ class Member:
         raise given_up(str(said.more.get("why", said.word)))
 
     def prompt(self) -> AbstractContextManager[None]:
-        """Run at high priority: its guest, or those of others, are paused meanwhile."""
+        """Run at high priority, while this guest or those of others are paused."""
         return session_prompt()
 
     @contextmanager
     def pausing(self, tell_guard: Callable[[str], None], most_s: float = STUCK_S) -> Iterator[None]:
-        """A pause of its own, before the cut: this process comes first. Should it get stuck in it
-        the guard lets the guest run; then this raises OperationFailedError.
+        """A pause of its own, before the cut, at high priority.
+
+        If this process gets stuck, the guard resumes the guest and this raises
+        OperationFailedError.
         """
         with self.prompt():
             until_s = _boottime_s() + most_s
@@ -171,7 +173,7 @@ class Member:
             raise given_up(f"a pause of its guest's took longer than {most_s:g} s")
 
     async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
-        """Wait for all others, however long they take; meanwhile `keep_up` is called."""
+        """Wait for all others, without a time limit, calling `keep_up` regularly."""
         self.say("prepared", **self._here._asdict())
         waiting = asyncio.ensure_future(self.told("set"))
         try:
@@ -190,11 +192,12 @@ class Member:
     ) -> T:
         """Take part in the group's cut; returns the result of `capture`.
 
-        `capture` gets two callables: it holds the guest's output for at most `most_s`, pauses the
-        guest, and then reports that. Output is held until all other guests are paused too, so that
-        nothing sent after this cut is received before theirs. What is received after a cut is not
-        part of it, so output need not wait until others have captured. This method does wait for
-        that, because its further work would take processors from them.
+        `capture` pauses the guest. It gets commands that hold the guest's output, for at most
+        `most_s`, and a callback for the moment when the guest is paused. Output is held until all
+        other guests are paused too, so that nothing sent after this cut is received before theirs.
+        Data received after a cut is not part of it, so output need not wait until others have
+        captured. This method does wait for that, because its further work would take processors
+        from them.
         """
         with in_real_time():  # others wait for its words
             return await self._cut(output(self.most_s), tell_guard, capture)
@@ -246,24 +249,24 @@ class Member:
         return found
 
     async def all_stored(self, checkpoint_id: str) -> Mapping[str, Any]:
-        """Nothing is missing but the commit: wait for all others. What the group is."""
+        """All is done but the commit: wait for all others; returns the description of the group."""
         self.say("stored", id=checkpoint_id, held=self.held and self.held._asdict())
         return dict((await self.told("commit"))["group"])
 
     async def all_ready(self) -> None:
-        """The guest could run here, and its old one is ready to pause: wait for all others."""
+        """The guest could run here, and the old one is ready to pause: wait for all others."""
         self.say("ready")
         await self.told("switch")
 
     async def all_switched(self) -> None:
-        """No old guest runs any more: wait until that is so everywhere."""
+        """The old guest is paused: wait until all are."""
         self.say("switched")
         await self.told("run", TOGETHER_S)
 
     async def all_running(self) -> None:
-        """The guest runs: wait until all do. Raises OperationFailedError: it is to run no more.
+        """The guest runs: wait until all do. Raises OperationFailedError: it must not continue.
 
-        A head that has died meanwhile had told them all to run: then it goes on.
+        If the head has died, the guest continues: the head had ordered all members to run.
         """
         self.say("running")
         try:
@@ -280,9 +283,9 @@ def _boottime_s() -> float:
 
 @asynccontextmanager
 async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
-    """A member whose head connects to the socket `ear`, for the block.
+    """A member for the block; the head connects to the socket `ear`.
 
-    Raises OperationFailedError when it does not connect.
+    Raises OperationFailedError if it does not connect.
     """
     came: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
 
@@ -294,7 +297,7 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
 
     part = ear.with_suffix(".part")
     server = await asyncio.start_unix_server(visit, part, limit=MOST_LINE_BYTES)
-    part.rename(ear)  # it is there when it listens
+    part.rename(ear)  # renamed once it listens
     try:
         async with asyncio.timeout(HEAD_S):
             line = await came

@@ -1,4 +1,4 @@
-"""What a VM has with it of its checkpoints, wherever it moves: `vms/VM/checkpoint` on its host."""
+"""The checkpoint history that moves with a VM: `vms/VM/checkpoint` on its host."""
 
 import json
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from vmckpt.store.files.manifest import MOST_SEQUENCE
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """`last`: what it was last taken or restored as, the next one's parent.
+    """`last`: the checkpoint last taken or restored, the parent of the next one.
 
-    `sequence` is the largest number that a checkpoint of it has (`store.manifest`).
-    `stores` are those that it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`.
+    `sequence` is the largest number of any of its checkpoints (`store.manifest`). `stores` are
+    those it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`.
     """
 
     last: str | None = None
@@ -31,7 +31,7 @@ class History:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """Of its file, which may be missing, or damaged: then nothing is known."""
+        """Parse the file; a missing or damaged one gives an empty history."""
         try:
             found = parse(text or "")
             history = convert(cls, found)
@@ -41,13 +41,13 @@ class History:
 
     @property
     def text(self) -> str:
-        """For its file."""
+        """The file's content."""
         return json.dumps(asdict(self))
 
     def then(
         self, checkpoint_id: str, host: Host, place: str, sequence: int | None = None
     ) -> "History":
-        """After a checkpoint was taken, or restored, by `host` from the store at `place`."""
+        """The history after `host` took or restored a checkpoint in the store at `place`."""
         largest = max(self.sequence, sequence or 0)
         name = place
         if not is_url(place):
@@ -58,15 +58,15 @@ class History:
         return History(checkpoint_id, (*others, name), largest)
 
     def places(self, home: Host) -> Sequence[StoreLocation]:
-        """Where to look, for a VM that is on `home` now: a directory may be one that it shares."""
+        """Where to search for a VM now on `home`, which may share a directory of another host."""
         found: list[StoreLocation] = []
         for text in self.stores:
             try:
                 place = parse_place(text)
                 found.append(place)
-            except NotFoundError:  # the inventory has no such host any more
+            except NotFoundError:  # the host is no longer in the inventory
                 place = StoreLocation(home, text.partition(":")[2])
-            except UsageError:  # a host wrote what is no store
+            except UsageError:  # a host recorded an invalid location
                 continue
             if place.host is not None:
                 found.append(StoreLocation(home, place.path))

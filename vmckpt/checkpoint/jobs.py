@@ -39,10 +39,10 @@ STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class StoreAsked:
-    """The store that a job uses, as its host sees it, and what the operator's process knows of it.
+    """The store that a job uses, as its host sees it, and what the operator knows of it.
 
-    `key`: the file with an encrypted store's secret (`secret.py`). `store_id`,
-    `may_be_made`: see `Access`.
+    `key`: the file with an encrypted store's secret (`secret.py`). `store_id`, `may_be_made`: see
+    `Access`.
     """
 
     path: str
@@ -180,7 +180,7 @@ async def _released(
 ) -> AsyncIterator[None]:
     """On exit remove the secret, and finish or undo interrupted work on the VMs.
 
-    What fails here is left to the next command on the VM (`checkpoint/restore/making.py`).
+    A failure here is left to the next command on the VM (`checkpoint/restore/making.py`).
     """
     try:
         yield

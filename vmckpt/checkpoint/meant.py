@@ -1,7 +1,7 @@
-"""Whether what a host has under a VM's name is the VM that is meant.
+"""Check that the VM of a given name on a host is the VM that is meant.
 
-While the VM's own host gives no answer, another that has a home of that name, one that was broken
-into say, is the only one that answers: it would get what opens the VM's store, or be given the VM.
+While the VM's own host does not answer, another host with a VM of that name, such as a compromised
+one, may be the only one that does. It would receive the VM, or the secret of the VM's store.
 """
 
 from functools import partial
@@ -20,10 +20,10 @@ from vmckpt.vm.paths import vm_dir
 
 
 async def require_meant_to_restore(manifest: Manifest, host: Host) -> None:
-    """Before the checkpoint's VM goes back in place on `host`.
+    """Check before the checkpoint's VM is restored in place on `host`.
 
-    Raises OutcomeUnknownError: it is at home on another host too; RefusedError: another VM of that
-    name is there, and a host that gives no answer may have the checkpoint's.
+    Raises OutcomeUnknownError if another host has the VM too; RefusedError if the VM here is a
+    different one, and a host that does not answer may have the checkpoint's.
     """
     others = await _elsewhere(manifest.vm, host)
     if homes := [name for name in others.given if name]:
@@ -38,10 +38,10 @@ async def require_meant_to_restore(manifest: Manifest, host: Host) -> None:
 
 
 async def require_meant_to_take(vm: Vm, place: StoreLocation, key: Key) -> None:
-    """Before `vm`'s host gets what opens the encrypted store at `place`.
+    """Check before `vm`'s host receives the secret of the encrypted store at `place`.
 
-    Raises RefusedError: it is not the VM of that name whose checkpoints are there, which a host
-    that gives no answer may have; and what opening the store raises.
+    Raises RefusedError if it is not the VM whose checkpoints are there, and a host that does not
+    answer may have that one; and what opening the store raises.
     """
     others = await _elsewhere(vm.name, vm.host)
     if not others.silent:
@@ -53,12 +53,12 @@ async def require_meant_to_take(vm: Vm, place: StoreLocation, key: Key) -> None:
 
 
 def _ids_of(store: Store, vm: str) -> set[str]:
-    """Those of all VMs of that name that have been taken into the store."""
+    """The UUIDs of all VMs of that name that have checkpoints in the store."""
     return {one.vm_id for one in store.catalogue().manifests if one.vm == vm and one.vm_id}
 
 
 async def _elsewhere(name: str, host: Host) -> Answers[str]:
-    """The other hosts where a VM of that name is at home; "" for those where none is."""
+    """The other hosts that have a VM of that name; "" for those that have none."""
 
     async def ask(other: Host) -> str:
         is_home = await other.exists(vm_dir(other.state_dir, name).current)

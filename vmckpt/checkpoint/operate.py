@@ -1,4 +1,4 @@
-"""The operator's side: having a checkpoint made, restored or forked by the host it is to be on."""
+"""The operator's side: run checkpoint, restore and fork jobs on their hosts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -71,8 +71,8 @@ Tell = Callable[[str], None]
 class StoreJob(NamedTuple, Generic[Q, R]):
     """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`.
 
-    `on_start` gets the job's run id before the job gets its order: what it records is known of
-    every job that has done anything.
+    `on_start` receives the run id before the job receives its request, so that every job that has
+    done anything is recorded.
     """
 
     kind: JobKind[Q, R]
@@ -88,12 +88,12 @@ class StoreJob(NamedTuple, Generic[Q, R]):
 async def create(
     vm: Vm, given: str | None, wish: TakeOptions, tell: Tell, key: KeySource | None = None
 ) -> TakenCheckpoint:
-    """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
+    """Take a checkpoint of the VM, on its host. Raises as `take.take`."""
     return await have_done(await taking(vm, given, wish, key), tell)
 
 
 async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
-    """Take a checkpoint of a running VM for forks to begin from; its id. Raises as `create`."""
+    """Take a checkpoint of a running VM to fork from; returns its id. Raises as `create`."""
     name, number = dated(vm.name, "fork"), IfTaken.NUMBER.value
     wish = TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
     return (await create(vm, store, wish, lambda _: None, key)).id
@@ -102,7 +102,7 @@ async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) 
 async def taking(
     vm: Vm, given: str | None, wish: TakeOptions, key: KeySource | None = None
 ) -> StoreJob[Take, TakenCheckpoint]:
-    """To take a checkpoint of the VM. Raises RefusedError, NotFoundError, HostDownError."""
+    """The job that takes a checkpoint. Raises RefusedError, NotFoundError, HostDownError."""
     place = parse_place(given, vm.host) if given else own(vm.host)
     if place.host is not None and not _same_machine(place.host, vm.host):
         raise RefusedError(
@@ -132,7 +132,7 @@ async def restore_to(
     *,
     on_start: Callable[[str], None] = lambda _: None,
 ) -> Restored:
-    """Have the host make a running VM of a checkpoint; returns as soon as the guest runs.
+    """Restore a checkpoint on the host; returns as soon as the guest runs.
 
     `on_start`: see `StoreJob`.
     """
@@ -151,7 +151,7 @@ async def restore_disks_to(
 async def restoring(
     host: Host, entry: CatalogueEntry, wish: RestoreOptions, key: KeySource | None = None
 ) -> StoreJob[Restore, Restored]:
-    """To restore a checkpoint there. Raises RefusedError."""
+    """The job that restores a checkpoint there. Raises RefusedError."""
     return await _restoring(RESTORE, host, entry, wish, key)
 
 
@@ -185,7 +185,7 @@ async def fork_on(
     tell: Tell,
     key: KeySource | None = None,
 ) -> Forks:
-    """Have the host make forks of a checkpoint; each says how it went."""
+    """Fork a checkpoint on the host; returns the outcome of each fork."""
     await _require_unused(wish.names, host)
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
@@ -199,7 +199,7 @@ async def fork_on(
 
 
 async def standing(entry: CatalogueEntry) -> OriginShown:
-    """Whether this site took it, and what would be opened for it if not. Raises StorageError."""
+    """Whether this site took it and, if not, what restoring it would open. Raises StorageError."""
     if await in_thread(partial(is_own, state_dir(), entry.manifest)) or entry.facts is None:
         return OriginShown(entry.facts is None, ())
     try:
@@ -216,16 +216,18 @@ async def _standing(entry: CatalogueEntry, *, trust: bool) -> tuple[str, bool]:
 
 
 async def _end_what_is_cut_off(host: Host, name: str) -> None:
-    """An earlier restore's record says which disks the VM has: the next one would replace it."""
+    """Recover first: the interrupted restore's record, which the next one replaces, lists the
+    disks.
+    """
     vm = await read_vm(host, name)
     if vm is not None and await restore_is_cut_off(vm):
         await recover_there(vm)
 
 
 async def recover_there(vm: Vm) -> None:
-    """Have the VM's host end a restore or a saving that was cut off there.
+    """Have the VM's host end an interrupted restore or save.
 
-    Raises BusyError, VmLostError; OperationFailedError when it did not come to an end.
+    Raises BusyError, VmLostError; OperationFailedError if it did not end.
     """
     host = vm.host
     if host.is_this_machine:
@@ -240,9 +242,9 @@ async def recover_there(vm: Vm) -> None:
 
 
 async def _require_unused(names: Collection[str], host: Host) -> None:
-    """No other host that answers has a VM of these names, or is about to; `host` looks itself.
+    """Check that no other host that answers has a VM of these names, or will soon.
 
-    Raises RefusedError, BusyError.
+    `host` checks for itself. Raises RefusedError, BusyError.
     """
 
     async def look(other: Host) -> list[tuple[Host, str, Vm | None, Owner | None]]:
@@ -282,14 +284,14 @@ def _same_machine(one: Host, other: Host) -> bool:
 
 
 async def _seen_from(host: Host, entry: CatalogueEntry) -> StoreLocation:
-    """The store, of those that have the checkpoint, that the host gets to; its own comes first.
+    """The store with the checkpoint that the host can access, preferably its own.
 
     Raises RefusedError.
     """
     remote = [place for place in entry.places if place.host is None]
     paths = dict.fromkeys([own(host).path, *(p.path for p in entry.places if p.host is not None)])
     for path in paths:
-        # A directory that hosts share is known by what is in it.
+        # Recognize a directory that hosts share by its content.
         if await host.exists(Path(path) / CHECKPOINTS / entry.id):
             return StoreLocation(host, path)
         if host.is_this_machine and Path(path).is_file():
@@ -312,9 +314,9 @@ async def have_done(work: StoreJob[Any, R], tell: Tell) -> R:
 
 @asynccontextmanager
 async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
-    """Start the job for the block; its process has its order by then."""
+    """Start the job for the block; its process has received its request by then."""
     host, run = work.host, new_run()
-    # Several at once, beside guests that are to talk on.
+    # Members of a group run at low priority beside guests that must stay responsive.
     last = work.kind.name == CHECKPOINT.name and work.held_s is not None
     async with written_on(host, run, work.access.secret) as key_path:
         job = await begin(work.kind, host, run, last=last)

@@ -1,9 +1,9 @@
-"""Whether a checkpoint was taken for this site: by a mark that only the site's key makes.
+"""Tell this site's checkpoints from foreign ones, by a MAC with the site's key.
 
-What a checkpoint says of itself becomes a command line of QEMU, so it counts only where this site
-wrote it. The operator keeps the key (`STATE/site.key`) and gives the service that takes a
-checkpoint one made from it, for that run and VM. A checkpoint without a mark of this site's is
-foreign: imported, taken by another site, or by a vmckpt that made no marks.
+A checkpoint's facts become a QEMU command line, so they are trusted only if this site wrote them.
+The operator keeps the key (`STATE/site.key`) and gives the service that takes a checkpoint a key
+derived from it, for that run and VM. A checkpoint without this site's mark is foreign: imported,
+taken by another site, or by a vmckpt that made no marks.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ from vmckpt.errors import StorageError
 from vmckpt.store.files.manifest import Manifest
 
 KEY_FILE = "site.key"
-# What is not marked: the mark, and the name, which a store may settle otherwise.
+# Not covered by the mark: the mark itself, and the name, which a store may change.
 _UNMARKED = ("origin", "name")
 _KEY_BYTES, _NONCE_BYTES = 32, 16
-# Nonces whose keys mark one VM's checkpoints alone begin so.
+# Prefix of nonces whose keys are bound to one VM.
 _OF_VM = "vm-"
 
 
 def run_key(state_dir: Path, vm: str) -> str:
-    """What a service is given to mark a checkpoint of the VM with: others' it cannot mark.
+    """A key with which a service marks checkpoints of this VM, and of no other.
 
     Blocking. Raises StorageError.
     """
@@ -36,7 +36,7 @@ def run_key(state_dir: Path, vm: str) -> str:
 
 
 def marked(facts: dict[str, Any], key: str, checkpoint_id: str, vm: str) -> dict[str, Any]:
-    """The facts with their mark; without a key as they are. Pure."""
+    """The facts with their mark; unchanged without a key. Pure."""
     if not key:
         return facts
     nonce, _, secret = key.partition(":")
@@ -45,7 +45,7 @@ def marked(facts: dict[str, Any], key: str, checkpoint_id: str, vm: str) -> dict
 
 
 def is_own(state_dir: Path, manifest: Manifest) -> bool:
-    """Whether this site took it. Blocking. Raises StorageError: the key cannot be read."""
+    """Whether this site took it. Blocking. Raises StorageError if the key cannot be read."""
     origin = manifest.facts.get("origin")
     key = _site_key(state_dir, make=False)
     if key is None or not isinstance(origin, dict):
@@ -53,14 +53,14 @@ def is_own(state_dir: Path, manifest: Manifest) -> bool:
     nonce, mark = origin.get("nonce"), origin.get("mark")
     if not isinstance(nonce, str) or not isinstance(mark, str):
         return False
-    if not (nonce.isascii() and mark.isascii()):  # half a surrogate pair has no bytes
+    if not (nonce.isascii() and mark.isascii()):  # a lone surrogate cannot be encoded
         return False
     expected = _mark(_derived(key, nonce, manifest.vm), manifest.facts, manifest.id, manifest.vm)
     return hmac.compare_digest(expected.encode(), mark.encode())
 
 
 def digest(manifest: Manifest) -> str:
-    """What was looked at, so that nothing else is restored in its place. Pure."""
+    """Identifies what was inspected, so that nothing else is restored instead. Pure."""
     words = [manifest.id, manifest.vm, dict(manifest.facts)]
     return hashlib.sha256(_canonical(words)).hexdigest()
 
@@ -72,7 +72,7 @@ def _mark(secret: str, facts: Any, checkpoint_id: str, vm: str) -> str:
 
 
 def _derived(key: bytes | None, nonce: str, vm: str) -> str:
-    # Of an older vmckpt's nonces the keys were for any VM's.
+    # Older nonces gave keys that were valid for any VM.
     words = _canonical([nonce, vm]) if nonce.startswith(_OF_VM) else nonce.encode()
     return hmac.new(key or b"", words, hashlib.sha256).hexdigest()
 
@@ -99,7 +99,7 @@ def _site_key(state_dir: Path, *, make: bool) -> bytes | None:
 
 
 def _make(path: Path) -> None:
-    """A new key, whole or not at all, and the first one where two make it at once."""
+    """Create a key atomically; if two processes do so at once, the first one wins."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -25,11 +25,11 @@ POLL_S = 0.05
 
 
 async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
-    """Save RAM, devices and every writable disk as snapshot `name`; the VM runs on afterwards.
+    """Save RAM, devices and every writable disk as snapshot `name`; the VM then continues.
 
-    Refused, before the VM is paused, when the name is taken or a disk cannot hold snapshots.
-    Raises UsageError (the name), RefusedError, BusyError, OperationFailedError (nothing of the
-    snapshot stays).
+    Refuses, before the VM is paused, a name in use or a disk that cannot hold snapshots. Raises
+    UsageError (the name), RefusedError, BusyError, OperationFailedError (nothing of the snapshot
+    remains).
     """
     check_name(name, "snapshot")
     nodes = _snapshot_nodes(vm)
@@ -54,9 +54,9 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
 
 
 async def load(vm: Vm, name: str, emit: Emit) -> Snapshot:
-    """Put the VM back to snapshot `name`: memory, devices and disks; what came since is gone.
+    """Revert the VM to snapshot `name`: memory, devices and disks; later changes are lost.
 
-    A VM that ran runs afterwards. A failed load leaves it stopped (its memory is half replaced)
+    A VM that was running continues. A failed load leaves it stopped (its memory is half replaced)
     and says so. Raises NotFoundError, OperationFailedError, BusyError.
     """
     nodes = _snapshot_nodes(vm)
@@ -83,7 +83,7 @@ async def list_all(vm: Vm) -> list[Snapshot]:
 
 
 async def delete(vm: Vm, name: str, emit: Emit) -> None:
-    """Delete snapshot `name`. Raises NotFoundError (QEMU alone would say nothing), BusyError."""
+    """Delete snapshot `name`. Raises NotFoundError (QEMU would ignore it silently), BusyError."""
     nodes = _snapshot_nodes(vm)
     async with held(vm, "snapshot delete") as now:
         monitor = await _open(now)
@@ -97,9 +97,9 @@ async def delete(vm: Vm, name: str, emit: Emit) -> None:
 
 
 async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit: Emit) -> None:
-    # QEMU itself stops a VM that runs, and resumes it when all is loaded: a process that dies
-    # meanwhile does not leave it stopped.
-    # QEMU goes back on no disk whose changes are noted; the next checkpoint reads all of it.
+    # QEMU itself stops a running VM and resumes it when all is loaded, so a process that dies
+    # meanwhile does not leave it stopped. QEMU does not revert a disk with a dirty bitmap; without
+    # one the next checkpoint reads the whole disk.
     await forget_bitmaps(monitor)
     await switch_off_capabilities(monitor)
     job = _job_id("load")
@@ -115,7 +115,9 @@ async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit:
 
 
 def _snapshot_nodes(vm: Vm) -> list[str]:
-    """The disks' nodes; the first takes the memory too. Raises RefusedError with the reason."""
+    """The disks' nodes; the first one also receives the memory. Raises RefusedError with the
+    reason.
+    """
     why = None
     writable = [n for n, disk in enumerate(vm.spec.disks) if not disk.read_only]
     raw = [
@@ -169,15 +171,15 @@ def _job_id(verb: str) -> str:
 async def _run_job(
     monitor: Monitor, begin: Coroutine[Any, Any, None], job_id: str, phase: str, emit: Emit
 ) -> QemuJob:
-    """The job's end, dismissed. Raises OperationFailedError with QEMU's reason.
+    """Run a job to its end and dismiss it. Raises OperationFailedError with QEMU's reason.
 
-    Errors stand only in query-jobs: the command that starts a job answers {} whatever happens.
+    Only query-jobs has the errors: the command that starts a job always answers {}.
     """
     began_s, show = time.monotonic(), heard_or_not(emit)
     await begin
 
     async def look() -> QemuJob:
-        # QEMU answers nothing while it saves or loads, however long that takes; one that dies
+        # QEMU does not answer while it saves or loads, however long that takes; if it dies, it
         # hangs up.
         jobs = await commands.query_jobs(monitor, timeout_s=None)
         job = next((job for job in jobs if job.id == job_id), None)

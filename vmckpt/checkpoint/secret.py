@@ -1,9 +1,9 @@
-"""What opens an encrypted store, on its way to the processes that need it on a host.
+"""Hand the secret of an encrypted store to the processes on a host that need it.
 
-They cannot reach the operator's key: they are given the store's secret in a file in memory (tmpfs),
-in a directory that only its owner may enter, and never on a disk or a command line. A service reads
-and removes its file at once. While pages of a guest's memory are still to come there is one beside
-that memory, which is as secret, so that a killed pager's successor can continue.
+They cannot reach the operator's key. They get the store's secret in a file in memory (tmpfs), in a
+directory that only its owner may enter, and never on a disk or a command line. A service reads and
+removes its file at once. While a guest's memory is being loaded a copy lies beside that memory,
+which is as secret, so that a killed pager's successor can continue.
 """
 
 import os
@@ -19,15 +19,15 @@ from vmckpt.state.durable import replace
 from vmckpt.vm.paths import IN_MEMORY
 
 _PREFIX, _FILE = "vmckpt-key-", "secret"
-# A service takes its secret as it begins, on the busiest host within this.
+# Even on the busiest host a service reads its secret within this time of its start.
 _TAKEN_WITHIN_S = 600.0
 
 
 @asynccontextmanager
 async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterator[Path | None]:
-    """For the block the secret is in a file in the host's memory; None: there is none.
+    """Keep the secret in a file in the host's memory during the block; None: no secret.
 
-    Raises RefusedError: the host has no such memory.
+    Raises RefusedError if the host has no such memory.
     """
     if secret is None:
         yield None
@@ -40,7 +40,7 @@ async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterato
             remedy="mount a tmpfs there, or use a store that is not encrypted",
         )
     directory = IN_MEMORY / f"{_PREFIX}{run}"
-    # Others may write to where that is made. One that is theirs is refused, and left alone.
+    # Its parent is world-writable: a directory of another user is refused, and left alone.
     await host.make_private_dir(directory)
     try:
         await host.write_text(directory / _FILE, secret.hex())
@@ -51,7 +51,7 @@ async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterato
 
 
 def taken_from(path: Path | None) -> bytes | None:
-    """The secret that was left for this process; its file is gone. Raises OperationFailedError."""
+    """Read and remove the secret left for this process. Raises OperationFailedError."""
     if path is None:
         return None
     try:
@@ -67,12 +67,12 @@ def taken_from(path: Path | None) -> bytes | None:
 
 
 def keep(path: Path, secret: bytes) -> None:
-    """Leave it for processes to come, in a private directory. Raises OSError."""
+    """Keep the secret for later processes, in a private directory. Raises OSError."""
     replace(path, secret.hex())
 
 
 def forget(path: Path) -> None:
-    """Remove what was left for a service, if it is there. Raises OSError."""
+    """Remove a secret left for a service, if it exists. Raises OSError."""
     path.unlink(missing_ok=True)
     with suppress(OSError):  # gone already
         if path.parent.name.startswith(_PREFIX):
@@ -80,12 +80,12 @@ def forget(path: Path) -> None:
 
 
 def forget_old_secrets(now_unix_s: float) -> None:
-    """Remove what killed operators have left for services that never began."""
+    """Remove secrets that killed operators left for services that never started."""
     for path in IN_MEMORY.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another's, or just gone
+        with suppress(OSError):  # another user's, or just removed
             found = path.lstat()
             if found.st_uid == os.geteuid() and found.st_mtime < now_unix_s - _TAKEN_WITHIN_S:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
-                else:  # an older vmckpt's
+                else:  # by an older vmckpt
                     path.unlink()

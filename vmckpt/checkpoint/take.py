@@ -1,8 +1,8 @@
 """Take a checkpoint: memory, devices and disks of a running VM as of one moment.
 
-Runs on the VM's host. While the guest runs all of its memory is read, then what it wrote meanwhile,
-in passes, until the rest fits the pause (`epoch.capture`). Nothing has to be kept running between
-two checkpoints: pages that did not change are known by their content.
+Runs on the VM's host. While the guest runs, all of its memory is read, then what it wrote
+meanwhile, in passes, until the rest fits the pause (`epoch.capture`). Nothing needs to run between
+two checkpoints: unchanged pages are recognized by their content.
 """
 
 import socket
@@ -53,18 +53,18 @@ from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 
 COPY_BYTES = 8 << 20
-# Copied and not yet stored, at most: beyond it the passes wait for the store.
+# Limit of memory copied but not stored yet: beyond it the passes wait for the store.
 MOST_WAITING_BYTES = 512 << 20
-# New pages are stored only when they have been read once more, if there are no more than this.
+# Up to this size, new pages are stored only after they have been read a second time.
 MOST_LATER_BYTES = 256 << 20
-# Of the pause that is allowed this much is left for what is not copying.
+# The share of the allowed pause that is reserved for work other than copying.
 COPY_SHARE = 0.5
-# To find a page that lies alone, and copy it.
+# The time to find and copy an isolated page.
 PAGE_S = 4e-6
 
 
 async def require_capturable(vm: Vm) -> None:
-    """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
+    """Raises RefusedError with every reason why a VM cannot be checkpointed in this way."""
     await require_alive(vm)
     require(await capture_checks(vm), f"'{vm.name}' cannot have checkpoints while it runs")
 
@@ -78,9 +78,10 @@ async def take(
     *,
     member: Member | Alone = ALONE,
 ) -> TakenCheckpoint:
-    """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there. `access` opens the store at `place`. A
-    `member` is taken together with the others of its group.
+    """Take it; the guest continues in any case.
+
+    `access` opens the store at `place`. A `member` is taken together with the others of its group.
+    Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
@@ -99,7 +100,7 @@ async def take(
 
 
 def netdevs(vm: Vm) -> list[str]:
-    """Its network back ends, as its QEMU calls them (`vm/argv.py`)."""
+    """The names of its network back ends in QEMU (`vm/argv.py`)."""
     return [f"net{number}" for number in range(len(vm.spec.nics))]
 
 
@@ -114,7 +115,7 @@ def _require_no_devices(vm: Vm) -> None:
 
 
 class StopTimes(NamedTuple):
-    """How the guest was stopped for it: for so long each time, the moment's own pause last."""
+    """The guest's pauses for a checkpoint, that of the checkpoint's moment last."""
 
     unix_s: float
     pauses_s: Sequence[float]
@@ -145,11 +146,11 @@ class Taking:
         self._tell_guard: Callable[[str], None] = _ignored
 
     def join(self, member: Member | Alone, tell_guard: Callable[[str], None]) -> None:
-        """Take it together with the others of a group, if it is in one."""
+        """Take it together with the other members of a group, if any."""
         self._member, self._tell_guard = member, tell_guard
 
     async def take(self, place: str, access: Access) -> TakenCheckpoint:
-        """All of it, into the store at `place`."""
+        """Take the checkpoint into the store at `place`."""
         store = await self._aside(partial(open_or_create, place, access))
         try:
             return await self._take(store)
@@ -162,7 +163,7 @@ class Taking:
         every = await self._aside(store.manifests)
         mine = of_vm(every, self._vm.name, vm_id, history.last)
         parent = await self._parent(store, history, mine)
-        # Past all that are known of; the clock, where it is right, sees to those in other stores.
+        # Larger than all known numbers; a correct clock keeps the order with those in other stores.
         known = max([history.sequence, *(one.sequence or 0 for one in mine)])
         sequence = min(max(known + 1, int(time.time())), MOST_SEQUENCE)
         origin = Origin(self._wish.id, self._vm.name, parent, None, vm_id, sequence)
@@ -194,7 +195,7 @@ class Taking:
     async def _commit(
         self, new: Transaction, facts: CheckpointFacts, history: History, place: str
     ) -> Manifest:
-        """It is there, and the VM's history says so: the next one is to rest on it."""
+        """Commit it and record it in the VM's history, as the parent of the next one."""
         words = marked(facts.to_json(), self._wish.site_key, new.id, self._vm.name)
         commit = partial(new.commit, words, created_unix_s=facts.taken_unix_s)
         manifest = await self._aside(commit)
@@ -203,13 +204,13 @@ class Taking:
         return manifest
 
     async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
-        """What it was last taken or restored as, else the VM's newest checkpoint of `mine`."""
+        """What it was last taken or restored as, else the newest of `mine`."""
         if history.last is not None and history.last in await self._aside(store.ids):
             return history.last
         return mine[-1].id if mine else None
 
     async def _begin(self, store: Store, origin: Origin) -> tuple[Transaction, str | None]:
-        """A new one, and why it does not start from its parent: nothing rests on a damaged one."""
+        """A new transaction, and why it does not reuse its parent: never one that is damaged."""
         called = Called(self._wish.name, IfTaken(self._wish.if_taken))
         begin = partial(store.begin, self._vm.name, origin=origin, called=called)
         try:
@@ -220,7 +221,7 @@ class Taking:
             return await self._aside(begin), f"{exc.what}: {exc.why}"
 
     async def _named(self, store: Store, origin: Origin) -> Origin:
-        """A new id, or the requested one. Raises RefusedError: it exists.
+        """A new id, or the requested one. Raises RefusedError if that exists.
 
         The VM's lock is held, so no other process can be taking the same one.
         """
@@ -236,9 +237,9 @@ class Taking:
         return origin
 
     async def _end(self, new: Transaction) -> str | None:
-        """Take away what it needed; why that failed, of one that is committed.
+        """Remove what the checkpoint needed; returns why that failed if it was committed.
 
-        The next checkpoint tries that again.
+        The next checkpoint retries it.
         """
         try:
             try:
@@ -256,17 +257,14 @@ class Taking:
         return [self._vm.nodes[n] for n, disk in enumerate(disks) if not disk.read_only]
 
     async def _moment(self, new: Transaction) -> StopTimes:
-        """Memory and devices into the new checkpoint, the disks held to the same moment."""
+        """Put memory and devices into the new checkpoint, with the disks as of the same moment."""
         epoch, unix_s = await self._memory(new)
         devices = epoch.device_base + epoch.device_state
         await self._aside(partial(new.blob, DEVICES, devices))
         return StopTimes(unix_s, self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
 
     async def _memory(self, new: Transaction) -> tuple[Epoch, float]:
-        """All of the guest's memory into the new checkpoint, as of the epoch that this gives.
-
-        And when that was.
-        """
+        """Put all memory into the new checkpoint; returns its epoch and the time of it."""
         ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
         ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
@@ -286,7 +284,7 @@ class Taking:
                 waiting += await self._passes_until_it_fits(capture, ram, ())
                 waiting = await self._spilled(waiting, ram)
 
-            await self._member.all_prepared(keep_up)  # still last: guests run as they did
+            await self._member.all_prepared(keep_up)  # still at low priority: guests run as before
             with self._member.prompt():
                 self._tell("pausing the guest")
                 if is_saved := capture.saves_devices():
@@ -320,7 +318,7 @@ class Taking:
         return partial(new.area, name, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
 
     async def _everything(self, capture: Capture, ram: AreaWriter) -> list[Span]:
-        """All of memory; what of it is not stored yet, since the guest may write it once more."""
+        """Read all memory; returns what is not stored yet, as the guest may write it again."""
         seen: list[Numbers] = []
         later: list[Numbers] = []
 
@@ -344,7 +342,7 @@ class Taking:
     async def _passes_until_it_fits(
         self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
     ) -> list[Pages]:
-        """New pages, and what was written since, copied while the guest runs; oldest first."""
+        """Copy new pages and later writes while the guest runs; returns them oldest first."""
         allowed_s = self._wish.max_pause_s * COPY_SHARE
         budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
         spans: Sequence[Span] = new_pages
@@ -359,14 +357,14 @@ class Taking:
         return waiting
 
     async def _spilled(self, waiting: list[Pages], ram: AreaWriter) -> list[Pages]:
-        """What still waits, once it has been stored because it was too much."""
+        """The waiting pages; if there are too many, they are stored first."""
         if sum(len(one.data) for one in waiting) <= MOST_WAITING_BYTES:
             return waiting
         await self._put_newest(waiting, ram)
         return []
 
     async def _put_newest(self, waiting: Sequence[Pages], ram: AreaWriter) -> None:
-        """Of each page only what was copied last."""
+        """Store only the latest copy of each page."""
         done = np.zeros(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
         for pages in reversed(waiting):
             numbers = page_numbers(pages)
@@ -449,7 +447,7 @@ class Taking:
 
 
 def _ignored(_: str) -> None:
-    """Nothing has to be reported."""
+    """Discard the progress text."""
 
 
 async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:
@@ -460,7 +458,7 @@ async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:
 
 
 def spans_of(numbers: Numbers) -> list[Span]:
-    """The bytes of pages, ascending by number; neighbours are joined."""
+    """The byte ranges of pages in ascending order; adjacent pages are joined."""
     if not len(numbers):
         return []
     ends = np.flatnonzero(np.diff(numbers) != 1) + 1

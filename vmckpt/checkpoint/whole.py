@@ -43,11 +43,11 @@ from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY
 from vmckpt.vm.users.users import let_write_here
 
-# What devices take, and ROMs; and for writing them.
+# Device state and ROMs, and the time to write them.
 BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
 PROBE_BYTES = 32 << 20
 FINISH_S, LOOK_S, POLL_S = 30.0, 1.0, 0.005
-# While it saves QEMU goes on answering, and at its end little is left.
+# QEMU must answer while it saves, and little must be left at the end.
 LIMITS = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
 _FD_NAME = "vmckpt-saved"
 
@@ -61,12 +61,13 @@ async def require_savable(vm: Vm) -> None:
 async def take_whole(
     vm: Vm, place: str, wish: TakeOptions, tell: Callable[[str], None], access: Access
 ) -> TakenCheckpoint:
-    """Save it; the guest continues in any case. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it remains. `wish.max_pause_s` of 0: no limit.
+    """Save it; the guest continues in any case. `wish.max_pause_s` of 0: no limit.
+
+    Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
     """
     async with held(vm, "checkpoint create") as now:
         await require_savable(now)
-        # What is encrypted in the store must not be on a disk unencrypted before.
+        # For an encrypted store the state must never be on a disk unencrypted.
         file = now.qemu.files.saved_file(in_memory=access.secret is not None)
         if file.is_relative_to(now.qemu.files.memory(IN_MEMORY)):
             await now.host.make_private_dir(file.parent)
@@ -131,7 +132,7 @@ class _TakingWhole(Taking):
             )
 
     async def _require_short(self, size_bytes: int) -> None:
-        """Say what pause to expect. Raises RefusedError when that is longer than allowed."""
+        """Report the expected pause. Raises RefusedError if it exceeds the limit."""
         speed = await in_thread(partial(_speed_bytes_per_s, self.file))
         expected_s = size_bytes / speed + BESIDES_S
         text = (
@@ -172,7 +173,7 @@ class _TakingWhole(Taking):
         return pause_s
 
     async def _saved(self, events: Any) -> None:
-        """Return when all of it is written. Raises OperationFailedError."""
+        """Wait until all is written. Raises OperationFailedError."""
         while True:
             event = await events.next(LOOK_S)
             found = await commands.query_migrate(self._monitor, timeout_s=FINISH_S)
@@ -190,7 +191,7 @@ class _TakingWhole(Taking):
     async def _undone(self) -> None:
         try:
             await _give_up(self._monitor)
-        finally:  # whatever QEMU says to that, should it say anything
+        finally:  # whatever QEMU answers, if it does
             await resume(self._monitor)
         await self._vm.host.remove(self._vm.directory.saving)
 
@@ -215,7 +216,7 @@ class _TakingWhole(Taking):
 
 
 async def _give_up(monitor: Monitor) -> None:
-    """No migration is under way when this returns."""
+    """Cancel the migration; none is under way on return."""
     given_up_s = time.monotonic() + FINISH_S
     while (await commands.query_migrate(monitor)).status in _UNDER_WAY:
         await commands.migrate_cancel(monitor)
@@ -228,14 +229,14 @@ _UNDER_WAY = ("setup", "active", "device", "pre-switchover", "cancelling", "wait
 
 
 def _expected_bytes(vm: Vm) -> int:
-    """What will be written, at most: what QEMU has of memory now, and devices."""
+    """The most that will be written: QEMU's present memory, and devices."""
     status = status_fields(read_text(Path(f"/proc/{vm.qemu.process.pid}/status")))
     has = sum(int(status.get(name, ["0"])[0]) for name in ("VmRSS", "VmSwap", "HugetlbPages"))
     return min(has << 10, vm.spec.memory_bytes) + BESIDES_BYTES
 
 
 def _speed_bytes_per_s(beside: Path) -> float:
-    """How fast files are written there now. Blocking. Raises OSError."""
+    """The current write speed in that directory. Blocking. Raises OSError."""
     path = beside.with_name(f"{beside.name}.probe")
     data = os.urandom(PAGE_CHUNK_BYTES)  # QEMU writes page by page
     path.unlink(missing_ok=True)
@@ -251,7 +252,7 @@ def _speed_bytes_per_s(beside: Path) -> float:
 
 
 def _chunks(fd: int, size: int) -> Iterator[Span]:
-    """The spans that hold anything, in whole chunks."""
+    """The spans with content, rounded to whole chunks."""
     last = 0
     for start, end in extents(fd, size):
         first = max(last, start // PAGE_CHUNK_BYTES * PAGE_CHUNK_BYTES)

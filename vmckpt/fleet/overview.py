@@ -1,4 +1,4 @@
-"""All hosts, VMs and replications at one moment, and what guards, schedules and stores say of VMs.
+"""All hosts, VMs and replications now, with the state of guards, schedules and stores.
 
 For `top`, `metrics` and programs.
 """
@@ -17,14 +17,14 @@ from vmckpt.replicate.operator.sides import ReplicaSide, all_sides
 
 
 class HostNow(NamedTuple):
-    """A host; `free_bytes` is memory that new guests could take, None of one that is silent."""
+    """A host; `free_bytes` is memory for new guests, None if the host is silent."""
 
     name: str
     free_bytes: int | None
 
 
 class Overview(NamedTuple):
-    """`replications` are both sides of each; `silent` says why not everything is there."""
+    """`replications` has both sides of each; `silent` explains what is missing."""
 
     hosts: list[HostNow]
     vms: list[VmInfo]
@@ -51,9 +51,9 @@ async def overview() -> Overview:
 
 
 async def facts(checkpoints: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All that is known of a moment, as `top --json` has it.
+    """All facts of a moment, in the format of `top --json`.
 
-    `checkpoints` are those of an earlier one, by VM; None: stores are looked into.
+    `checkpoints` are those of an earlier moment, by VM; None: query the stores.
     """
     from vmckpt.fleet.guard.record import load_all as load_guards
     from vmckpt.fleet.schedule.status import all_now, next_by_vm

@@ -1,1 +1,1 @@
-"""Machines: run commands, reach sockets, keep files and locks there. Knows nothing of VMs."""
+"""Hosts: run commands, reach sockets, keep files and locks there. Knows nothing of VMs."""

@@ -1,4 +1,4 @@
-"""One question to many hosts at once; those that give no answer do not keep the others' back."""
+"""Query many hosts concurrently; silent ones do not delay or hide the others' answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Unread(NamedTuple):
-    """A VM of a host that answers, of which nothing can be said."""
+    """A VM that cannot be read, on a host that answers."""
 
     host: str
     vm: str
@@ -19,9 +19,9 @@ class Unread(NamedTuple):
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What the hosts said, in their order, why the others said nothing, and which these are.
+    """The hosts' answers, in order, with the errors of silent hosts, and their names.
 
-    Where VMs are asked about, `unread` are those that could not be read; `silent` has their errors.
+    For queries about VMs, `unread` lists those that could not be read; `silent` has their errors.
     """
 
     given: list[T]
@@ -31,7 +31,7 @@ class Answers(NamedTuple, Generic[T]):
 
 
 async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[T]]) -> Answers[T]:
-    """Every host's answer; whatever error of ours one comes to is that host's alone."""
+    """Every host's answer; a VmckptError from one host counts for that host only."""
 
     async def ask(host: Host) -> T | VmckptError:
         try:

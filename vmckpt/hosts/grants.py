@@ -1,7 +1,7 @@
-"""Files of a host that are given to a VM's own user, as far as its QEMU needs them, by root.
+"""Root grants a VM's own user access to files of a host, as far as its QEMU needs them.
 
-Nothing is followed here but directories: a link in a file's place is refused. What belongs to a
-person is refused too: of root's files and those of VMs' users alone vmckpt changes the owner.
+Only directories' symbolic links are followed: a link instead of a file is refused. A file of a
+regular user is refused too: vmckpt changes the owner only of files of root and of VMs' users.
 """
 
 import os
@@ -16,20 +16,20 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.uids import Uids
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-# Of a device that root alone may use.
+# Of a device that only root may use.
 _GROUP_RW = stat.S_IRGRP | stat.S_IWGRP
 _OTHERS_RW = stat.S_IROTH | stat.S_IWOTH
 
 
 class GrantKind(StrEnum):
-    """What becomes of a file.
+    """How access is granted.
 
-    own: the user's alone (mode 0600); of a block device and a socket its owner alone changes.
-    made: the same, of a file that is made empty if there is none. directory: a directory of the
-    user's alone (0700), made if there is none. entrance: a directory that stays root's, and that
-    the group may pass through, no more (0710). read: a file of root's that the group may read,
-    unless everyone may. device: one that the group may use, unless everyone or a group of its own
-    may. link: a name of root's for what is called the same in the directory `own` beside it.
+    own: owned by the user alone (mode 0600); for a block device and a socket only the owner
+    changes. made: the same, for a file that is created empty if it is missing. directory: owned by
+    the user alone (0700), created if it is missing. entrance: a directory of root's that the group
+    may only traverse (0710). read: a file of root's that the group may read, unless everyone may.
+    device: one that the group may use, unless everyone or a group of its own may. link: root's
+    symbolic link to the same name in the directory `own` beside it.
     """
 
     OWN = "own"
@@ -41,7 +41,7 @@ class GrantKind(StrEnum):
     LINK = "link"
 
 
-# Beside root's records of a QEMU: the one directory that the QEMU may write to.
+# Beside root's records of a QEMU: the only directory that the QEMU may write to.
 OWN_DIRECTORY = "own"
 
 
@@ -54,9 +54,9 @@ class Grant(NamedTuple):
 
 
 def grant(grants: Sequence[Grant], uids: Uids) -> list[int]:
-    """All of them, in order; the groups that the devices among them belong to. Blocking.
+    """Apply all grants in order; returns the groups that own devices among them. Blocking.
 
-    Raises OSError, RefusedError (a person's file, a link, no file).
+    Raises OSError, RefusedError (a regular user's file, a symbolic link, not a file).
     """
     groups = []
     for kind, path, number in grants:
@@ -88,7 +88,7 @@ def _own(path: Path, user: int, uids: Uids) -> None:
             os.chown(itself, user, -1)
             return
         _require_file(path, found)
-        # The mode first: by another group's rights there would be two users for a moment.
+        # The mode first: otherwise the group's rights would briefly admit two users.
         Path(itself).chmod(0o600)
         os.chown(itself, user, user)
 
@@ -112,7 +112,7 @@ def _read(path: Path, group: int, uids: Uids) -> None:
         if found.st_mode & stat.S_IROTH:
             return
         _require_ours(path, found, uids)
-        # What a VM wrote does not become root's word: its first owner may have left anything in it.
+        # A VM's file must not become root's: its first owner may have put anything into it.
         os.chown(itself, uids.first if found.st_uid in uids else 0, group)
         Path(itself).chmod(0o640)
 
@@ -128,12 +128,12 @@ def _device(path: Path, group: int) -> list[int]:
             Path(itself).chmod(stat.S_IMODE(found.st_mode) | _GROUP_RW)
             return []
     except FileNotFoundError:
-        return []  # what needs it says so
+        return []  # whatever needs it reports the error
 
 
 @contextmanager
 def _held(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """What is at the path itself, so that it stays the same one for the block."""
+    """The file at the path itself, held so that it stays the same one for the block."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}", os.fstat(fd)

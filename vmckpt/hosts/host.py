@@ -1,4 +1,4 @@
-"""A machine that VMs live on: what its inventory entry says, and what can be asked of it."""
+"""The interface of a machine that runs VMs: its inventory entry, and operations on it."""
 
 import socket
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.uids import Uids, make_uids
 
 COMMAND_TIMEOUT_S = 30.0
-# What `read_from` reads at once.
+# The most that `read_from` reads at once.
 MOST_READ_BYTES = 1 << 20
-# A QEMU that was broken into makes its log as large as it likes.
+# A compromised QEMU can make its log as large as it likes.
 MOST_TEXT_BYTES = 8 << 20
-# Of each stream of a command, whose words may be a guest's (a hook, by SSH).
+# Per output stream of a command, which may be under a guest's control (a hook, by SSH).
 MOST_SAID_BYTES = 64 << 20
 
 
 class Completed(NamedTuple):
-    """How a command on a host ended."""
+    """The result of a command on a host."""
 
     returncode: int
     stdout: str
@@ -30,24 +30,25 @@ class Completed(NamedTuple):
 
 
 class Fingerprint(NamedTuple):
-    """What a file holds, for comparing: its size and its SHA-256, as hex digits."""
+    """A file's size and SHA-256 (hex), for comparison."""
 
     size_bytes: int
     sha256: str
 
 
 class Allocation(NamedTuple):
-    """How long a file is, and how much of that its file system has given it."""
+    """A file's length, and how much its file system has allocated."""
 
     size_bytes: int
     allocated_bytes: int
 
 
 class Promise(NamedTuple):
-    """Memory that a process may come to have: `file` as it is touched, or its own (`is_private`).
+    """A memory reservation for a process: `file` as it is touched, or private memory
+    (`is_private`).
 
-    It is written down in `record` and counts while a process runs whose command line has `holder`;
-    "": while the process runs that asks. Its own memory is in no file (`file` is None).
+    It is recorded in `record` and counts while a process with `holder` in its command line runs;
+    "": while the requesting process runs. Private memory is in no file (`file` is None).
     """
 
     record: Path
@@ -58,7 +59,7 @@ class Promise(NamedTuple):
 
 
 class FreeMemory(NamedTuple):
-    """Memory that can still be promised; others were promised, and have not taken yet, so much."""
+    """Memory that can still be reserved, and memory that others have reserved but not used yet."""
 
     free_bytes: int
     promised_bytes: int
@@ -66,7 +67,7 @@ class FreeMemory(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """What the other side has not acknowledged of what was sent, and what was not read yet."""
+    """Bytes that were sent but not acknowledged, and bytes received but not read."""
 
     unsent_bytes: int
     unread_bytes: int
@@ -82,14 +83,14 @@ class Executable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """A host as the inventory has it. Paths are the host's own.
+    """A host's inventory entry. Paths are on the host.
 
-    All of its state is under `state_dir`; `bridge` is where guests' taps go, `heartbeats` the
-    socket of an observer of guests' heartbeats: None where the host has none. Migrations come in on
-    a port of `migration_ports`, first and last (the kernel's choice when None), and only on
+    All of its state is under `state_dir`; `bridge` is the bridge for guests' taps, `heartbeats` the
+    socket of an observer of guests' heartbeats: None if the host has none. Migrations come in on a
+    port of `migration_ports`, first and last (None: the kernel chooses), and only on
     `migration_address`. `libvirt` is the socket of the libvirtd whose domains count as VMs too.
-    `second_address` is where other hosts reach it if its network at the first one is lost: another
-    network's, or None. With `vm_uids` each VM's QEMU runs as a user of its own, else as vmckpt's.
+    `second_address`: where other hosts reach it if the network of its first address fails, on
+    another network; or None. With `vm_uids` each VM's QEMU runs as its own user, else as vmckpt's.
     """
 
     name: str
@@ -116,32 +117,32 @@ class HostEntry:
 
 
 def entry_fields(host: "HostEntry | Host") -> dict[str, Any]:
-    """What every kind of host has, as arguments of its class."""
+    """The fields common to every kind of host, as arguments of its class."""
     return {field.name: getattr(host, field.name) for field in fields(HostEntry)}
 
 
 class Host(Protocol):
-    """A host that answers. Whatever it is asked, HostDownError means that it gave no answer."""
+    """A host. Any method raises HostDownError if the host does not answer."""
 
     @property
     def name(self) -> str:
-        """In the inventory."""
+        """Its name in the inventory."""
 
     @property
     def state_dir(self) -> Path:
-        """Where all of its state is."""
+        """The directory with all of its state."""
 
     @property
     def migration_address(self) -> str:
-        """The one address that migrations come in on."""
+        """The only address that accepts migrations."""
 
     @property
     def qemu(self) -> str:
-        """The QEMU to start there."""
+        """The QEMU binary to use there."""
 
     @property
     def bridge(self) -> str | None:
-        """Where guests' taps go."""
+        """The bridge for guests' taps."""
 
     @property
     def heartbeats(self) -> Path | None:
@@ -149,7 +150,7 @@ class Host(Protocol):
 
     @property
     def migration_ports(self) -> tuple[int, int] | None:
-        """First and last port that a migration may come in on; None: the kernel chooses."""
+        """First and last port for incoming migrations; None: the kernel chooses."""
 
     @property
     def libvirt(self) -> Path | None:
@@ -157,15 +158,15 @@ class Host(Protocol):
 
     @property
     def second_address(self) -> str | None:
-        """An address of another network's, by which it is reached too; None: it has none."""
+        """An address on another network; None: it has none."""
 
     @property
     def vm_uids(self) -> Uids | None:
-        """The users that its VMs' QEMUs run as; None: as vmckpt's own user."""
+        """The users that run its VMs' QEMUs; None: vmckpt's own user."""
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether what is sent to the host never leaves this machine."""
+        """Whether data sent to the host never leaves this machine."""
 
     async def require_up(self) -> None:
         """Raises HostDownError unless commands can be run on the host."""
@@ -173,15 +174,15 @@ class Host(Protocol):
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end.
 
-        Raises HostDownError when it cannot be started or outlasts `timeout_s`, OutcomeUnknownError
-        when the connection to a host elsewhere is lost meanwhile.
+        Raises HostDownError if it cannot be started or exceeds `timeout_s`, OutcomeUnknownError if
+        the connection to a remote host is lost meanwhile.
         """
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
-        """Start a process that outlives this one, in a session of its own.
+        """Start a process that outlives this one, in its own session.
 
-        Its output is appended to `stderr_path`, whose directory has to be there. Raises
-        HostDownError, OutcomeUnknownError as `run` does.
+        Its output is appended to `stderr_path`, whose directory must exist. Raises HostDownError,
+        OutcomeUnknownError as `run` does.
         """
 
     async def is_alive(self, which: ProcessId) -> bool:
@@ -194,38 +195,40 @@ class Host(Protocol):
         """SIGKILL exactly this process and wait for its end; True when it is gone."""
 
     async def stop_for_good(self, which: ProcessId) -> bool:
-        """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
+        """SIGKILL exactly this process; True once none of it runs, even if memory is not freed
+        yet.
+        """
 
     async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
-        """Processes on the host whose command line holds `argument`.
+        """Processes on the host whose command line contains `argument`.
 
-        What anyone has written there proves nothing: only those count that are vmckpt's user there,
-        or root; with `of_anyone` all.
+        Any user can put it there, so only processes of root and of vmckpt's user count; with
+        `of_anyone` all.
         """
 
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
-        """Processes on the host that are this user's."""
+        """Processes on the host that run as this user."""
 
     async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
         """A connected stream to a Unix socket on the host.
 
-        Without `of_anyone` one at which another user than vmckpt's or root listens is refused.
+        Without `of_anyone` a socket of a user other than vmckpt's and root is refused.
         """
 
     def lock(self, path: Path, owner: Owner) -> AbstractAsyncContextManager[None]:
         """Hold an exclusive lock for a block; see hosts.lock. Raises BusyError."""
 
     async def lock_owner(self, path: Path) -> Owner | None:
-        """Who holds the lock, None when it is free."""
+        """The holder of the lock, None if it is free."""
 
     async def exists(self, path: Path) -> bool:
-        """Whether there is something at `path`."""
+        """Whether `path` exists."""
 
     async def await_path(self, path: Path, within_s: float) -> bool:
-        """Wait until there is something at `path`, for so long at most; whether there is."""
+        """Wait up to `within_s` until `path` exists; returns whether it does."""
 
     async def resolve(self, path: Path) -> Path:
-        """Where `path` really is, links followed; what is not there stays as it is."""
+        """The real path, links followed; a missing path is returned unchanged."""
 
     async def is_block_device(self, path: Path) -> bool:
         """Whether `path` is a block device, links followed."""
@@ -234,62 +237,59 @@ class Host(Protocol):
         """Whether this user may read `path`."""
 
     async def usable(self, path: Path) -> bool:
-        """Whether this user may read and write what is at `path`."""
+        """Whether this user may read and write `path`."""
 
     async def may_write_below(self, directory: Path) -> bool:
-        """Whether this user may make files in a directory, which need not be there yet."""
+        """Whether this user may create files in a directory, which may not exist yet."""
 
     async def find_executable(self, name: str) -> Executable | None:
-        """The file that a command's name stands for, found as the shell would; None: none."""
+        """The file that a shell would run for this command name; None: none."""
 
     async def fingerprint(self, path: Path) -> Fingerprint | None:
-        """A file's size and content, for comparing; None when it cannot be read."""
+        """A file's size and content, for comparison; None if it cannot be read."""
 
     async def allocation(self, path: Path) -> Allocation | None:
-        """How much of a file is there; None when there is none."""
+        """A file's length and allocation; None if it is missing."""
 
     async def read_text(self, path: Path) -> str | None:
-        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD.
+        """A whole file; None if it is missing. Invalid UTF-8 becomes U+FFFD.
 
-        Of one that is larger than MOST_TEXT_BYTES its two ends.
+        Of a file larger than MOST_TEXT_BYTES only both ends.
         """
 
     async def read_from(self, path: Path, offset_bytes: int) -> bytes:
-        """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
+        """A file's content from an offset on, at most 1 MiB; empty if the file is missing."""
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
+        """Replace a file (mode 0600) atomically and durably.
 
-        The new one is on the disk when this returns. Raises StorageError.
+        A reader sees the old or the new one. Raises StorageError.
         """
 
     async def make_dir(self, path: Path) -> None:
-        """A directory that only its owner may enter, parents included. Raises StorageError."""
+        """Create a directory for its owner only, with its parents. Raises StorageError."""
 
     async def make_private_dir(self, path: Path) -> None:
-        """A directory of this user's alone (mode 0700), in one that others may write to.
+        """Create a directory of this user's (mode 0700), in one that others may write to.
 
-        Raises StorageError, also when there is something at `path` that others may enter, or that
-        belongs to another user.
+        Raises StorageError, also if `path` exists and others may enter it, or it is another
+        user's.
         """
 
     async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
-        """Grant files to one of these users, see hosts.grants; the groups of devices among them.
+        """Grant files to one of these users, see hosts.grants; returns the devices' groups.
 
         Raises RefusedError, StorageError.
         """
 
     async def bind_taps(self, which: ProcessId) -> None:
-        """The taps that the process holds go when it ends. Raises HostDownError."""
+        """Have the process's taps removed when it ends. Raises HostDownError."""
 
     async def list_dir(self, path: Path) -> list[str]:
-        """Sorted names in a directory; empty when there is none."""
+        """Sorted names in a directory; empty if it is missing."""
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; nothing there is no error. Raises StorageError.
-
-        It does not come back after a power cut.
-        """
+        """Remove a file or a whole directory durably; a missing one is no error. StorageError."""
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""
@@ -301,19 +301,19 @@ class Host(Protocol):
         """Memory for files below `directory` that is neither used nor reserved, in bytes."""
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
-        """Promise memory that is free, or with `overcommit` any; see hosts.promises.
+        """Reserve free memory, or with `overcommit` any; see hosts.promises.
 
-        The directory of its record is there.
+        The directory of its record must exist.
         """
 
     async def unix_time_s(self) -> float:
-        """What the host's clock says."""
+        """The host's clock."""
 
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports in use at `address`."""
 
     async def socket_queues(self, which: ProcessId, port: int) -> Queues:
-        """What waits in the process's TCP connections that have `port` at either end."""
+        """The queues of the process's TCP connections with local or remote `port`."""
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""
@@ -322,7 +322,7 @@ class Host(Protocol):
         """Flags of the host's first processor."""
 
     async def page_tracking(self) -> str:
-        """How the host finds the pages that a process has written: a `kernel.PageTracking`."""
+        """How the host detects pages that a process has written: a `kernel.PageTracking`."""
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

@@ -50,10 +50,10 @@ from vmckpt.state.durable import (
 
 PATH_POLL_S = 0.005
 REMOVE_TRIES = 4
-# What stat(2) counts blocks in, whatever the file system's are.
+# The unit of block counts in stat(2), whatever the file system's block size.
 _BLOCK_BYTES = 512
 _PIECE_BYTES = 64 << 10
-# Of a private directory: what a VM's own group may do with it; see hosts.grants.
+# The right of a VM's own group on a private directory: to traverse it; see hosts.grants.
 PASSED_THROUGH = 0o010
 
 
@@ -61,20 +61,20 @@ PASSED_THROUGH = 0o010
 class LocalHost(HostEntry):
     """This machine, or a part of it that commands enter by a prefix (a namespace).
 
-    `enter` is put before every command's argv.
+    `enter` is prepended to every command's argv.
     """
 
     enter: tuple[str, ...] = ()
 
     @property
     def is_this_machine(self) -> bool:
-        """What is sent to it never leaves this machine."""
+        """Data sent to it never leaves this machine."""
         return True
 
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end.
 
-        Raises HostDownError when it cannot be started, outlasts `timeout_s`, or prints too much.
+        Raises HostDownError if it cannot be started, exceeds `timeout_s`, or prints too much.
         """
         try:
             leave_session(argv)
@@ -111,7 +111,7 @@ class LocalHost(HostEntry):
             )
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
-        """Start a process that outlives this one, in a session of its own.
+        """Start a process that outlives this one, in its own session.
 
         Its output is appended to `stderr_path`. The prefix `enter` must exec, so that the pid is
         the command's own.
@@ -135,15 +135,19 @@ class LocalHost(HostEntry):
         return await _signalling(which, partial(process.kill, which, wait_s=wait_s))
 
     async def stop_for_good(self, which: ProcessId) -> bool:
-        """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
+        """SIGKILL exactly this process; True once none of it runs, even if memory is not freed
+        yet.
+        """
         return await _signalling(which, partial(process.stop_for_good, which))
 
     async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
-        """Processes of vmckpt's user whose command line holds `argument`, or of anyone."""
+        """Processes whose command line contains `argument`: vmckpt's user's and root's, or
+        anyone's.
+        """
         return process.find_by_argument(argument, None if of_anyone else trusted_users())
 
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
-        """Processes on the host that are this user's."""
+        """Processes on the host that run as this user."""
         return process.find_by_user(uid)
 
     async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
@@ -180,22 +184,22 @@ class LocalHost(HostEntry):
             yield
 
     async def lock_owner(self, path: Path) -> Owner | None:
-        """Who holds the lock, None when it is free."""
+        """The holder of the lock, None if it is free."""
         with self._readable(path):
             return read_owner(path)
 
     async def exists(self, path: Path) -> bool:
-        """Whether there is something at `path`."""
+        """Whether `path` exists."""
         with self._readable(path):
             return path.exists()
 
     async def await_path(self, path: Path, within_s: float) -> bool:
-        """Wait until there is something at `path`, for so long at most; whether there is."""
+        """Wait up to `within_s` until `path` exists; returns whether it does."""
         with self._readable(path):
             return await poll(path.exists, every_s=PATH_POLL_S, within_s=within_s)
 
     async def resolve(self, path: Path) -> Path:
-        """Where `path` really is, links followed; what is not there stays as it is."""
+        """The real path, links followed; a missing path is returned unchanged."""
         with self._readable(path):
             return path.resolve()
 
@@ -209,11 +213,11 @@ class LocalHost(HostEntry):
         return os.access(path, os.R_OK)
 
     async def usable(self, path: Path) -> bool:
-        """Whether this user may read and write what is at `path`."""
+        """Whether this user may read and write `path`."""
         return os.access(path, os.R_OK | os.W_OK)
 
     async def find_executable(self, name: str) -> Executable | None:
-        """The file that a command's name stands for, found as the shell would; None: none."""
+        """The file that a shell would run for this command name; None: none."""
         directories = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(":")
         for directory in directories:
             path = Path(directory) / name
@@ -223,17 +227,17 @@ class LocalHost(HostEntry):
         return None
 
     async def may_write_below(self, directory: Path) -> bool:
-        """Whether this user may make files in a directory, which need not be there yet."""
+        """Whether this user may create files in a directory, which may not exist yet."""
         while not directory.exists():
             directory = directory.parent
         return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
 
     async def fingerprint(self, path: Path) -> Fingerprint | None:
-        """A file's size and content, for comparing; None when it cannot be read."""
+        """A file's size and content, for comparison; None if it cannot be read."""
         return await asyncio.to_thread(_fingerprint, path)
 
     async def allocation(self, path: Path) -> Allocation | None:
-        """How much of a file is there; None when there is none."""
+        """A file's length and allocation; None if it is missing."""
         with self._readable(path):
             try:
                 found = path.stat()
@@ -242,7 +246,7 @@ class LocalHost(HostEntry):
         return Allocation(found.st_size, found.st_blocks * _BLOCK_BYTES)
 
     async def read_text(self, path: Path) -> str | None:
-        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
+        """A whole file; None if it is missing. Invalid UTF-8 becomes U+FFFD."""
         with self._readable(path):
             try:
                 return _text(path)
@@ -250,7 +254,7 @@ class LocalHost(HostEntry):
                 return None
 
     async def read_from(self, path: Path, offset_bytes: int) -> bytes:
-        """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
+        """A file's content from an offset on, at most 1 MiB; empty if the file is missing."""
         with self._readable(path):
             try:
                 with path.open("rb") as file:
@@ -260,21 +264,23 @@ class LocalHost(HostEntry):
                 return b""
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace a file (mode 0600) in one step; it outlives a power cut. Raises StorageError."""
+        """Replace a file (mode 0600) atomically and durably. Raises StorageError."""
         try:
             replace(path, text)
         except OSError as exc:
             raise self._cannot_write(path, exc) from exc
 
     async def make_dir(self, path: Path) -> None:
-        """A directory that only its owner may enter, parents included. Raises StorageError."""
+        """Create a directory for its owner only, with its parents. Raises StorageError."""
         try:
             make_dir_durably(path)
         except OSError as exc:
             raise self._cannot_write(path, exc) from exc
 
     async def make_private_dir(self, path: Path) -> None:
-        """A directory of this user's alone, where others may write. Raises StorageError."""
+        """Create a directory of this user's in one that others may write to. Raises
+        StorageError.
+        """
         try:
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
@@ -290,7 +296,7 @@ class LocalHost(HostEntry):
             )
 
     async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
-        """Give files to one of these users. Raises RefusedError, StorageError."""
+        """Grant files to one of these users. Raises RefusedError, StorageError."""
         try:
             return grant(grants, uids)
         except OSError as exc:
@@ -302,7 +308,7 @@ class LocalHost(HostEntry):
             ) from exc
 
     async def bind_taps(self, which: ProcessId) -> None:
-        """The taps that the process holds go when it ends. Raises HostDownError."""
+        """Have the process's taps removed when it ends. Raises HostDownError."""
         from vmckpt.hosts.sockets.taps import bind_to
 
         try:
@@ -311,7 +317,7 @@ class LocalHost(HostEntry):
             raise self._cannot_run("QEMU", f"its taps: {exc.strerror or exc}") from exc
 
     async def list_dir(self, path: Path) -> list[str]:
-        """Sorted names in a directory; empty when there is none."""
+        """Sorted names in a directory; empty if it is missing."""
         with self._readable(path):
             try:
                 return sorted(entry.name for entry in path.iterdir())
@@ -319,20 +325,20 @@ class LocalHost(HostEntry):
                 return []
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
+        """Remove a file or a whole directory; a missing one is no error. Raises StorageError."""
         try:
             if path.is_dir() and not path.is_symlink():
                 import shutil
 
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
-                # Deeper than Python goes: rm(1) goes as deep as there is. Or still written to.
+                # Deeper than Python's recursion limit: rm(1) has none. Or still being written to.
                 tries, said = REMOVE_TRIES, ""
                 while path.exists():
                     if not (tries := tries - 1):
                         raise OSError(said or "there is always something in it again")
                     said = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
-                with suppress(FileNotFoundError):  # its parent went too
+                with suppress(FileNotFoundError):  # its parent was removed too
                     sync_directory(path.parent)
             else:
                 remove_durably(path)
@@ -358,13 +364,13 @@ class LocalHost(HostEntry):
         return promises.room(directory, memory.available_bytes(self.name))
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
-        """Promise memory that is free, or with `overcommit` any."""
+        """Reserve free memory, or with `overcommit` any."""
         available = partial(memory.available_bytes, self.name)
         give = partial(promises.promise, promise, available, overcommit=overcommit)
         return await asyncio.to_thread(give)
 
     async def unix_time_s(self) -> float:
-        """What the host's clock says."""
+        """The host's clock."""
         return time.time()
 
     async def listening_ports(self, address: str) -> frozenset[int]:
@@ -377,7 +383,7 @@ class LocalHost(HostEntry):
         return listening_ports(present, address)
 
     async def socket_queues(self, which: ProcessId, port: int) -> Queues:
-        """What waits in the process's TCP connections that have `port` at either end."""
+        """The queues of the process's TCP connections with local or remote `port`."""
         from vmckpt.hosts.sockets.socket_queues import queues
 
         return queues(which.pid, port) if process.is_alive(which) else Queues(0, 0)
@@ -394,7 +400,7 @@ class LocalHost(HostEntry):
         return frozenset()
 
     async def page_tracking(self) -> str:
-        """How the host finds the pages that a process has written: a `kernel.PageTracking`."""
+        """How the host detects pages that a process has written: a `kernel.PageTracking`."""
         return kernel.page_tracking()
 
     async def own_command(self) -> list[str]:
@@ -402,7 +408,9 @@ class LocalHost(HostEntry):
         return [sys.executable, "-m", "vmckpt.cli.entry"]
 
     def _readable(self, path: Path) -> AbstractContextManager[None]:
-        """For a block that reads there: what cannot be read is this host's alone, as anyone's."""
+        """For a block that reads there: a failed read counts as this host's error, like any
+        host's.
+        """
         return storage_errors(f"read {path} on {self.name}")
 
     def _cannot_write(self, path: Path, exc: OSError) -> StorageError:
@@ -421,8 +429,8 @@ class LocalHost(HostEntry):
 
 
 async def _signalling(which: ProcessId, work: Callable[[], bool]) -> bool:
-    """What it says of the process. Raises OutcomeUnknownError, also when no thread starts for it:
-    nothing was sent then.
+    """The result of signalling a process. Raises OutcomeUnknownError, also if no thread starts for
+    it: then nothing was sent.
     """
     try:
         return await in_thread(work)
@@ -442,7 +450,7 @@ def _text(path: Path) -> str:
 
 
 def _read(file: BufferedReader, most_bytes: int) -> bytes:
-    """As `read`, which would have memory for `most_bytes` first; a file may grow meanwhile."""
+    """Like `read`, which would allocate `most_bytes` first; a file may grow meanwhile."""
     parts, left = [], most_bytes
     while left and (part := file.read(min(left, _PIECE_BYTES))):
         parts.append(part)

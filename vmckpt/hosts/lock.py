@@ -1,7 +1,7 @@
-"""One operation at a time, by a lock that dies with its owner and names it.
+"""Locks for one operation at a time, which die with their owner and name it.
 
-Open file description locks (fcntl(2)): unlike with flock(2) an onlooker can ask whether one is held
-without taking it, so looking never makes an operation fail.
+Open file description locks (fcntl(2)): unlike with flock(2) an observer can query whether one is
+held without taking it, so queries never make an operation fail.
 """
 
 import errno
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from vmckpt.errors import BusyError
 
-# What is said of a lock whose holder has not written its name yet, or found no space for it.
+# Describes a holder that has not written its name yet, or found no space for it.
 JUST_BEGUN = "an operation that has just begun"
 
 
 class Owner(NamedTuple):
-    """Who holds a lock: the run's id, what it does, and since when (Unix seconds).
+    """The holder of a lock: the run's id, its action, and since when (Unix seconds).
 
-    `ended_by`: the command that ends it, where it does not end by itself.
+    `ended_by`: the command that ends it, if it does not end by itself.
     """
 
     run: str
@@ -66,13 +66,13 @@ def _write(fd: int, owner: Owner) -> None:
     try:
         os.pwrite(fd, json.dumps(owner._asdict()).encode(), 0)
     except OSError as exc:
-        # On a full disk too a VM can be ended, and a migration that was cut off recovered.
+        # Even on a full disk you can end a VM, and recover an interrupted migration.
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Who holds the lock now; None when it is free (a dead owner's file counts as free)."""
+    """The lock's holder; None if it is free (a dead owner's file counts as free)."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

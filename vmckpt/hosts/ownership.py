@@ -1,4 +1,4 @@
-"""Whose a directory is that vmckpt keeps its state in: no other user may put anything there."""
+"""Check the owner of a state directory: no other user may write there."""
 
 import os
 import stat
@@ -11,11 +11,11 @@ _ALL_UIDS = 2**32 - 1
 
 
 def require_own(directory: Path) -> None:
-    """Raises RefusedError when another user owns `directory`, or could put another in its place.
+    """Raises RefusedError if another user owns `directory`, or could replace it.
 
-    As sshd's StrictModes: it, each directory above it and each link on the way there belongs to
-    this user or to root, and others may write only where the sticky bit keeps them from renaming
-    what is not theirs. What is not there yet is made by this user.
+    Like sshd's StrictModes: it, each parent directory and each symbolic link on the path must
+    belong to this user or to root, and others may write only where the sticky bit keeps them from
+    renaming files of others. A missing directory will be created by this user.
     """
     trusted = trusted_users()
     real = directory.resolve()
@@ -42,11 +42,11 @@ def require_own(directory: Path) -> None:
 
 
 def trusted_users() -> set[int]:
-    """Who may put anything into this user's state, and so who has started what works on it."""
+    """The users who may write to this user's state, and so may have started its processes."""
     trusted = {0, os.geteuid()}
     if os.geteuid() == 0 and (asked_by := os.environ.get("SUDO_UID", "")).isdecimal():
         trusted.add(int(asked_by))
-    # In a user namespace all unmapped users, root among them, show as one and the same uid.
+    # In a user namespace all unmapped users, root among them, appear as the same uid.
     lengths = (int(line.split()[2]) for line in _UID_MAP.read_text().splitlines())
     if sum(lengths) < _ALL_UIDS:
         trusted.add(int(_OVERFLOW_UID.read_text()))

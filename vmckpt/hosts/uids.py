@@ -1,28 +1,29 @@
-"""The users that a host has for its VMs: a range of uids, of which nothing else is anyone's."""
+"""The users of a host's VMs: a range of uids that nothing else uses."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-# Below are the system's and people's own users; above are uids that the kernel and systemd use.
+# Below are uids of the system and of regular users; above are uids that the kernel and systemd use.
 LEAST_FIRST, MOST_LAST = 100_000, 2_147_483_647
-# A VM's uid follows from its identity: of a thousand in a range of so many two rarely meet.
+# A VM's uid follows from its identity: among a thousand VMs two rarely collide in a range of this
+# size.
 LEAST_USERS = 65_536
 _RANGE = re.compile(r"(\d{1,10})-(\d{1,10})")
 
 
 class Uids(NamedTuple):
-    """Both ends count; they are groups that all VMs of the host are in, and no VM's user."""
+    """A range, both ends included; the ends are groups of all VMs of the host, and no VM's user."""
 
     first: int
     last: int
 
     def __str__(self) -> str:
-        """As `--vm-uids` takes it."""
+        """In the format of `--vm-uids`."""
         return f"{self.first}-{self.last}"
 
     def __contains__(self, number: object) -> bool:
-        """Whether it is a group of all, or may be a VM's."""
+        """Whether it is a group of all VMs, or may be a VM's."""
         return isinstance(number, int) and self.first <= number <= self.last
 
 
@@ -43,7 +44,7 @@ def parse_uids(text: str) -> Uids:
 
 
 def users_among(uids: Uids, accounts: str) -> Iterator[str]:
-    """Names in a passwd(5) or group(5) file whose number is one of them. Pure."""
+    """Names in a passwd(5) or group(5) file whose number is in the range. Pure."""
     for line in accounts.splitlines():
         words = line.split(":")
         if len(words) > 2 and words[2].isdecimal() and int(words[2]) in uids:
@@ -51,7 +52,7 @@ def users_among(uids: Uids, accounts: str) -> Iterator[str]:
 
 
 def ranges_among(uids: Uids, subordinate: str) -> Iterator[str]:
-    """Lines of a subuid(5) or subgid(5) file that share some with them. Pure."""
+    """Lines of a subuid(5) or subgid(5) file that overlap the range. Pure."""
     for line in subordinate.splitlines():
         words = line.split(":")
         if len(words) == 3 and words[1].isdecimal() and words[2].isdecimal():
@@ -61,7 +62,7 @@ def ranges_among(uids: Uids, subordinate: str) -> Iterator[str]:
 
 
 def taken(uids: Uids, accounts: Sequence[str], subordinate: Sequence[str]) -> list[str]:
-    """Whom a range that is to be VMs' belongs to already, in part. Pure."""
+    """Existing owners of a part of a range intended for VMs. Pure."""
     found = [name for text in accounts for name in users_among(uids, text)]
     found += [name for text in subordinate for name in ranges_among(uids, text)]
     return list(dict.fromkeys(found))

@@ -1,8 +1,8 @@
-"""Learning what moving between two hosts costs, by moving a small guest there and back.
+"""Measure what a migration between two hosts costs, by moving a small guest there and back.
 
 The guest is firmware alone. Its memory is filled from outside, through its RAM file: with nothing,
-with noise, and with text, which compresses. Each move leaves a run record like any other, and those
-are what the planner learns from.
+with noise, and with text, which compresses. Each move leaves a run record like any other, and the
+planner learns from those.
 """
 
 import random
@@ -31,22 +31,22 @@ from vmckpt.vm.inventory import Vm, find_vm, homes
 from vmckpt.vm.lifecycle import remove_vm, run_vm, stop_vm
 from vmckpt.vm.spec.spec import parse_spec
 
-# Below it the firmware may have something of its own.
+# Below it the firmware may have its own data.
 FIRST_MIB = 16
 LEAST_BYTES = 64 * MIB
-# So much text is written to the host, and filled in again and again: more than zstd looks back.
+# The text written to the host and repeated in memory: longer than zstd's window.
 TEXT_BYTES, WORDS, WORD_BYTES = 4 * MIB, 4096, 15
 
 
 class Fill(NamedTuple):
-    """What part of memory is filled with the content of a file on the host (None: nothing)."""
+    """The share of memory filled with the content of a file on the host (None: nothing)."""
 
     part: float
     source: str | None
 
 
 class Lap(NamedTuple):
-    """One move there and back; `words` say what is moved, and how."""
+    """One move there and back; `words` describe what is moved, and how."""
 
     words: str
     fill: Fill
@@ -60,7 +60,7 @@ COMPRESSED = MigrationOptions(method=Method.PRECOPY, compression="zstd")
 
 
 class Calibration(NamedTuple):
-    """What was learned, by way of sending; `skipped` says why laps were left out."""
+    """The result, by direction; `skipped` says why laps were left out."""
 
     there: dict[str, LinkModel]
     back: dict[str, LinkModel]
@@ -69,9 +69,9 @@ class Calibration(NamedTuple):
 
 
 async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) -> Calibration:
-    """Move a guest of `memory_bytes` between the hosts until both directions are known.
+    """Move a guest of `memory_bytes` between the hosts until both directions are measured.
 
-    It is gone again afterwards. Raises RefusedError when no guest can move between the two.
+    The guest is removed afterwards. Raises RefusedError if no guest can move between the two.
     """
     if first.name == second.name:
         raise RefusedError(
@@ -80,7 +80,7 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
             remedy="vmckpt host calibrate A B",
         )
     began_s, moves, skipped = time.monotonic(), 0, list[str]()
-    # As their real moves will be carried out.
+    # In the same way as their real migrations.
     elsewhere = not (first.is_this_machine or second.is_this_machine)
     move = migrate_there if elsewhere else migrate
     async with _text(first) as text, _guest(first, memory_bytes) as name:
@@ -106,7 +106,7 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
 
 
 def _as_one(emit: Emit, began_s: float) -> Emit:
-    """A move that began then, as one step of a longer operation: its own steps are not told."""
+    """Report a move as one step of a longer operation, without its own steps."""
 
     def later(event: Event) -> None:
         if not isinstance(event, PhaseBegan):
@@ -116,7 +116,7 @@ def _as_one(emit: Emit, began_s: float) -> Emit:
 
 
 def _laps(text: Path) -> list[Lap]:
-    """Each content over each way that it costs something else on."""
+    """Each content, over each method with a different cost."""
     some, much = (Fill(part, NOISE) for part in (0.4, 0.9))
     return [
         Lap("empty", Fill(0.0, None), PLAIN),
@@ -132,7 +132,7 @@ def _laps(text: Path) -> list[Lap]:
 
 @asynccontextmanager
 async def _text(host: Host) -> AsyncIterator[Path]:
-    """A file on `host` with words in it; after the block it is gone."""
+    """A file of words on `host`, for the block."""
     path = host.state_dir / f"{CALIBRATION}{secrets.token_hex(3)}.txt"
     await host.write_text(path, words())
     try:
@@ -142,7 +142,9 @@ async def _text(host: Host) -> AsyncIterator[Path]:
 
 
 def words() -> str:
-    """A few thousand words in no order, the same each time: zstd leaves a quarter of them."""
+    """A few thousand words in random order, the same each time: zstd compresses them to a
+    quarter.
+    """
     letters = random.Random(1)
     known = [f"{letters.randbytes(WORD_BYTES // 2 + 1).hex()[:WORD_BYTES]} " for _ in range(WORDS)]
     return "".join(letters.choices(known, k=TEXT_BYTES // (WORD_BYTES + 1)))
@@ -150,7 +152,7 @@ def words() -> str:
 
 @asynccontextmanager
 async def _guest(host: Host, memory_bytes: int) -> AsyncIterator[str]:
-    """The name of a guest that does nothing, begun on `host`; after the block it is gone."""
+    """An idle guest on `host`, for the block; its name."""
     name = f"{CALIBRATION}{secrets.token_hex(3)}"
     text = f'name = "{name}"\nmemory = "{memory_bytes}"\n'
     spec = parse_spec(text, "the calibration guest", host.state_dir)
@@ -168,7 +170,7 @@ async def _remove(name: str) -> None:
 
 
 async def _fill(vm: Vm, fill: Fill) -> None:
-    """Put a file's content into the guest's memory, again and again up to its part."""
+    """Fill the guest's memory up to its share by repeating a file's content."""
     if fill.source is None:
         return
     ram = vm.qemu.files.ram(vm.spec.ram_dir)
@@ -190,7 +192,7 @@ async def _fill(vm: Vm, fill: Fill) -> None:
 
 
 def _copied_mib(words: str) -> int:
-    """From dd's `3+1 records out`: blocks of 1 MiB, a broken one counted too."""
+    """Parse dd's `3+1 records out`: blocks of 1 MiB, including a partial one."""
     for line in words.splitlines():
         if line.endswith("records out"):
             whole, _, part = line.split()[0].partition("+")

@@ -1,11 +1,11 @@
-"""What a migration needs from its transfer on: nothing before that should wait for loading it."""
+"""Import what a migration needs from its transfer on, so that no earlier step waits for it."""
 
 from collections.abc import Iterable
 from importlib import import_module
 
 _TO_SEND = ("vmckpt.migrate.steps.listen", "vmckpt.migrate.steps.transfer")
 _TO_ARRIVE = (
-    "concurrent.futures.thread",  # for files that take long to remove
+    "concurrent.futures.thread",  # for files that are slow to remove
     "shutil",
     "vmckpt.hosts.sockets.hearing",
     "vmckpt.migrate.steps.arrival",
@@ -16,12 +16,12 @@ _TO_ARRIVE = (
 
 
 def load_to_send() -> None:
-    """While the target's QEMU starts, which takes longer."""
+    """While the destination's QEMU starts, which takes longer."""
     _load(_TO_SEND)
 
 
 def load_to_arrive() -> None:
-    """While memory goes over, and can still be called back should something be missing here."""
+    """While memory is sent, and the migration can still be undone if an import fails."""
     _load(_TO_ARRIVE)
 
 

@@ -1,4 +1,4 @@
-"""A VM's lock on each host that an operation on it concerns: held, waited for, tidied away."""
+"""The VM's lock on every host of an operation: held, waited for, cleaned up."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ WAIT_S = 10.0
 async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> AsyncIterator[None]:
     """Hold the VM's lock on every host for the block. Raises BusyError, naming the holder.
 
-    A cancellation that comes while they are given back comes too late: what the block did is done.
+    A cancellation during the release comes too late: the block's work is done.
     """
     stack = AsyncExitStack()
     try:
@@ -33,7 +33,7 @@ async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> Asy
 
 
 async def wait_for_locks(vm: str, run: str, hosts: Collection[Host]) -> AsyncExitStack:
-    """The locks, waited for: the dead command's switch may be recovering at this moment."""
+    """Wait for the locks: the dead command's switch may be recovering right now."""
     deadline = time.monotonic() + WAIT_S
     while True:
         async with AsyncExitStack() as stack:
@@ -41,7 +41,7 @@ async def wait_for_locks(vm: str, run: str, hosts: Collection[Host]) -> AsyncExi
                 await stack.enter_async_context(locked(vm, hosts, RECOVERY, run))
                 return stack.pop_all()
             except BusyError as exc:
-                # A lock just taken has no name on it yet.
+                # A lock that was just taken does not name its holder yet.
                 passing = RECOVERY in exc.why or "another operation" in exc.why
                 if not passing or time.monotonic() > deadline:
                     raise
@@ -49,7 +49,7 @@ async def wait_for_locks(vm: str, run: str, hosts: Collection[Host]) -> AsyncExi
 
 
 async def remove_dead_locks(name: str, hosts: Iterable[Host]) -> None:
-    """A killed command's lock is free, but its file is still there: taking it removes it."""
+    """Remove a killed command's lock files by taking the locks, which are free."""
 
     async def remove(host: Host) -> None:
         path = lock_path(host.state_dir, name)

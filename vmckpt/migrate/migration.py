@@ -1,7 +1,7 @@
 """The steps of one migration, what each does, and its undo.
 
-What only later steps need is imported there, and was loaded by `later` while QEMU was at work: a
-migration begins the later the more is imported here.
+Modules that only later steps need are imported there, after `later` has loaded them while QEMU was
+at work: each import here delays the start of a migration.
 """
 
 import asyncio
@@ -137,7 +137,7 @@ class Migration:
             raise meant from (None if meant is exc else exc)
         finally:
             await to_the_end(self._pair.close())
-        # The VM has moved: a cancellation now must not say that it has not.
+        # The VM has moved: a cancellation now must not claim otherwise.
         return await to_the_end(self._conclude())
 
     async def _conclude(self) -> "MigrationReport":
@@ -162,7 +162,7 @@ class Migration:
             return await unknown(self._pair)
 
     async def _meaning(self, exc: VmckptError) -> VmckptError:
-        """The error as what it means for the guest, which may have lost an end by it."""
+        """What the error means for the guest, which may have lost an end by it."""
         from vmckpt.migrate.outcome.recover import lost
 
         if isinstance(exc, VmLostError):
@@ -173,7 +173,7 @@ class Migration:
             )
             return await lost(self._pair) if is_lost else exc
         name, where = self._vm.name, self._target_host.name
-        # Handed over it is at home there, and nowhere else, though its QEMU may have ended.
+        # After the handover it is at home there, and only there, even if its QEMU has ended.
         if await self._pair.target.alive() or await read_vm(self._target_host, name):
             return OutcomeUnknownError(
                 f"'{name}' is on {where}, but its move is not finished: {exc.what}",
@@ -184,13 +184,13 @@ class Migration:
             await self._settle()
         except (VmLostError, OutcomeUnknownError) as settled:
             return settled
-        # A guest that was paused has not run anywhere since: the source still has all of it.
+        # The paused guest has not run anywhere since: the source still has all of it.
         await self.undo_prepare()
         return exc
 
     async def _started(self, step: Step) -> None:
         if step.name == "drain" and not self._in_postcopy:
-            return  # there is nothing to wait for
+            return  # nothing to wait for
         if step.name == "verify" and self._journal.offline:
             return  # nothing runs
         # At the switchover the guest is stopped, and the journal has enough already.
@@ -206,7 +206,7 @@ class Migration:
             except (StorageError, HostDownError) as exc:
                 if step.name in BEFORE_COMMIT:
                     raise
-                # The guest may be on the target: what stands in the journals is enough to recover.
+                # The guest may be on the destination: the journals have enough to recover.
                 self._note("journal", str(exc))
 
     def _undo_failed(self, failure: UndoFailure) -> None:
@@ -214,16 +214,18 @@ class Migration:
         self._note("undo-failed", f"undoing '{failure.step}' failed: {failure.error}")
 
     async def _undoable(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work before memory moves: whatever its outcome, the guest is the source's."""
+        """Work before memory moves: whatever its outcome, the source has the guest."""
         try:
             await work
         except (OutcomeUnknownError, MonitorLostError) as exc:
             raise await with_last_words(exc, self._pair.target) from exc
 
     async def prepare(self) -> None:
-        """The target's QEMU, waiting, the same machine to the guest as the source's.
+        """Start the destination's QEMU, waiting, with the same guest-visible machine as the
+        source's.
 
-        Both are set alike; every answer is read, since a refused call leaves old settings.
+        Both get the same settings; every answer is checked, since a refused call leaves old
+        settings.
         """
         await write_down(self._vm, self._pair)
         await create_files(self._target_host, self._vm.name, self._run, self._copies)
@@ -232,11 +234,12 @@ class Migration:
         )
 
     async def undo_prepare(self) -> None:
-        """Nothing of the migration stays, on either host that answers."""
+        """Remove everything of the migration from each host that answers."""
         from vmckpt.migrate.outcome.left import forget, undo_or_leave
 
         await leave_plain(self._pair.source, partial(self._note, "settings"))
-        # What an earlier undo has left is for the next command on the VM, which needs the journal.
+        # Remains of an earlier undo are left to the next command on the VM, which needs the
+        # journal.
         told, needed = partial(self._note, "left"), self._undo_failed_once
         done = await undo_or_leave(self._pair, self._journal, told, may_leave=not needed)
         if done and not needed:
@@ -246,17 +249,17 @@ class Migration:
         return Step("agree", lambda: self._undoable(self.agree()), self.undo_agree)
 
     async def agree(self) -> None:
-        """Both ends have credentials, and use them."""
+        """Give both ends credentials, and use them."""
         self._credentials = await arm(
             self._pair.source, self._pair.target, self._encryption, self._run
         )
 
     async def undo_agree(self) -> None:
-        """The source has no credentials any more; the target's go with its QEMU."""
+        """Remove the source's credentials; the destination's go with its QEMU."""
         await disarm_if_possible(self._pair.source, partial(self._note, "tls"))
 
     async def mirror(self) -> None:
-        """Local disks: copied, and from then on every write goes to both sides."""
+        """Copy local disks; from then on every write goes to both sides."""
         try:
             async with self._link.kept(self._mirrors.hold_to):
                 await self._mirrors.mirror(self._credentials)
@@ -264,7 +267,7 @@ class Migration:
             raise await self._explained(exc) from exc
 
     async def transfer(self) -> None:
-        """RAM and devices go over, until only letting the target run is left."""
+        """Send RAM and devices, until only the start on the destination is left."""
         from vmckpt.migrate.steps.listen import listen, uri
         from vmckpt.migrate.steps.transfer import Transfer, TransferEnding
 
@@ -289,19 +292,21 @@ class Migration:
             self._in_postcopy = ending is TransferEnding.POSTCOPY
             await self._attach()
         except BaseException as exc:
-            # A second Ctrl-C must not undo the target before it is known who has the guest.
+            # A second Ctrl-C must not undo the destination before it is known who has the guest.
             if await to_the_end(self._settle()) is not OwnershipMove.TARGET_OWNS:
                 raise await self._explained(exc) from exc
             self._note("too-late", "it was too late to go back: the VM is on the target")
 
     async def _attach(self) -> None:
-        """The guest gets its devices before it runs on the target: without them it stays here."""
+        """Attach the guest's devices before it runs on the destination: without them it stays
+        here.
+        """
         if not self._journey.has_devices:
             return
         try:
             await self._journey.plug(self._pair.target)
         except BaseException:
-            # It has all of the guest and never ran: only once it is dead the source goes on.
+            # It has all of the guest and never ran: the source continues only once it is dead.
             await to_the_end(kill(self._pair.target))
             raise
 
@@ -313,7 +318,7 @@ class Migration:
         return switchover(source, (here, there), port, self._options, self._agreement)
 
     async def _explained(self, exc: BaseException) -> BaseException:
-        """The error with what the target said, where that can be the reason."""
+        """The error with the destination's messages, if those may explain it."""
         if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
             return await with_last_words(exc, self._pair.target)
         return exc
@@ -341,7 +346,7 @@ class Migration:
         return move
 
     async def switchover(self) -> None:
-        """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
+        """Run the destination: the commit. QEMU has said that the source cannot continue."""
         from vmckpt.migrate.steps.arrival import resume
 
         if self._pair.was_running:
@@ -354,9 +359,10 @@ class Migration:
         self._transfer_ended_s = time.monotonic()
 
     async def drain(self) -> None:
-        """Until the target needs the source no more: in post-copy, until it has every page.
+        """Wait until the destination no longer needs the source; in post-copy, until it has every
+        page.
 
-        Meanwhile the guest has woken up.
+        Meanwhile the guest wakes up.
         """
         from vmckpt.migrate.steps.arrival import let_wake
 
@@ -390,9 +396,9 @@ class Migration:
         return self._target_qemu
 
     async def verify(self) -> None:
-        """The guest gets on at the target, and the network knows where it is.
+        """Check that the guest makes progress at the destination; announce it to the network.
 
-        From here on it is listened for from outside.
+        From here on its packets are observed from outside.
         """
         from vmckpt.hosts.sockets.hearing import heard
         from vmckpt.migrate.steps.arrival import announce, prove_alive
@@ -407,7 +413,7 @@ class Migration:
             )
 
     async def bring_back(self) -> None:
-        """What used the devices goes on; that it cannot does not keep the guest from arriving."""
+        """Resume the users of its devices; a failure does not stop the migration."""
         try:
             await self._journey.bring_back(self._pair.target)
         except VmckptError as exc:
@@ -420,15 +426,15 @@ class Migration:
             )
 
     async def handover(self) -> None:
-        """The target is the VM's home."""
+        """Make the destination the VM's home."""
         from vmckpt.migrate.steps.handover import settle_on_target
 
         await settle_on_target(self._pair.target, self._arrived, self._vm.host)
 
     async def release(self) -> None:
-        """Nothing of the VM stays on the source.
+        """Remove everything of the VM from the source.
 
-        Meanwhile the guest's clock is put right.
+        Meanwhile the guest's clock is corrected.
         """
         await both(self._release_source(), self._tidy_target())
 
@@ -452,7 +458,7 @@ class Migration:
             self._journal.disks,
             partial(self._note, "old-image"),
         )
-        # Last: the source's journal, which names its disks, goes with it.
+        # Last: it also removes the source's journal, which names its disks.
         await release(self._pair.source, self._pair.ram_dir)
 
     async def _report(self) -> "MigrationReport":

@@ -23,19 +23,20 @@ MEMORY_BYTES = 64 * MIB
 
 
 def stand_in(spec: Spec) -> Spec:
-    """What a QEMU for a VM that is off has of it. Pure; its text, which goes along, is the VM's."""
+    """The reduced spec of a QEMU for a VM that is off. Pure; its text, which moves along, is the
+    VM's.
+    """
     if spec.adopted is not None:
-        return spec  # its arguments are its own
+        return spec  # an adopted VM's arguments cannot be reduced
     return spec._replace(memory_bytes=MEMORY_BYTES, ram_dir=IN_MEMORY, passthrough=())
 
 
 @asynccontextmanager
 async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
-    """For the block: the stopped `vm`, whose lock is held, with a QEMU that has its disks.
+    """Give the stopped `vm`, whose lock is held, a QEMU with its disks for the block.
 
-    For others the VM stays off, and the next holder of its lock ends a QEMU that was left. If the
-    block leaves a journal, its recovery ends it. Raises RefusedError when the VM runs, and as
-    `start_qemu`.
+    To others the VM is off, and the next holder of its lock ends a remaining QEMU. If the block
+    leaves a journal, its recovery does. Raises RefusedError if the VM runs, and as `start_qemu`.
     """
     if await vm.is_alive():
         raise RefusedError(
@@ -55,7 +56,7 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
             remedy=f"it is off on {vm.host.name}, as before; move it again",
         ) from exc
     finally:
-        # A cancellation comes too late here: what the block did is done.
+        # A cancellation comes too late here: the block's work is done.
         await to_the_end(_end(vm, spec, files.qemu_id))
 
 
@@ -66,7 +67,7 @@ async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
 
 
 async def examine_off(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
-    """All that is for and against moving a VM that is off; it is as before afterwards."""
+    """All findings for and against moving a VM that is off; leaves it unchanged."""
     if (held_by := await busy(vm)) is not None:
         return Preflight((held_by,), options)
     async with held(vm, "check") as now, standing_in(now) as still:

@@ -1,4 +1,4 @@
-"""What surrounds every migration, of VMs and domains: its events and its record."""
+"""The frame of every migration, of VMs and domains: its events and its record."""
 
 import asyncio
 import sys
@@ -44,20 +44,20 @@ class MigrationRun:
         self._record = RunRecord(run, "migrate", request, forecast=forecast)
 
     def elapsed_s(self) -> float:
-        """Since it began."""
+        """Seconds since it began."""
         return time.monotonic() - self.began_s
 
     def tell(self, event: Event) -> None:
-        """Keep an event, and show it."""
+        """Record an event, and show it."""
         self._record.add(event)
         self._show(event)
 
     def note(self, code: str, text: str) -> None:
-        """Tell something that the operator should know."""
+        """Report something that the operator should know."""
         self.tell(Note(self.elapsed_s(), code, text))
 
     def begin(self, settled: MigrationOptions, checks: Sequence[Finding]) -> None:
-        """The checks are passed: from here on the record is there, whatever happens."""
+        """The checks are passed: from here on the record exists in any case."""
         self._record.save(runs_dir())
         for code, text in self._findings(settled, checks):
             self.note(code, text)
@@ -65,14 +65,14 @@ class MigrationRun:
     def _findings(
         self, settled: MigrationOptions, checks: Sequence[Finding]
     ) -> Iterator[tuple[str, str]]:
-        """What the operator should know beforehand, each with its code."""
+        """What the operator should know beforehand, with codes."""
         if self._asked.method is not settled.method and not settled.offline:
             over = f", over {settled.channels} channels" if settled.channels else ""
             yield "method", f"auto selected {settled.method}{over}"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
     def end(self, report: "MigrationReport", checks: Sequence[Finding]) -> "MigrationReport":
-        """It ended well: the report, with what was asked for and what was warned of."""
+        """It succeeded: the report, with the request and the warnings."""
         report = replace(
             report,
             requested_method=self._asked.method,
@@ -83,7 +83,7 @@ class MigrationRun:
         return report
 
     def conclude(self, result: dict[str, object]) -> None:
-        """Write the record with its result; that it cannot be written is only said."""
+        """Write the record with its result; a failure to write it is only reported."""
         self._record.result = result
         try:
             self._record.save(runs_dir())
@@ -102,8 +102,8 @@ async def recorded(
 ) -> AsyncIterator[MigrationRun]:
     """A run for the block, with the given id if any; an error of the block completes its record.
 
-    A violated constraint is reported at once. A cancellation becomes CancelledByUserError: it
-    passes only when everything is undone.
+    A violated constraint is reported at once. A cancellation becomes CancelledByUserError, which
+    propagates once everything is undone.
     """
     run = MigrationRun(run_id or new_run(), request, asked, emit, forecast)
     late = None
@@ -130,7 +130,7 @@ async def recorded(
 
 @asynccontextmanager
 async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
-    """For the block: if this process dies in it, another one recovers the VM at once."""
+    """If this process dies in the block, another process recovers the VM at once."""
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "vmckpt.cli.entry"]
     # A domain's name may begin with a dash.
@@ -140,12 +140,12 @@ async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
 
 
 def where_it_was(vm: object, asked: MigrationOptions) -> str:
-    """What becomes of a VM that was not moved, in words."""
+    """What happens to a VM that was not moved, in words."""
     return f"'{vm}' {'is off' if asked.offline else 'goes on'} where it was"
 
 
 def request_of(vm: str, ends: tuple[Host, Host], asked: MigrationOptions) -> dict[str, object]:
-    """What was asked for, for the run record."""
+    """The request, for the run record."""
     facts = asdict(asked)
     if asked.at_target is not None:
         facts["at_target"] = asked.at_target.told()

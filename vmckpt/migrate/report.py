@@ -1,18 +1,18 @@
-"""What a migration that ended well was like."""
+"""The report of a successful migration."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """The outcome. `method` is what QEMU really did; `requested_method` what was asked for.
+    """The outcome. `method` is what QEMU really did; `requested_method` what you asked for.
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
     from outside, `guest_silent_ms` the sum of silences over 20 ms: None without a listener.
-    `encryption` is "x509", "psk" or "off"; `channels` are those that memory went over.
-    `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the target.
-    `device_bytes` is what passed-through devices held, saved in `device_out_s`; `device_back_s` is
-    from plugging others in until the jobs go on.
+    `encryption` is "x509", "psk" or "off"; `channels` is the number that memory was sent over.
+    `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the destination.
+    `device_bytes` is the content of passed-through devices, saved in `device_out_s`;
+    `device_back_s` is the time from plugging in others until the jobs continue.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""One migration of a VM of vmckpt's own from beginning to end: what holds it, what is checked."""
+"""One migration of a vmckpt VM from beginning to end: its locks and its checks."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -37,11 +37,11 @@ async def migrate(
     has_switch: bool = False,
     forecast: Mapping[str, Any] | None = None,
 ) -> "MigrationReport":
-    """Move `vm`, running or `offline`, to `target`; returns when the source holds nothing of it.
+    """Move `vm`, running or `offline`, to `target`; returns when the source has nothing of it.
 
     Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
-    is the run's id if it has one already; `has_switch`: what recovers the VM should this process
-    die is there (a job's). Raises RefusedError (nothing was changed), BusyError,
+    is the run's id if it has one already; `has_switch`: something else recovers the VM should this
+    process die (a job's switch). Raises RefusedError (nothing was changed), BusyError,
     OperationFailedError or TimedOutError (undone: the VM is on the source), CancelledByUserError
     (likewise), VmLostError, OutcomeUnknownError (ask both ends).
     """
@@ -71,7 +71,7 @@ async def _move(
     *,
     spec: Spec,
 ) -> "MigrationReport":
-    """Check and migrate the VM, whose own spec it is and whose lock on its host is held."""
+    """Check and migrate the VM. The spec is its own, and its lock on its host is held."""
     checked = await preflight(vm, target, options)
     checked.require(vm.name, target.name)
     request["guest_agent"] = vm.spec.guest_agent
@@ -85,7 +85,7 @@ async def _move(
             vm.host, target, record.id, limit, record.note, in_turn=options.in_turn
         ) as link,
     ):
-        if options.in_turn:  # a drain of the target writes its mark, then looks for locks
+        if options.in_turn:  # its drain marks the host first, then looks for locks
             await require_open(target)
         there = vm_dir(target.state_dir, vm.name)
         if await target.exists(there.journal):

@@ -1,11 +1,11 @@
-"""Migrations that leave a host, or come to one, at the same time, and what each gets of the link.
+"""Share a host's link among its concurrent migrations, outgoing and incoming.
 
 Each has a file on both hosts, `links/out/RUN.LIMIT` on its source and `links/in/RUN.LIMIT` on its
-target, locked by the process that does it: the lock dies with it. All read them once a second;
-none decides for the others.
+destination, locked by its process: the lock dies with it. All read them once a second; none decides
+for the others.
 
-Those that go `in_turn` share nothing among themselves: one at a time sends from a host, or to one,
-while it holds `links/turn/out` there, or `links/turn/in`; only then does it count.
+Migrations that go `in_turn` do not share among themselves: one at a time sends from a host, or to
+one, while it holds `links/turn/out` there, or `links/turn/in`; only then does it count.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.units import format_rate
 
 LOOK_S = 1.0
-# How soon who waits for the link sees that it is free.
+# How soon a waiting migration notices that the link is free.
 TURN_POLL_S = 0.05
-# A move takes its time, and one that is frozen keeps the link: whom others wait for is said.
+# Moves take time, and a frozen one keeps the link: then report which one others wait for.
 WAITS_S = 120.0
 
 
 class Share(NamedTuple):
-    """How many other migrations there are on the link, and what this one gets (0: no limit)."""
+    """The number of other migrations on the link, and the share of this one (0: no limit)."""
 
     others: int
     bytes_per_s: int
 
 
 class SharedLink:
-    """One migration's part of the link between two hosts. `limit` 0: it is held to nothing."""
+    """One migration's share of the link between two hosts. `limit` 0: it has no limit."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class SharedLink:
         self._there = AsyncExitStack()
 
     async def look(self) -> Share:
-        """What it gets now. Raises HostDownError."""
+        """The present share. Raises HostDownError."""
         out, in_ = await both(
             limits(self._source, OUT, self._run), limits(self._target, IN, self._run)
         )
         others = len(out.keys() | in_.keys())
         if not self._limit:
             return Share(others, 0)
-        # An unlimited one takes what it gets, whatever the others do.
+        # An unlimited migration takes what it gets, whatever the others do.
         shares = [
             fair_share(self._limit, [limit for limit in found.values() if limit])
             for found in (out, in_)
@@ -70,13 +70,14 @@ class SharedLink:
         return Share(others, min(shares))
 
     async def come(self) -> None:
-        """From here on it counts on both hosts."""
+        """Join: from here on it counts on both hosts."""
         name = f"{self._run}.{self._limit}"
-        # Who looks for killed ones' files may have one in hand that is not locked yet.
+        # A process that looks for killed ones' files may hold one that is not locked yet.
         await self._hold([(self._source, OUT, name), (self._target, IN, name)])
 
     async def my_turn(self) -> None:
-        """Return, counted, when no other that goes in turn sends from the source or to the target.
+        """Return, counted, when no other in-turn migration sends from the source or to the
+        destination.
 
         Raises HostDownError, StorageError.
         """
@@ -84,7 +85,7 @@ class SharedLink:
         await self.come()
 
     async def _hold(self, files: Sequence[tuple[Host, str, str]]) -> None:
-        """Lock all of these until it leaves, waiting for other holders."""
+        """Lock all of these until `leave`, waiting for other holders."""
 
         async def hold() -> None:
             async with AsyncExitStack() as stack:
@@ -101,7 +102,7 @@ class SharedLink:
                 self._note(TURN, text)
 
     async def leave(self) -> None:
-        """It sends no more."""
+        """Leave: it no longer sends."""
         with suppress(HostDownError):  # what it held there goes with the connection
             await self._there.aclose()
 
@@ -111,7 +112,7 @@ class SharedLink:
 
     @asynccontextmanager
     async def kept(self, hold_to: Callable[[int], Awaitable[None]]) -> AsyncIterator[None]:
-        """For the block: call `hold_to` with each new share."""
+        """During the block, call `hold_to` with each new share."""
         task = asyncio.create_task(self._keep(hold_to))
         try:
             yield
@@ -124,7 +125,7 @@ class SharedLink:
     async def _keep(self, hold_to: Callable[[int], Awaitable[None]]) -> None:
         given = self._limit
         while True:
-            # Who waits for a silent end learns of it elsewhere; what is given stays.
+            # A silent end is reported elsewhere; the share stays.
             with suppress(VmckptError):
                 share = await self.look()
                 if share.bytes_per_s != given:
@@ -156,7 +157,7 @@ async def on_the_link(
 ) -> AsyncIterator[SharedLink]:
     """For the block this migration counts on both hosts; one `in_turn` from `my_turn` on.
 
-    A cancellation that comes while it leaves comes too late: how the block ended stands.
+    A cancellation during `leave` comes too late: the block's outcome stands.
     """
     link = SharedLink(source, target, run, limit_bytes_per_s, note)
     try:

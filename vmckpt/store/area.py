@@ -1,4 +1,4 @@
-"""What an area of a checkpoint holds, in any order, or all of it as fast as it goes."""
+"""Read an area of a checkpoint: chunks in any order, or all of it at full speed."""
 
 import threading
 from collections import OrderedDict, deque
@@ -22,21 +22,21 @@ from vmckpt.store.opened import Opened
 
 # Frames kept for requests for their other chunks.
 _KEPT_FRAMES = 64
-# Frames being read while others are used.
+# Frames read ahead of use.
 _AHEAD = 8
-# Told at once at most: of chunks that are all alike a frame may be thousands.
+# The most chunks in one item: a frame of identical chunks may have thousands.
 _MOST_AT_ONCE = 256
 
 
 class Chunks(NamedTuple):
-    """Chunks by number, and what they hold, one after the other."""
+    """Chunk numbers, and the chunks' contents in the same order."""
 
     numbers: Numbers
     contents: memoryview
 
 
 class _FramePart(NamedTuple):
-    """Chunks by number, and where they are in a frame; without one they are gone from the pack."""
+    """Chunk numbers, and their positions in a frame; no frame: the pack no longer has them."""
 
     frame: int | None
     numbers: Numbers
@@ -44,14 +44,14 @@ class _FramePart(NamedTuple):
 
 
 class FrameCache:
-    """The frames used last, of all areas of a checkpoint."""
+    """The frames used last, for all areas of a checkpoint."""
 
     def __init__(self) -> None:
         self._frames: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._mutex = threading.Lock()
 
     def get(self, pack: Pack, frame: int) -> bytes:
-        """What a frame holds. Raises DamagedError, MissingError."""
+        """A frame's content. Raises DamagedError, MissingError."""
         key = pack.name, frame
         with self._mutex:
             found = self._frames.get(key)
@@ -67,20 +67,20 @@ class FrameCache:
 
 
 class Area:
-    """An area to read from, by several threads if need be.
+    """An area to read from; thread-safe.
 
-    Everything is checked against what was written: DamagedError, and never other bytes.
+    All content is verified: reading raises DamagedError, and never returns other bytes.
     """
 
     def __init__(self, opened: Opened, maps: Maps, map_: AreaMap, cache: FrameCache) -> None:
         self.size_bytes, self.chunk_bytes = map_.size_bytes, map_.chunk_bytes
         self._opened, self._pack_ids, self._refs, self._cache = opened, maps.packs, map_.refs, cache
-        # The chunks that are not zero, in the order in which they lie, and their words.
+        # The non-zero chunks in storage order, and their map words.
         self._lying: tuple[Numbers, Refs] | None = None
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks it has, zeroes included; the last one may be padded with zeroes."""
+        """The number of chunks, zeroes included; the last one may be padded with zeroes."""
         return len(self._refs)
 
     def numbers(self) -> Numbers:
@@ -88,7 +88,7 @@ class Area:
         return np.flatnonzero(self._refs)
 
     def read(self, numbers: Numbers) -> memoryview:
-        """What chunks hold, one after the other, zeroes included.
+        """The contents of chunks, one after the other, zeroes included.
 
         Raises DamagedError, IndexError.
         """
@@ -105,7 +105,7 @@ class Area:
         return out.reshape(-1).data
 
     def read_around(self, number: int) -> Chunks:
-        """A chunk, and others that are had for the same price, in the order they lie in.
+        """A chunk, and others that the same read yields, in storage order.
 
         Raises DamagedError, IndexError.
         """
@@ -133,11 +133,11 @@ class Area:
 
         try:
             return self._opened.packs.use(self._pack_ids[pack_number], read)
-        except DamagedError:  # it may be elsewhere
+        except DamagedError:  # another pack may have it
             return Chunks(np.array([number]), self.read(np.array([number])))
 
     def stream(self) -> Iterator[Chunks]:
-        """Every chunk that is not zero, once, in the order they lie in. Raises DamagedError."""
+        """Every non-zero chunk once, in storage order. Raises DamagedError."""
         waiting: deque[Future[Chunks]] = deque()
         try:
             for number in np.unique(packs_of(self._by_place()[1])).tolist():
@@ -153,8 +153,8 @@ class Area:
                 future.cancel()
 
     def _frames(self, number: int, pack: Pack) -> Iterator["_FramePart"]:
-        """The frames of a pack that are needed, and what is not simply read from it: it has it no
-        more, or it was noted as damaged.
+        """The needed frames of a pack, and the chunks to read otherwise: those that the pack no
+        longer has, or that were noted as damaged.
         """
         lying, refs = self._by_place()
         ends = np.array([number + 1, number + 2], dtype=np.uint64) << np.uint64(SLOT_BITS)
@@ -175,24 +175,24 @@ class Area:
 
     def _read_frame(self, pack: Pack, part: "_FramePart") -> Chunks:
         if part.frame is not None:
-            # Written anew meanwhile, or damaged: then it is read by itself, and may be elsewhere.
+            # Rewritten meanwhile, or damaged: read it chunk by chunk, perhaps from another pack.
             with suppress(MissingError, DamagedError):
                 return Chunks(part.numbers, self._pick(pack.frame(part.frame), part.offsets))
         return Chunks(part.numbers, self.read(part.numbers))
 
     def _gather(self, slots: Numbers, pack: Pack) -> NDArray[np.uint8]:
-        """Chunks of one pack, or, where it is damaged, what is the same elsewhere."""
+        """Chunks of one pack; a damaged one is read from another pack that has it."""
         out, found = self._opened.elsewhere.read(self._fitting(pack), slots, self._cache.get)
         if not found.all():
             raise lost_chunks(pack, int(np.sum(~found)))
         return out
 
     def _noted(self, pack: Pack) -> Numbers:
-        """The slots that were found damaged: they are compared with their names when read."""
+        """The slots found damaged: reading them verifies the content against its name."""
         return self._opened.records.slots(pack.id, pack.generation)
 
     def _fitting(self, pack: Pack) -> Pack:
-        """The pack, if its chunks are as large as the area's: maps are data. DamagedError."""
+        """The pack, if its chunks have the area's size: maps are data. Raises DamagedError."""
         if pack.table.chunk_bytes != self.chunk_bytes:
             raise damaged(
                 f"{pack.name} does not fit a checkpoint that names it",

@@ -1,4 +1,4 @@
-"""check: a store is read, every byte or a part, and found to be what was written, or not."""
+"""check: verify a store, either every byte or a part."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -37,15 +37,15 @@ class StoreFinding:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was looked at, and what is wrong. `lost` checkpoints cannot be restored as they were."""
+    """What was checked, and what is wrong. `lost` checkpoints can no longer be restored intact."""
 
     checkpoints: int = 0
     packs: int = 0
-    # Of how many all of the content was read.
+    # The number of packs whose content was read completely.
     packs_read: int = 0
-    # Whether something could not be read, or was not seen, that may be another time.
+    # Whether something could not be read or found this time, but may be later.
     unread: bool = False
-    # False: the place takes no records of damage (an exported file, one that may only be read).
+    # False: the location takes no damage records (an exported file, or read-only).
     noted: bool = True
     read_bytes: int = 0
     findings: list[StoreFinding] = field(default_factory=list)
@@ -53,7 +53,7 @@ class CheckReport:
 
     @property
     def whole(self) -> bool:
-        """Nothing is wrong."""
+        """Whether nothing is wrong."""
         return not self.findings and not self.lost
 
 
@@ -62,12 +62,12 @@ def check(
     progress: Callable[[int, int], None] = lambda done, total: None,
     subset: Subset = EVERYTHING,
 ) -> CheckReport:
-    """Read a store, and write down in it which chunks are damaged: see `damage/records.py`.
+    """Check a store, and record in it which chunks are damaged: see `damage/records.py`.
 
-    Copies of the config that are damaged or missing are written anew from a whole one. The check
-    continues after each fault; only gc has to wait for its end. `subset`: the packs whose
-    content is read; of the others, and always of checkpoints and maps, everything else is.
-    `progress` hears bytes done, and of how many. Raises StorageError, BusyError.
+    Damaged or missing copies of the config are rewritten from an intact one. The check continues
+    after each fault; only gc has to wait for its end. `subset`: the packs whose content is read;
+    the rest of the store, with all checkpoints and maps, is always checked. `progress` receives
+    bytes done and the total. Raises StorageError, BusyError.
     """
     backend = store.opened.backend
     with backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S), uncached(backend):
@@ -79,12 +79,12 @@ class _Check:
         self._opened, self._store, self._progress = store.opened, store, progress
         self._subset = subset
         self._report = CheckReport()
-        # The slots of each pack that can be read; None where all of it is lost.
+        # The readable slots of each pack; None if all of it is lost.
         self._good: dict[bytes, Numbers | None] = {}
-        # The packs that checkpoints need, as far as these can be read.
+        # The packs needed by checkpoints that can be read.
         self._needed: set[bytes] = set()
         self._total = 0
-        # Why what is needed may be there unseen.
+        # Why needed objects may exist although they were not found.
         self._unread: StorageError | None = None
         self._names_there: Index | None = None
 
@@ -100,7 +100,7 @@ class _Check:
         held = backend.look()
         self._unread = backend.unread()
         report.unread |= self._unread is not None
-        # What a bundle has of older generations gc has written anew since: nothing reads it.
+        # Older generations in a bundle, which gc has rewritten since: nothing reads them.
         packs = [
             (pack_id, generation, size)
             for pack_id, generation, size in every(backend)
@@ -149,7 +149,7 @@ class _Check:
                     self._found(f"{folder}/{name}", "nothing of a store is called so")
 
     def _pack(self, pack_id: bytes, generation: int) -> Numbers | None:
-        """Look at a pack; the slots that can be read."""
+        """Check a pack; returns the readable slots."""
         name = pack_name(pack_id, generation)
         try:
             pack = self._opened.packs.open(pack_id, generation)
@@ -180,7 +180,7 @@ class _Check:
         return np.flatnonzero(good)
 
     def _table(self, pack_id: bytes, generation: int) -> Numbers | None:
-        """Look at a pack's tables alone; the slots that it has, but for what is known of them."""
+        """Check only a pack's tables; returns its slots, except known damage."""
         try:
             pack = self._opened.packs.open(pack_id, generation)
         except MissingError:
@@ -198,8 +198,8 @@ class _Check:
         return np.setdiff1d(pack.table.slots, bad)
 
     def _names(self, name: str, pack: Pack, names: Hashes, good: NDArray[np.bool_]) -> None:
-        """The chunks that can be read are what they are called. Those that are not are not `good`:
-        new checkpoints find chunks by their names, and would rest on them.
+        """Check that readable chunks match their names. Others are not `good`: new checkpoints find
+        chunks by name, and would reuse them.
         """
         try:
             hashes = pack.stored_hashes()
@@ -224,14 +224,14 @@ class _Check:
         return self._opened.sealer.hashes(memoryview(data), pack.table.chunk_bytes)
 
     def _bundle(self, name: str, size: int) -> None:
-        """Look at a bundle's lists; its packs are looked at as all others are."""
+        """Check a bundle's lists; its packs are checked like all others."""
         with suppress(MissingError):
             if is_bundle(name.rpartition("/")[2]):
                 for why in self._opened.backend.files.faults(name, size):
                     self._found(name, why)
 
     def _forget_unneeded(self, held: Holdings) -> None:
-        """What no checkpoint needs of a bundle stays there for a while: no damage of it counts."""
+        """Unneeded packs stay in a bundle for a while: ignore damage of them."""
         unneeded = {
             name
             for name in held.within.keys() - held.loose.keys()
@@ -254,14 +254,14 @@ class _Check:
         except MissingError:
             return  # removed, meanwhile
         except DamagedError as exc:
-            # Whether it is read another time is of no matter to others.
+            # Whether a later read succeeds does not matter to other checkpoints.
             self._found(f"{CHECKPOINTS}/{checkpoint_id}", exc.why)
             self._lost(checkpoint_id, exc.what)
             return
         for name, area in maps.areas.items():
             try:
                 missing = self._missing(area, maps)
-            except DamagedError as exc:  # of a pack that could be read before
+            except DamagedError as exc:  # of a pack that was readable before
                 self._lost(checkpoint_id, f"{name}: {exc.what}: {exc.why}")
                 continue
             if missing:
@@ -292,11 +292,11 @@ class _Check:
         return total
 
     def _fits(self, area: AreaMap, pack_id: bytes) -> bool:
-        """Whether the pack's chunks are as large as the area's: maps are data."""
+        """Whether the pack's chunks have the area's size: maps are data."""
         return self._opened.packs.find(pack_id).table.chunk_bytes == area.chunk_bytes
 
     def _elsewhere(self, pack: Pack, slots: Numbers) -> NDArray[np.bool_]:
-        """Which chunks are, undamaged, in other packs too: there they are read from."""
+        """Which chunks other packs have intact, to be read from there."""
         if self._names_there is None:
             find = self._opened.packs.find
             packs = [find(pack) for pack, good in self._good.items() if good is not None]
@@ -304,12 +304,12 @@ class _Check:
         names = self._opened.elsewhere.names(pack, slots)
         found: NDArray[np.bool_] = (self._names_there.find(names)[0] >= 0) & names.any(axis=1)
         gone = ~found & ~pack.table.has(slots) & (slots < pack.table.slot_count)
-        if gone.any():  # gc has written that down, but its records may be damaged in their turn
+        if gone.any():  # gc has recorded that, but its records may be damaged too
             self._report.noted &= self._opened.records.note([named(pack, slots[gone], names[gone])])
         return found
 
     def _bad_slots(self, pack_id: bytes, _: int) -> Numbers:
-        """The slots of a pack that cannot be read, or are gone."""
+        """The slots of a pack that are unreadable or gone."""
         slots, good = self._opened.packs.find(pack_id).table.slot_count, self._good[pack_id]
         return np.setdiff1d(np.arange(slots), good if good is not None else [])
 

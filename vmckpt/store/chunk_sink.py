@@ -1,4 +1,4 @@
-"""Takes chunks of one size: those that the store has not go into packs, once each."""
+"""Deduplicate chunks of one size: those new to the store go into packs, once each."""
 
 import os
 
@@ -13,11 +13,11 @@ from vmckpt.store.sealing.seal import HASH_BYTES
 
 
 class ChunkSink:
-    """The packs that one checkpoint adds for one size of chunks.
+    """The packs that one checkpoint adds for one chunk size.
 
-    `packs` is the checkpoint's list of packs: those that are used are added to it. `published` is
-    the checkpoint's list of the objects that may be in the store already: in an exported file they
-    are taken back in no other order.
+    `packs` is the checkpoint's list of packs, extended by those that are used. `published` is the
+    checkpoint's list of objects that may be in the store already: an exported file can take them
+    back only in this order.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ChunkSink:
         self._opened, self._index, self._packs = opened, index, packs
         self._chunk_bytes = chunk_bytes
         self._numbers = {pack: number for number, pack in enumerate(packs)}
-        # Words of chunks that this checkpoint brought.
+        # The map words of chunks that this checkpoint added.
         self._new: dict[bytes, int] = {}
         self._frame, self._hashes = bytearray(), bytearray()
         self._writer: PackWriter | None = None
@@ -41,7 +41,7 @@ class ChunkSink:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of its packs, so far as they are written."""
+        """The size of its packs written so far."""
         return sum(writer.stored_bytes for writer in self._writers())
 
     @property
@@ -50,7 +50,7 @@ class ChunkSink:
         return len(self._new)
 
     def take(self, contents: memoryview) -> Refs:
-        """The words for chunks, none of them zero, one after the other. Raises StorageError."""
+        """The map words of chunks, none of them zero, in order. Raises StorageError."""
         size = self._chunk_bytes
         names = self._opened.sealer.hashes(contents, size)
         packs, slots = self._index.find(np.frombuffer(names, dtype="<u8").reshape(-1, 2))
@@ -68,7 +68,7 @@ class ChunkSink:
         return refs
 
     def lacks(self, contents: memoryview) -> NDArray[np.bool_]:
-        """Which of the chunks would be stored, were they taken now."""
+        """Which of the chunks would be stored if they were taken now."""
         names = self._opened.sealer.hashes(contents, self._chunk_bytes)
         packs, _ = self._index.find(np.frombuffer(names, dtype="<u8").reshape(-1, 2))
         missing = packs < 0
@@ -77,13 +77,13 @@ class ChunkSink:
         return missing
 
     def publish(self) -> None:
-        """The packs are there when this returns. Raises StorageError."""
+        """Publish the packs durably. Raises StorageError."""
         self._end_frame()
         if self._writer is not None:
             self._publish(self._writer)
 
     def discard(self) -> None:
-        """Nothing stays but what was published."""
+        """Remove all that was not published."""
         for writer in self._writers():
             writer.discard()
 
@@ -107,14 +107,14 @@ class ChunkSink:
         if len(self._frame) >= FRAME_BYTES:
             self._end_frame()
             if self._slot * self._chunk_bytes >= MOST_BYTES:
-                # What is full is not kept aside: a checkpoint may be larger than the room there.
+                # Publish full packs at once: a checkpoint may exceed the space for temporary files.
                 full, self._writer = self._writer, None
                 self._full.append(full)
                 self._publish(full)
         return word
 
     def _publish(self, writer: PackWriter) -> None:
-        self._published.append(writer.name)  # before it is there
+        self._published.append(writer.name)  # before it exists
         writer.publish()
 
     def _begin_pack(self) -> PackWriter:

@@ -1,22 +1,21 @@
-"""gc: space that no checkpoint needs comes back. A plan, and what it comes to.
+"""gc: free space that no checkpoint needs, by a plan and its execution.
 
-A writer holds the lock `writers`, shared, from before it looks up what the store has until its
-checkpoint is there; what is removed is removed under that lock, exclusive, and held only for
-looking at what has come since, and for removing. Packs are rewritten before, without it.
+A writer holds the lock `writers`, shared, from before it looks up existing chunks until its
+checkpoint is committed. gc removes under that lock, exclusive, and holds it only to check what is
+new and to remove. It rewrites packs before, without the lock.
 
 In object storage a lock can be lost at any instant, unnoticed until later (a host that sleeps, a
-request that hangs). So the order is such that this harms nothing: gc publishes what it is about to
-do (`doomed/`, or a pack's next generation), then looks at checkpoints once more, then removes; a
-writer puts its checkpoint, then looks at what gc has published (`Transaction`). Whichever is first,
-the other sees it: gc leaves the objects, or the writer takes its checkpoint back. No generation is
-written twice, so two that write a pack anew do not overwrite one another's; and one of two
-generations is removed, or taken back, only for another that is there and that no gc says it is
-about to remove.
+request that hangs). The order of steps makes that harmless: gc publishes what it is about to do
+(`doomed/`, or a pack's next generation), then checks the checkpoints once more, then removes; a
+writer puts its checkpoint, then checks what gc has published (`Transaction`). Whichever is first,
+the other sees it: gc keeps the objects, or the writer takes its checkpoint back. No generation is
+written twice, so two processes that rewrite a pack do not overwrite each other's result. One of two
+generations is removed, or taken back, only if the other exists and no gc has announced its removal.
 
-A pack that was merged (`bundles/`) is in several objects until gc removes all but one. It removes
-one for another that is there, was compared, and that no gc is about to remove; of two objects only
-the lower is removed for the higher (`store/bundles/layout.py`), so that whatever gcs do at once,
-one stays.
+A merged pack (`bundles/`) is in several objects until gc removes all but one. gc removes a copy
+only if another exists, was compared, and no gc is about to remove it. Of two objects only the lower
+is removed in favour of the higher (`store/bundles/layout.py`), so one remains however many gcs run
+at once.
 """
 
 import secrets
@@ -62,19 +61,19 @@ from vmckpt.store.opened import Opened
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import PATIENCE_S, WRITERS
 
-# A pack is rewritten when more than this part of it is of no use.
+# A pack is rewritten when more than this share of it is unused.
 WORTH_RATIO = 0.2
-# A generation is higher than the one before by up to so much, at random.
+# A generation exceeds the previous one by a random step of up to this.
 _GENERATIONS = 1 << 32
-# Bundles are made so many at a time: the packs in them lie there twice until then.
+# Bundles made at a time: their packs are stored twice until the old copies are removed.
 _MERGES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A pack that is to be written anew, without what no checkpoint needs.
+    """A pack to rewrite without the chunks that no checkpoint needs.
 
-    `heals`: damaged chunks of it are to be had again.
+    `heals`: damaged chunks of it can be read again.
     """
 
     pack_id: bytes
@@ -88,7 +87,7 @@ class Rewrite:
 class GcPlan:
     """What gc would do: objects to remove (name: size), packs to rewrite, small ones to merge.
 
-    `damaged` packs have no table that can be read: they are left alone. `proven`: see `copies`.
+    `damaged` packs have no readable table: they are left alone. `proven`: see `copies`.
     """
 
     dead: dict[str, int]
@@ -101,16 +100,16 @@ class GcPlan:
 
     @property
     def freed_bytes(self) -> int:
-        """How much space comes back, about."""
+        """The approximate space that would be freed."""
         removed = sum(self.dead.values()) + sum(self.leftovers.values())
         return removed + sum(rewrite.freed_bytes for rewrite in self.rewrites)
 
 
 class Collected(NamedTuple):
-    """What gc came to: bytes that came back, chunks that were healed, and by pack those lost.
+    """The result of gc: bytes freed, chunks healed, and lost chunks by pack.
 
-    Lost chunks are needed by checkpoints and can be read nowhere, until their content is put again.
-    `bundles`: how many objects small packs were merged into.
+    Lost chunks are needed by checkpoints and cannot be read anywhere, until their content is stored
+    again. `bundles`: the number of bundles made of small packs.
     """
 
     freed_bytes: int
@@ -120,9 +119,9 @@ class Collected(NamedTuple):
 
 
 def plan_gc(store: Store) -> GcPlan:
-    """What gc would do now. Changes nothing. Raises RefusedError, StorageError.
+    """Plan what gc would do now. Changes nothing. Raises RefusedError, StorageError.
 
-    Refused while a checkpoint cannot be read: what it needs is unknown.
+    Refused while a checkpoint cannot be read: its needs are unknown.
     """
     needed = Needed()
     look_at_checkpoints(store, needed)
@@ -161,23 +160,23 @@ def plan_gc(store: Store) -> GcPlan:
 
 
 def collect(store: Store, plan: GcPlan) -> Collected:
-    """Do it, as far as it is still right.
+    """Execute the parts of a plan that are still valid.
 
-    Killed at any moment it has harmed nothing, and the next one goes on. Raises BusyError (another
-    gc, or a writer that does not end), RefusedError, StorageError.
+    Killed at any moment it does no harm, and the next gc continues. Raises BusyError (another gc,
+    or a writer that does not end), RefusedError, StorageError.
     """
     hold, backend = store.opened.backend.hold, store.opened.backend
     needed = plan.needed
     came = Collected(0, 0, {})
     with hold("gc", shared=False):
         before = _size(store)
-        # First: what heals a pack may lie in another one that no checkpoint needs.
+        # First: what heals a pack may be in another one that no checkpoint needs.
         put_off = list[Rewrite]()
         for rewrite in plan.rewrites:
             if rewrite.heals:
                 try:
                     came = _rewritten(store, rewrite, needed, came)
-                except StorageError:  # on a full disk removing makes the room for it
+                except StorageError:  # on a full disk removing frees the space for it
                     put_off.append(rewrite)
         with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
             look_at_checkpoints(store, needed)
@@ -192,20 +191,22 @@ def collect(store: Store, plan: GcPlan) -> Collected:
             name = pack_name(rewrite.pack_id, rewrite.generation)
             if not rewrite.heals and not _may_help(store, name, others):
                 came = _rewritten(store, rewrite, needed, came)
-        # Last: it takes room before it gives any back.
+        # Last: it takes space before it frees any.
         came = came._replace(bundles=_merged(store, plan, needed))
         store.opened.records.tidy(needed.slots)
         return came._replace(freed_bytes=max(0, before - _size(store)))
 
 
 def _merged(store: Store, plan: GcPlan, needed: Needed) -> int:
-    """Merge packs, some at a time: what was merged goes before more is. How many bundles."""
+    """Merge packs in batches, removing old copies before the next batch; returns the bundle
+    count.
+    """
     if not plan.merges or not may_merge(store):
         return 0
     backend, made = store.opened.backend, 0
     for at in range(0, len(plan.merges), _MERGES):
         made += merge(store, backend.look(), plan.merges[at : at + _MERGES])
-        # As they lie there now: nothing goes for what was not read again.
+        # List again: nothing is removed because of an object that was not read again.
         held = backend.look()
         proven = plan.proven | copies(store, held, kept_packs(store, needed, held))
         with backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
@@ -220,14 +221,14 @@ def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: 
         lock.require()
         backend.remove(name)
     dead = dead_objects(store, needed, proven)
-    # What was found damaged since the plan was made, or found no room, heals first.
+    # First heal what was found damaged, or had no space, since the plan was made.
     if dead and (hurt := list(_to_heal(store, needed))):
         dead = {name: size for name, size in dead.items() if not _may_help(store, name, hurt)}
     if not dead:
         return
     with _published(backend, dead) as mine:
         look_at_checkpoints(store, needed)
-        # Before the look at what is there: one that removes a copy may be over by then.
+        # Before listing the store: a gc that removes a copy may have ended by then.
         others = doomed.names(backend, but=mine)
         for name in dead.keys() & dead_objects(store, needed, proven, others).keys():
             lock.require()
@@ -242,19 +243,19 @@ def _published(backend: Backend, names: Iterable[str]) -> Iterator[str]:
         try:
             mine = said.enter_context(doomed.published(backend, names))
         except StorageError:
-            # This is to make room. The lock keeps writers away, too.
+            # This is to free space; the lock, too, keeps writers away.
             if not backend.locks_last:
                 raise
         yield mine
 
 
 def _removed_for(store: Store, goes: str, stays: str) -> bool:
-    """Remove one generation of a pack, since another one is there. False: that one is gone, or
-    another gc may be about to remove it, so both are left to the next gc.
+    """Remove one generation of a pack in favour of another. False: that one is gone, or another gc
+    may be about to remove it, so both are left to the next gc.
     """
     backend = store.opened.backend
     with _published(backend, [goes]) as mine:
-        # In this order, as in `_remove_dead`.
+        # In the same order as in `_remove_dead`.
         others = doomed.names(backend, but=mine)
         held = backend.look()
         if others.issuperset(held.holders(stays)):
@@ -264,27 +265,28 @@ def _removed_for(store: Store, goes: str, stays: str) -> bool:
 
 
 def _rewritten(store: Store, rewrite: Rewrite, needed: Needed, before: Collected) -> Collected:
-    """What gc came to after one more pack was written anew, or found to be gone or unreadable."""
+    """The result so far, after one more pack was rewritten, or found gone or unreadable."""
     name = pack_name(rewrite.pack_id, rewrite.generation)
     try:
         with ExitStack() as undo:
             healed, lost = _rewrite(store, rewrite, needed, undo)
-    except MissingError:  # another gc has written it anew
+    except MissingError:  # another gc has rewritten it
         return before
     except DamagedError:
-        # Damaged since the plan was made: all of it is lost, as its intact parts are unknown. Or
-        # its disk cannot read some of it: it stays until it is read, or no checkpoint needs it.
+        # Damaged since the plan was made: all of it is lost, because its intact parts are unknown.
+        # Or its disk cannot read some of it: it stays until it can be read, or no checkpoint needs
+        # it.
         healed, lost = 0, len(needed.slots.get(rewrite.pack_id, ()))
     known = before.lost | ({name: lost} if lost else {})
     return before._replace(healed=before.healed + healed, lost=known)
 
 
 def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) -> tuple[int, int]:
-    """Write a pack anew and put it in the place of the old one; both may be there for a moment.
+    """Rewrite a pack and remove the old generation; both may exist for a moment.
 
-    How many of its chunks that were known to be damaged it has again, and how many are lost: these
-    are written down first, with their names, and come back when their content does. One that heals
-    keeps all that it has: another may heal by what no checkpoint needs of this one.
+    Returns how many chunks known as damaged it has again, and how many are lost. Lost chunks are
+    recorded first, with their names, and return when their content is stored again. A pack that
+    heals keeps all its chunks: another may heal by chunks that no checkpoint needs of this one.
     """
     opened = store.opened
     pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
@@ -304,11 +306,11 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         kept = of_table(pack.table, needed.slots[pack.id])
         lost = np.setdiff1d(kept, found)
         if not np.isin(lost, wanted).all():
-            return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
+            return 0, len(lost)  # a new checkpoint needs more of it
         lock.require()
         gone = named(pack, lost, opened.elsewhere.names(pack, lost))._replace(generation=generation)
         noted = list[str]()
-        # Undone until it is certain that it has all that is needed, whatever `publish` says.
+        # Undone until it is certain to be complete, whatever `publish` reports.
         undo.callback(_take_back, store, new.name, pack.name, noted)
         if len(lost):
             for _ in range(RECORD_COPIES):  # nothing else knows these names from now on
@@ -326,16 +328,17 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
 
 
 def _take_back(store: Store, new: str, old: str, noted: Sequence[str]) -> None:
-    """Remove what may have been published of a pack's next generation, and what was noted of it.
+    """Remove a pack's next generation, which may be published, and the records about it.
 
-    Unless another gc, which took this one's lost locks, keeps that one and removes the old one.
+    Except if another gc, which took this one's lost locks, keeps that generation and removes the
+    old one.
     """
     if _removed_for(store, new, old):
         store.opened.records.remove(noted)
 
 
 def _kept(opened: Opened, pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers, bytes]]:
-    """Chunks of a pack, frames full of them: slots and contents, without those that are lost."""
+    """A pack's chunks, in full frames: slots and contents, without lost ones."""
     per_frame = FRAME_BYTES // pack.table.chunk_bytes
     cache = FrameCache()
     for at in range(0, len(slots), per_frame):
@@ -346,7 +349,7 @@ def _kept(opened: Opened, pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers,
 
 
 def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
-    """Whether writing a pack anew brings back slots of it, or its table of names."""
+    """Whether rewriting a pack recovers slots of it, or its table of names."""
     try:
         pack.require_hashes()
     except DamagedError:
@@ -360,7 +363,7 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
 def _is_whole_without(opened: Opened, pack: Pack, needed: Numbers) -> bool:
     """Whether a pack has known damage, and only of chunks that no checkpoint needs.
 
-    Without them it is whole. What a disk cannot read now, but perhaps later, stays: False.
+    Without them it is intact. If a disk cannot read it now, but perhaps later: False.
     """
     known, table = opened.records.slots(pack.id, pack.generation), pack.table
     if not len(known) or np.isin(known, needed).any():
@@ -377,8 +380,8 @@ def _is_whole_without(opened: Opened, pack: Pack, needed: Numbers) -> bool:
 
 
 def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
-    """Known damage that may heal, now or once a disk can read it, perhaps by what no checkpoint
-    needs: packs, and slots of them.
+    """Known damage that may heal, now or once a disk can read it, perhaps with chunks that no
+    checkpoint needs: packs and their slots.
     """
     opened = store.opened
     opened.records.refresh()
@@ -393,7 +396,7 @@ def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
 
 
 def _may_help(store: Store, name: str, hurt: Sequence[tuple[Pack, Numbers]]) -> bool:
-    """Whether an object may have what heals some of these: it is not certain that it has not."""
+    """Whether an object may have chunks that heal some of these, unless it certainly has not."""
     opened = store.opened
     if not hurt or not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
         return False
@@ -414,7 +417,7 @@ def _may_help(store: Store, name: str, hurt: Sequence[tuple[Pack, Numbers]]) -> 
 
 
 def _are_found(opened: Opened, pack: Pack, slots: Numbers) -> bool:
-    """Whether some of these can be read, by place or by name."""
+    """Whether some of these can be read, by location or by name."""
     return bool(len(slots)) and opened.elsewhere.finds_any(pack, slots)
 
 
@@ -425,9 +428,9 @@ def _merges(
     proven: frozenset[Copies],
     rewrites: Iterable[Rewrite],
 ) -> list[Merge]:
-    """The small packs that it pays to merge, in the order in which checkpoints need them."""
+    """The small packs worth merging, in the order in which checkpoints need them."""
     generations = Counter(parsed[0] for parsed in map(parsed_name, held.sizes()) if parsed)
-    # Where there are two generations, another gc may be about to take one back.
+    # Of two generations another gc may be about to take one back.
     changing = {
         name for name in kept if (parsed := parsed_name(name)) and generations[parsed[0]] > 1
     } | {pack_name(one.pack_id, one.generation) for one in rewrites}

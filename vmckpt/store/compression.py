@@ -1,4 +1,4 @@
-"""zstd, for what a store keeps: small and large, by several threads."""
+"""zstd compression for the store: small and large data, in several threads."""
 
 import threading
 
@@ -10,7 +10,7 @@ _per_thread = threading.local()
 
 
 def compress(data: bytes | bytearray, level: int) -> bytes:
-    """zstd, with the size of what it was."""
+    """Compress; the frame includes the original size."""
     name = f"compressor_{level}"
     compressor = getattr(_per_thread, name, None)
     if compressor is None:
@@ -23,7 +23,7 @@ def compress(data: bytes | bytearray, level: int) -> bytes:
 def unpack(
     data: bytes, size: int | None, name: str, most: int = 1 << 30, *, fitting: int = 1 << 62
 ) -> bytes:
-    """The inverse; `size` is what it has to be, `fitting` what this machine has room for.
+    """Decompress; `size` is the required size, `fitting` what this machine has memory for.
 
     Raises DamagedError, UnreadableError.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints from one store into another: copy, export and import are the same."""
+"""Copy checkpoints between stores; export and import work in the same way."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -18,7 +18,7 @@ _BATCH_BYTES = 4 << 20
 
 
 def missing(source: Store, target: Store, manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Those that the target has not, in the order in which they should be copied."""
+    """The checkpoints that the target lacks, in the order to copy them."""
     there = set(target.ids())
     return in_order(manifest for manifest in manifests if manifest.id not in there)
 
@@ -29,14 +29,14 @@ def copy_checkpoints(
     manifests: Iterable[Manifest],
     copied: Callable[[Manifest], None] = lambda manifest: None,
 ) -> list[Manifest]:
-    """Copy checkpoints, one after the other: each is there whole, or not at all.
+    """Copy checkpoints one after the other, each completely or not at all.
 
-    They keep their ids, so that the target's list of what came from what is the source's, and
-    operators' pins. Where the target has the parent, only what differs from it is read. `copied`
-    hears of each. One that the source has no more is left out. Raises StorageError; at the end,
-    after all that can be copied was, DamagedError (the source has some that cannot be read, or the
-    target has others of their ids), else BusyError (some are being removed there, or their VM's are
-    being written to the target).
+    They keep their ids, so that the target has the source's parent relations, and operators' pins.
+    If the target has the parent, only the difference to it is read. `copied` receives each one. A
+    checkpoint that the source no longer has is left out. Raises StorageError; at the end, after all
+    that can be copied, DamagedError (the source has unreadable ones, or the target has different
+    ones with their ids), else BusyError (some are being removed in the source, or a writer of the
+    same VM is active in the target).
     """
     every, done = list(manifests), []
     bad, busy = dict[str, DamagedError](), dict[str, BusyError]()
@@ -56,7 +56,7 @@ def copy_checkpoints(
             bad[manifest.id] = exc
         except BusyError as exc:
             busy[manifest.id] = exc
-        except NotFoundError:  # a rule has removed it since the source was listed
+        except NotFoundError:  # retention has removed it since the source was listed
             continue
     if bad:
         raise damaged(*_told(bad, every))
@@ -67,7 +67,7 @@ def copy_checkpoints(
 
 
 def _told(errors: Mapping[str, VmckptError], wanted: Sequence[Manifest]) -> tuple[str, str]:
-    """What and why, of those that were not copied."""
+    """Error text for those that were not copied: what, and why."""
     whys = [f"{one}: {exc.what}: {exc.why}" for one, exc in list(errors.items())[:5]]
     return f"{len(errors)} of {len(wanted)} checkpoints were not copied", "; ".join(whys)
 
@@ -97,9 +97,9 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
 def _difference(
     source: Store, target: Store, manifest: Manifest
 ) -> tuple[str | None, dict[str, Numbers]]:
-    """The parent, if both have it, and what differs from it. The parent may be damaged, or go.
+    """The parent, if both have it, and the difference to it. The parent may be damaged or removed.
 
-    Or be another one in the target: who adds to that chooses ids.
+    It may also be a different one in the target: clients that add to it choose ids.
     """
     if manifest.parent is None:
         return None, {}
@@ -112,7 +112,7 @@ def _difference(
 
 
 def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:
-    """It in the target, and what it starts from: nothing, where that is damaged or gone there."""
+    """A transaction in the target, and its parent; None if that is damaged or gone there."""
     origin = Origin(
         manifest.id,
         manifest.vm,
@@ -130,7 +130,7 @@ def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Trans
 
 
 def _put(area: Area, writer: AreaWriter, numbers: Numbers) -> None:
-    """Chunks that differ from the parent's. Those beyond the area's end are gone with it."""
+    """Chunks that differ from the parent's, without those beyond the area's end."""
     wanted = numbers[numbers < area.chunk_count]
     step = _BATCH_BYTES // area.chunk_bytes
     for at in range(0, len(wanted), step):

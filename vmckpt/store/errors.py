@@ -4,14 +4,15 @@ from vmckpt.errors import RefusedError, StorageError
 
 
 class DamagedError(StorageError):
-    """Bytes in the store are not those that were written, or are missing."""
+    """Bytes in the store are missing, or differ from those written."""
 
     kind = "damaged"
 
 
 class UnreadableError(DamagedError):
-    """A disk cannot read bytes of an object now, or this machine has not the memory for them. They
-    may be right, and be read another time: what rests on them is neither removed nor given up.
+    """A disk cannot read bytes of an object now, or this machine lacks the memory.
+
+    They may be intact and readable later: what depends on them is neither removed nor given up.
     """
 
 
@@ -20,7 +21,7 @@ class ThereAlreadyError(RefusedError):
 
 
 def there_already(checkpoint_id: str, place: str) -> ThereAlreadyError:
-    """The error of a writer that was slower than another, with the same checkpoint."""
+    """The error for a checkpoint that another writer stored first."""
     return ThereAlreadyError(
         f"checkpoint {checkpoint_id} is in the store {place} already",
         why="another command has put it there meanwhile",
@@ -29,7 +30,7 @@ def there_already(checkpoint_id: str, place: str) -> ThereAlreadyError:
 
 
 def damaged(what: str, why: str) -> DamagedError:
-    """The error for bytes that are not what was written."""
+    """The error for bytes that differ from those written."""
     return DamagedError(
         what,
         why=why,
@@ -38,7 +39,7 @@ def damaged(what: str, why: str) -> DamagedError:
 
 
 def too_large(name: str, why: str) -> UnreadableError:
-    """The error for what takes more memory than this machine has."""
+    """The error for data that takes more memory than this machine has."""
     return UnreadableError(
         f"{name} cannot be read here", why=why, remedy="read it on a machine with more memory"
     )

@@ -1,4 +1,4 @@
-"""What checkpoints need, and so what lies in a store that none needs: for gc, which removes it."""
+"""Determine what checkpoints need, and which objects gc can therefore remove."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ from vmckpt.store.store import Store, is_id
 
 @dataclass(slots=True)
 class Needed:
-    """What checkpoints need: of each pack the slots, and the maps that others rest on.
+    """What checkpoints need: slots by pack, and the maps that others are based on.
 
-    `checkpoints` that were looked at, and in which version: one that is removed may come again, by
-    a copy, with other content.
+    `checkpoints`: those examined, with versions: a removed one may return, by a copy, with other
+    content.
     """
 
     checkpoints: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Needed:
     bases: set[bytes] = field(default_factory=set)
 
     def add(self, maps: Maps) -> None:
-        """One more checkpoint."""
+        """Add a checkpoint."""
         if maps.base is not None:
             self.bases.add(maps.base)
         for area in maps.areas.values():
@@ -47,7 +47,7 @@ class Needed:
 
 
 def look_at_checkpoints(store: Store, needed: Needed) -> None:
-    """Add what checkpoints need that were not looked at yet. Raises RefusedError."""
+    """Add the needs of checkpoints that were not examined yet. Raises RefusedError."""
 
     def read(checkpoint_id: str) -> Maps | None:
         try:
@@ -55,7 +55,7 @@ def look_at_checkpoints(store: Store, needed: Needed) -> None:
         except MissingError:  # removed, meanwhile
             return None
         except DamagedError as exc:
-            # One that may be read another time, or elsewhere, is not to be removed.
+            # One that may be readable later, or elsewhere, must not be removed.
             is_lost = not isinstance(exc, UnreadableError)
             remedy = "remove it (vmckpt checkpoint rm), then run this again"
             raise RefusedError(
@@ -78,8 +78,8 @@ def look_at_checkpoints(store: Store, needed: Needed) -> None:
 def dead_objects(
     store: Store, needed: Needed, proven: frozenset[Copies], gone: Collection[str] = frozenset()
 ) -> dict[str, int]:
-    """Objects that no checkpoint needs: packs, all but one of their generations, all but one of
-    their copies, bundles of such alone, maps, pins.
+    """Objects that no checkpoint needs: packs, all but one of their generations and copies, bundles
+    of only such packs, maps, pins.
 
     `gone`: objects that others may remove at any moment.
     """
@@ -91,7 +91,8 @@ def dead_objects(
     def is_dead(pack: str, holder: str) -> bool:
         if pack in kept:
             return superseded(pack, holder, held, proven, gone)
-        # Another generation is kept: not for one that its gc may be about to take back.
+        # Another generation is kept: but not in favour of one that its gc may be about to take
+        # back.
         kept_one = stays.get(pack.partition("-")[0])
         return kept_one is None or any(one not in gone for one in held.holders(kept_one))
 
@@ -103,7 +104,7 @@ def dead_objects(
     for name, bundle in held.bundles.items():
         if all(is_dead(pack, name) for pack in bundle.members):
             dead[name] = bundle.size
-    if len(kept) == len(needed.slots):  # nothing is missing that may be in those
+    if len(kept) == len(needed.slots):  # nothing is missing that those might have
         dead |= held.unreadable_bytes
     for name, size in store.opened.backend.names(MAPS).items():
         if name not in {base.hex() for base in needed.bases}:
@@ -112,7 +113,7 @@ def dead_objects(
 
 
 def kept_packs(store: Store, needed: Needed, held: Holdings) -> dict[str, int]:
-    """The packs that checkpoints need, each in the generation that stays, and their sizes."""
+    """The packs that checkpoints need, each in the generation to keep, with sizes."""
     sizes = held.sizes()
     generations: dict[bytes, list[int]] = {}
     for parsed in map(parsed_name, sizes):
@@ -135,16 +136,17 @@ def _is_merged(held: Holdings, pack_id: bytes, generation: int) -> bool:
 def _kept_generation(
     store: Store, pack_id: bytes, newest_first: Sequence[int], slots: Numbers
 ) -> int:
-    """The newest that lacks nothing of what is needed that an older one has, undamaged as far as
-    is known; where none can be read, the newest. Raises UnreadableError.
+    """The generation to keep: the newest that lacks no needed slot of an older one.
 
-    A gc that was stopped for long may have published one that lacks what came meanwhile.
+    Known damage does not count as having a slot. If none can be read, the newest. Raises
+    UnreadableError. A gc that was stopped for long may have published one that lacks chunks added
+    meanwhile.
     """
     whole: dict[int, PackTable] = {}
     for number in newest_first if len(newest_first) > 1 else []:
         try:
             whole[number] = store.opened.packs.open(pack_id, number).table
-        except UnreadableError:  # it may be the one that stays: none of them goes now
+        except UnreadableError:  # it may be the one to keep: remove none now
             raise
         except (DamagedError, MissingError):
             continue
@@ -161,5 +163,5 @@ def _kept_generation(
 
 
 def of_table(table: PackTable, slots: Numbers) -> Numbers:
-    """Those that a pack may have: maps are data, and may name any."""
+    """Slots that a pack can have: maps are data, and may name any."""
     return slots[slots < table.slot_count]

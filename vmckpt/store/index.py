@@ -10,9 +10,9 @@ from vmckpt.store.files.pack import Hashes, Numbers, Pack
 
 
 class Index:
-    """The chunks of some packs, to be looked up by the thousand. It does not change.
+    """The chunks of some packs, for bulk lookups. Immutable.
 
-    Packs are known by their number in `packs`.
+    Packs are identified by their number in `packs`.
     """
 
     def __init__(self) -> None:
@@ -23,9 +23,9 @@ class Index:
         self._places = np.zeros(0, dtype=np.int64)
 
     def grown(self, packs: Iterable[Pack], damaged: Callable[[bytes, int], Numbers]) -> "Index":
-        """Another, which has these packs too, but for what is damaged: nothing should rest on it.
+        """A new index that includes these packs, except damaged slots, which nothing should reuse.
 
-        `damaged`: the damaged slots of a pack's generation, as far as they are known.
+        `damaged`: the known damaged slots of a pack's generation.
         """
         firsts, seconds, places = [self._first], [self._second], [self._places]
         new = Index()
@@ -47,7 +47,7 @@ class Index:
         if len(firsts) == 1:
             return self
         first = np.concatenate(firsts)
-        # What was there is in order: that order is used.
+        # The existing entries are sorted: use that.
         order = np.argsort(first, kind="stable")
         new._first = first[order]
         new._second = np.concatenate(seconds)[order]
@@ -55,9 +55,9 @@ class Index:
         return new
 
     def find(self, hashes: Hashes) -> tuple[Numbers, Numbers]:
-        """The packs' numbers (-1: no pack has it) and slots of chunks with these names.
+        """The pack numbers (-1: in no pack) and slots of chunks with these names.
 
-        Of two with the same first half it may find none: then one of them is stored once more.
+        Of two names with the same first half it may find none: then one chunk is stored again.
         """
         if not len(self._first):
             return np.full(len(hashes), -1), np.zeros(len(hashes), dtype=np.int64)

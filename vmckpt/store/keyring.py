@@ -1,7 +1,7 @@
-"""The keys of a store, changed without writing its data anew; the copies and backups of its config.
+"""Change the keys of a store without rewriting its data; copies and backups of its config.
 
-Only the wrapped secret changes, so a change takes a second however large the store is. Two changes
-at a time wait for each other (the lock "config").
+Only the wrapped secret changes, so a change takes a second however large the store is. Concurrent
+changes wait for each other (the lock "config").
 """
 
 import base64
@@ -47,14 +47,14 @@ _LONGEST_NAME = 40
 _TITLE = "vmckpt store backup 1"
 _LINE_BYTES = 20
 _MOST_BYTES = 64 << 10
-# So many objects of a kind are asked whose they are.
+# The number of objects of each kind whose headers are checked.
 _HEADERS = 16
 
 
 class Changed(NamedTuple):
     """The key that was added or removed; copies of the config that could not be written, and why.
 
-    Until `check` writes those copies, they have the keys of before.
+    Until `check` writes those copies, they have the previous keys.
     """
 
     key: Wrapped
@@ -62,7 +62,7 @@ class Changed(NamedTuple):
 
 
 def _any(config: Config) -> None:
-    """Whatever store it is."""
+    """Accept any store."""
 
 
 def add_key(
@@ -72,7 +72,7 @@ def add_key(
     name: str,
     require: Callable[[Config], object] = _any,
 ) -> Changed:
-    """One more key opens the store. `source` opens it now. Raises RefusedError, UsageError.
+    """Add a key to the store. `source` opens it now. Raises RefusedError, UsageError.
 
     `require` raises unless it is the store that is meant.
     """
@@ -87,7 +87,7 @@ def rotate_key(
     name: str,
     require: Callable[[Config], object] = _any,
 ) -> Changed:
-    """A new key opens the store, and the one that opened it for this does not any more."""
+    """Replace the key that opens the store now by a new one."""
     _require_name(name)
 
     def replaced(keys: Sequence[Wrapped], by: Wrapped, made: Wrapped) -> list[Wrapped]:
@@ -102,7 +102,7 @@ def remove_key(
     key_id: str,
     require: Callable[[Config], object] = _any,
 ) -> Changed:
-    """One of its keys opens the store no more: any but the one that opened it for this.
+    """Remove any key except the one that opens the store now.
 
     Raises NotFoundError, RefusedError.
     """
@@ -128,23 +128,24 @@ def remove_key(
 
 
 def restore_copies(store: Store) -> list[tuple[str, str]]:
-    """Write those copies of the config anew that are not what they should be.
+    """Rewrite copies of the config that are wrong; returns what was wrong, by name.
 
-    What was wrong, by name; that stores of older versions have one copy is not wrong. Raises
-    StorageError.
+    A store of an older version, with one copy, is not wrong. Raises StorageError.
     """
     backend = store.opened.backend
     try:
         with backend.hold("config", shared=False, wait_s=PATIENCE_S):
             return _compared(store, write=True)
     except VmckptError as exc:
-        # Not to be written to: an exported file, a file system that is only to be read.
+        # Read-only: an exported file, or a read-only file system.
         wrong = _compared(store, write=False)
         return [(name, f"{why}; not rewritten: {exc.why}") for name, why in wrong]
 
 
 def backup_text(config: Config, *, on_paper: bool) -> str:
-    """What `restore_backup` makes the config from; `on_paper`: in lines that a person can type."""
+    """The text from which `restore_backup` restores the config; `on_paper`: lines that you can
+    type.
+    """
     head = f"# {_TITLE}: store {config.id}\n"
     head += (
         "# One of the store's keys is needed beside this.\n"
@@ -163,7 +164,7 @@ def backup_text(config: Config, *, on_paper: bool) -> str:
 
 
 def parse_backup(text: str) -> Config:
-    """The config in a backup, of either kind. Raises UsageError, DamagedError, RefusedError."""
+    """The config in a backup of either kind. Raises UsageError, DamagedError, RefusedError."""
     lines = [line.strip() for line in text[:_MOST_BYTES].splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if lines and lines[0].startswith("{"):
@@ -182,10 +183,10 @@ def parse_backup(text: str) -> Config:
 def restore_backup(
     backend: Backend, config: Config, source: KeySource | None, *, replace: bool
 ) -> None:
-    """Make the config of a store what a backup says.
+    """Restore a store's config from a backup.
 
-    It has to fit what lies in the store, and the key has to open it. Raises RefusedError: it does
-    not, or a whole config is there that is another one, and `replace` is not given.
+    It must fit the objects in the store, and the key must open it. Raises RefusedError: it does
+    not, or another intact config exists and `replace` is not given.
     """
     unwrap(config, source)
     with backend.hold("config", shared=False, wait_s=PATIENCE_S):
@@ -202,7 +203,7 @@ def restore_backup(
                 remedy="see `vmckpt store key list`; add --replace to put the backup in its place: "
                 "then the keys of that time open the store",
             )
-        # The one that is read comes last: beside it `check` would take a later one for right.
+        # The copy that is read comes last: otherwise `check` would prefer a later one.
         for name in reversed(NAMES):
             write_copy(backend, name, config)
 
@@ -226,7 +227,7 @@ def _changed(
                 remedy="remove one: vmckpt store key rm",
             )
         after = with_keys(config, changed, opening.secret)
-        # A key command that prints something else each time is found out before it counts.
+        # Detects a key command with varying output before the change takes effect.
         unwrap(after, new)
         return Changed(made, replace_config(backend, after))
 
@@ -278,9 +279,9 @@ def _compared(store: Store, *, write: bool) -> list[tuple[str, str]]:
 
 
 def _require_fits(backend: Backend, config: Config) -> None:
-    """The objects of a store say in their headers which store's they are, and whether encrypted.
+    """An object's header says which store it belongs to, and whether it is encrypted.
 
-    One that agrees will do: another's header may be damaged.
+    One that agrees is enough: another's header may be damaged.
     """
     wrong = ""
     for folder in (CHECKPOINTS, PACKS, BUNDLES):

@@ -1,6 +1,6 @@
-"""Making and opening stores, wherever they are.
+"""Create and open stores, wherever they are.
 
-A location is what `backends/locations.py` knows; or a backend that was opened already.
+A location is anything that `backends/locations.py` knows, or an open backend.
 """
 
 import os
@@ -41,10 +41,10 @@ MOST_FILES = 65536
 
 
 class Access(NamedTuple):
-    """What the operator's process found a store to be, for processes that have no way to a key.
+    """What the operator's process found out about a store, for processes without access to a key.
 
-    `secret` opens an encrypted store; None: it is not encrypted, and must not be. `store_id`: which
-    store; None: any. `may_be_made`: there was none, and one may be made.
+    `secret` opens an encrypted store; None: it must not be encrypted. `store_id`: which store;
+    None: any. `may_be_made`: it did not exist, and may be created.
     """
 
     secret: bytes | None = None
@@ -53,9 +53,9 @@ class Access(NamedTuple):
 
 
 def create_store(place: str | Backend, key: KeySource | None = None) -> Store:
-    """Make a store, and open it; with a key it is encrypted.
+    """Create a store, and open it; with a key it is encrypted.
 
-    Raises RefusedError when there is or was one, or no key is had; StorageError.
+    Raises RefusedError if there is or was one, or the key is not available; StorageError.
     """
     backend = backend_at(place) if isinstance(place, str) else place
     secret = os.urandom(SECRET_BYTES)
@@ -70,9 +70,9 @@ def open_store(
     *,
     unencrypted_ok: bool = False,
 ) -> Store:
-    """Open a store. Without `key` an encrypted one takes the environment's, or ssh-agent's.
+    """Open a store. Without `key`, an encrypted one uses the environment's key, or ssh-agent's.
 
-    With a key, also one of the environment, a store that is not encrypted is refused, unless
+    With a key, also one from the environment, an unencrypted store is refused, unless
     `unencrypted_ok`. Raises NotFoundError, DamagedError, RefusedError, StorageError.
     """
     backend = backend_at(place) if isinstance(place, str) else place
@@ -92,7 +92,7 @@ def open_store(
 
 
 def config_at(place: str) -> Config:
-    """What a store says of itself. Raises NotFoundError, DamagedError, RefusedError."""
+    """A store's config. Raises NotFoundError, DamagedError, RefusedError."""
     backend = backend_at(place)
     try:
         return read_config(backend)
@@ -101,7 +101,9 @@ def config_at(place: str) -> Config:
 
 
 def require_encrypted(config: Config, place: str, key: KeySource | None) -> None:
-    """Raises RefusedError: a key is given, or in the environment, and the store has none."""
+    """Raises RefusedError if there is a key, given or in the environment, and the store is
+    unencrypted.
+    """
     source = key or from_environment()
     if source is None or config.is_encrypted:
         return
@@ -117,7 +119,7 @@ def require_encrypted(config: Config, place: str, key: KeySource | None) -> None
 
 
 def _require_as_found(config: Config, place: str, access: Access) -> None:
-    """Raises RefusedError: it was replaced since the operator's process read it."""
+    """Raises RefusedError if it was replaced since the operator's process read it."""
     if config.is_encrypted == (access.secret is not None) and access.store_id in (None, config.id):
         return
     raise RefusedError(
@@ -128,16 +130,16 @@ def _require_as_found(config: Config, place: str, access: Access) -> None:
 
 
 def described(config: Config) -> str:
-    """Its id, and whether it is encrypted, in words."""
+    """Its id, and whether it is encrypted, as text."""
     return f"store {config.id[:12]}, {'encrypted' if config.is_encrypted else 'not encrypted'}"
 
 
 @contextmanager
 def new_archive(path: Path, like: Store) -> Iterator[Store]:
-    """A store in a file that is there when the block ends, and is not when it fails.
+    """A new store in a file, which exists after the block unless that fails.
 
-    What is encrypted in `like` is encrypted in the file, and the same key opens it. Raises
-    RefusedError, BusyError, StorageError.
+    If `like` is encrypted, so is the file, and the same key opens it. Raises RefusedError,
+    BusyError, StorageError.
     """
     archive = NewArchive(path.absolute())
     try:
@@ -152,7 +154,7 @@ def new_archive(path: Path, like: Store) -> Iterator[Store]:
 
 
 def _allow_many_files() -> None:
-    """A checkpoint has a file open for every 128 MiB of new content until it is committed."""
+    """Until it is committed, a checkpoint has one file open per 128 MiB of new content."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

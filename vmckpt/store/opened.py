@@ -1,4 +1,4 @@
-"""A store that was opened: what all that works on it shares."""
+"""An open store: the state that all its operations share."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +14,13 @@ from vmckpt.store.sealing.seal import Sealer
 
 T = TypeVar("T")
 R = TypeVar("R")
-# Under way at once.
+# Concurrent requests.
 REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`pool` is for what lets go of Python's lock: compressing, and reading."""
+    """`pool` is for work that releases Python's lock: compressing, and reading."""
 
     secret: bytes
     backend: BundledBackend
@@ -33,11 +33,11 @@ class Opened:
 
     @property
     def is_remote(self) -> bool:
-        """Whether each read takes a request over a network, and several may be under way."""
+        """Whether each read is a network request, and several may run concurrently."""
         return self.backend.is_remote
 
     def at_once(self, work: Callable[[T], R], each: Iterable[T]) -> list[R]:
-        """What `work` gives for each, in order; where that is faster, for several at once."""
+        """The results of `work` for each, in order; run concurrently if that is faster."""
         if not self.is_remote:
             return list(map(work, each))
         with ThreadPoolExecutor(REQUESTS, thread_name_prefix="store requests") as threads:

@@ -1,4 +1,4 @@
-"""A store: its catalogue, and what is done with checkpoints."""
+"""A store: its catalogue, and the operations on checkpoints."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,14 +35,14 @@ from vmckpt.store.transaction import (
 
 
 class StoreContents(NamedTuple):
-    """What checkpoints there are, oldest first, and those whose manifest cannot be read."""
+    """All checkpoints, oldest first, and those with unreadable manifests."""
 
     manifests: list[Manifest]
     damaged: dict[str, DamagedError]
 
 
 class Store:
-    """An open store (`open.py`). Calls block; reading may be done by several threads."""
+    """An open store (`open.py`). Calls block; several threads may read."""
 
     def __init__(self, opened: Opened, config: Config) -> None:
         self.opened, self.config = opened, config
@@ -50,7 +50,7 @@ class Store:
         self._index, self._index_version = Index(), 0
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Release files and threads."""
         self.opened.pool.shutdown(cancel_futures=True)
         self.opened.backend.close()
 
@@ -86,7 +86,7 @@ class Store:
         return StoreContents(in_order(found), bad)
 
     def ids(self) -> list[str]:
-        """All checkpoints' ids, in no order."""
+        """All checkpoints' ids, unordered."""
         return [name for name in self.opened.backend.names(CHECKPOINTS) if is_id(name)]
 
     def manifests(self, vm: str | None = None) -> list[Manifest]:
@@ -95,17 +95,17 @@ class Store:
 
     def manifest(self, checkpoint_id: str) -> Manifest:
         """One manifest. Raises NotFoundError, DamagedError."""
-        with suppress(MissingError):  # as an id that is none
-            # What is kept here of object storage is right only of what that lists now.
+        with suppress(MissingError):  # treated as an unknown id
+            # The cache of object storage is valid only for objects that are listed now.
             if is_id(checkpoint_id) and (not self.opened.is_remote or checkpoint_id in self.ids()):
                 return self.opened.files.read_manifest(checkpoint_id)
         raise self._not_found(checkpoint_id)
 
     def find(self, text: str, vm: str | None = None) -> Manifest:
-        """The checkpoint whose id begins so, or whose facts have this "name", the VM's latest one.
+        """Find a checkpoint by id prefix, or by the "name" in its facts, the VM's latest one.
 
-        Raises NotFoundError, UsageError (several begin so, or several VMs have one of that name),
-        DamagedError.
+        Raises NotFoundError, UsageError (the prefix matches several, or several VMs have one of
+        that name), DamagedError.
         """
         if text in self.ids():
             return self.manifest(text)
@@ -132,14 +132,14 @@ class Store:
         origin: Origin | None = None,
         called: Called | None = None,
     ) -> Transaction:
-        """Begin a checkpoint of `vm`; one writes at a time for each VM.
+        """Begin a checkpoint of `vm`; each VM has at most one writer.
 
-        A VM is known by its UUID (`origin.vm_id`), or, without one, by its name.
+        A VM is identified by its UUID (`origin.vm_id`), or, without one, by its name.
 
-        It starts from what `parent` holds, of whatever VM. With `called` the name is looked up, and
-        those that it replaces are locked until its end. Raises BusyError, NotFoundError,
-        DamagedError (all of the parent has to be there), ThereAlreadyError (that of `origin`),
-        RefusedError (the name is taken, or what it replaces is pinned), StorageError.
+        It starts from the content of `parent`, of whatever VM. With `called` the name is looked up,
+        and the checkpoints that it replaces are locked until the end. Raises BusyError,
+        NotFoundError, DamagedError (the parent must be complete), ThereAlreadyError (that of
+        `origin`), RefusedError (the name is in use, or what it replaces is pinned), StorageError.
         """
         with ExitStack() as locks:
             hold = self.opened.backend.hold
@@ -176,7 +176,7 @@ class Store:
 
     @contextmanager
     def read(self, checkpoint_id: str) -> Iterator["Checkpoint"]:
-        """A checkpoint to read from, for the block; meanwhile it is not removed.
+        """Open a checkpoint for reading; it is not removed during the block.
 
         Raises NotFoundError, DamagedError, BusyError (it is being removed).
         """
@@ -185,7 +185,7 @@ class Store:
             manifest = self.manifest(checkpoint_id)
             maps = self.maps(checkpoint_id)
             require_agreement(manifest, maps)
-            with suppress(StorageError, UsageError):  # advice, which an older `lend` does not know
+            with suppress(StorageError, UsageError):  # a hint, which an older `lend` does not know
                 self.opened.records.refresh()
             yield Checkpoint(self.opened, manifest, maps)
 
@@ -197,7 +197,7 @@ class Store:
             raise self._not_found(checkpoint_id) from exc
 
     def diff(self, one: str, other: str) -> dict[str, Numbers]:
-        """The chunks in which two checkpoints differ, by area; an area that one lacks is zeroes.
+        """The chunks in which two checkpoints differ, by area; a missing area counts as zeroes.
 
         Raises NotFoundError, DamagedError.
         """
@@ -207,10 +207,10 @@ class Store:
         }
 
     def remove(self, checkpoint_ids: Iterable[str]) -> None:
-        """Remove checkpoints; no other needs them. Space comes back by gc.
+        """Remove checkpoints; no other needs them. gc frees the space.
 
         Raises NotFoundError, BusyError (one is being read), RefusedError (one is pinned): none was
-        removed; StorageError, OperationFailedError (a lock was lost): those before it were.
+        removed; StorageError, OperationFailedError (a lock was lost): earlier ones were removed.
         """
         ids = list(checkpoint_ids)
         hold = self.opened.backend.hold
@@ -228,8 +228,10 @@ class Store:
         return pins(self.opened)
 
     def pin(self, pin: Pin) -> None:
-        """Nothing removes the pin's checkpoint from now on. Raises NotFoundError, BusyError (it is
-        being removed), StorageError; OperationFailedError: its lock was lost, there is no pin.
+        """Protect the pin's checkpoint from removal.
+
+        Raises NotFoundError, BusyError (it is being removed), StorageError; OperationFailedError:
+        its lock was lost, and it is not pinned.
         """
         lock = reading(pin.checkpoint)
         with self.opened.backend.hold(lock, shared=True, wait_s=1.0) as held:
@@ -238,14 +240,14 @@ class Store:
             write_pin(self.opened, pin)
             try:
                 self._require_not_doomed(pin.checkpoint)
-                held.require()  # until here no other process could remove the checkpoint
+                held.require()  # no other process could remove the checkpoint until here
             except BaseException:
                 self.unpin(pin)
                 raise
 
     def _require_not_doomed(self, checkpoint_id: str) -> None:
-        """Raises BusyError, NotFoundError: a command that has lost its lock removes it, or has done
-        so: see `store/files/doomed.py`.
+        """Raises BusyError, NotFoundError if a command that lost its lock is removing it, or has
+        done so: see `store/files/doomed.py`.
         """
         opened = self.opened
         if opened.backend.locks_last:
@@ -261,7 +263,7 @@ class Store:
             raise self._not_found(checkpoint_id)
 
     def unpin(self, pin: Pin) -> None:
-        """The pin is gone; one that is not there is no error. Raises StorageError."""
+        """Remove the pin; a missing one is no error. Raises StorageError."""
         self.opened.backend.remove(pin.name)
 
     def _require_whole(self, checkpoint_id: str, maps: Maps, index: Index) -> None:
@@ -279,7 +281,7 @@ class Store:
         chunks = max(len(area.refs) for area in areas)
         if len({area.chunk_bytes for area in areas}) > 1:
             return np.arange(chunks)
-        # A chunk's name is the same wherever it is.
+        # A chunk has the same name in every pack.
         names = []
         for one in maps:
             area = one.areas.get(name)
@@ -297,7 +299,8 @@ class Store:
                 names = self.opened.packs.use(
                     packs[number], partial(self.opened.elsewhere.names, slots=slots)
                 )
-                # Of a chunk without a name all that is known is its place: elsewhere it differs.
+                # A chunk without a name is known only by its location: anywhere else it counts as
+                # different.
                 unknown = ~names.any(axis=1)
                 names[unknown, 0] = int.from_bytes(packs[number][:8], "little")
                 names[unknown, 1] = slots[unknown]
@@ -305,7 +308,7 @@ class Store:
         return found
 
     def _indexed(self, manifests: Iterable[Manifest]) -> Index:
-        """The chunks that these checkpoints have, for all there is to know now."""
+        """The chunks that these checkpoints have, as far as is known now."""
         ids = {bytes.fromhex(pack) for m in manifests for pack in m.packs}
         newest = self.opened.packs.look_again()
         records, version = self.opened.records, self.opened.records.refresh()
@@ -313,16 +316,16 @@ class Store:
         for pack, generation in index.generations.items():
             if pack not in ids or newest.get(pack, (-1, 0))[0] != generation:
                 index = Index()
-        # In the order in which they lie: of those in one bundle the tables are read together.
+        # In storage order: the tables of packs in one bundle are read together.
         wanted = [pack for pack in newest if pack in ids and pack not in index.generations]
-        # One that is damaged is left out: nothing more should rest on it.
+        # Damaged ones are left out: nothing more should reuse them.
         found = self.opened.at_once(self._with_hashes, wanted)
         packs = [pack for pack in found if pack is not None]
         self._index, self._index_version = index.grown(packs, records.slots), version
         return self._index
 
     def _with_hashes(self, pack_id: bytes) -> Pack | None:
-        """A pack, whose names have been read once: where reading takes long they are kept."""
+        """A pack with its names read, and kept if reading is slow."""
         try:
             pack = self.opened.packs.find(pack_id)
             if self.opened.is_remote:
@@ -372,7 +375,7 @@ class Checkpoint:
 
 
 def is_id(text: str) -> bool:
-    """Whether a checkpoint may be called so."""
+    """Whether it is a valid checkpoint id."""
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
 
 
@@ -386,5 +389,5 @@ def _whole_name(vm: str, origin: Origin | None) -> str:
 
 
 def reading(checkpoint_id: str) -> str:
-    """The lock of a checkpoint: its readers share it."""
+    """The name of a checkpoint's lock, which its readers share."""
     return f"checkpoint {checkpoint_id}"

@@ -1,4 +1,4 @@
-"""A checkpoint in the making: all of it is there from `commit` on, or nothing."""
+"""A transaction: a checkpoint that exists completely from `commit` on, or not at all."""
 
 import json
 import os
@@ -41,17 +41,17 @@ from vmckpt.store.files.pins import PINS, Pin, write_pin
 from vmckpt.store.index import Index
 from vmckpt.store.opened import Opened
 
-# A lock that each writer shares, and that gc has alone; and how long to wait for it, or another one
-# that is held for a moment.
+# The lock that writers share and gc holds exclusively; and how long to wait for it, or for another
+# one that is held briefly.
 WRITERS, PATIENCE_S = "writers", 60.0
-# Looked at in one go: it stays in the processor's cache.
+# Processed at once: it fits the processor's cache.
 _BATCH_BYTES = 1 << 20
-# A smaller difference to the base is not worth a new base.
+# A smaller difference to the base does not justify a new base.
 _SMALL_MAP_BYTES = 2048
 
 
 class Origin(NamedTuple):
-    """Which checkpoint it will be. A copy keeps these of the one that it is a copy of."""
+    """The identity of a checkpoint. A copy keeps the original's."""
 
     id: str
     vm: str
@@ -62,20 +62,20 @@ class Origin(NamedTuple):
 
 
 def new_id() -> str:
-    """What no checkpoint is called yet."""
+    """A new checkpoint id."""
     return secrets.token_hex(16)
 
 
 def new_origin(vm: str, parent: str | None) -> Origin:
-    """A checkpoint that there was not yet."""
+    """The identity of a new checkpoint."""
     return Origin(new_id(), vm, parent, None)
 
 
 class Transaction:
     """Made by `Store.begin`; for one thread at a time.
 
-    `start` are the parent's maps. `locks` are let go of at its end; `require_locks` raises when
-    they were lost before. `settled` is what it is called, and what it replaces, which is locked.
+    `start` are the parent's maps. `locks` are released at the end; `require_locks` raises if they
+    were lost before. `settled` is its name, and the locked checkpoints that it replaces.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Transaction:
         self._sinks: dict[int, ChunkSink] = {}
         self._areas: dict[str, AreaWriter] = {}
         self._file = opened.files.new_checkpoint(origin.id)
-        # Names of objects that may be in the store already, in the order in which they came there.
+        # Names of objects that may be in the store already, in the order of their creation.
         self._published: list[str] = []
         self._over = self._committed = False
 
@@ -108,10 +108,10 @@ class Transaction:
         return self._committed
 
     def area(self, name: str, *, size_bytes: int, chunk_bytes: int) -> "AreaWriter":
-        """An area of the checkpoint: the parent's of that name as it stands, else zeroes.
+        """An area of the checkpoint: it starts as the parent's area of that name, else as zeroes.
 
-        RAM in PAGE_CHUNK_BYTES, disks in BLOCK_CHUNK_BYTES. One that is not asked for is not in the
-        checkpoint. Raises UsageError when there is one of that name already.
+        RAM in PAGE_CHUNK_BYTES, disks in BLOCK_CHUNK_BYTES. An area that is not requested is not in
+        the checkpoint. Raises UsageError if the name is in use.
         """
         self._require_unused(name)
         before = base_refs(self._start, name, chunk_bytes, -(-size_bytes // chunk_bytes))
@@ -124,7 +124,7 @@ class Transaction:
         return self._areas[name]
 
     def blob(self, name: str, data: bytes) -> None:
-        """Something small, kept whole. Raises UsageError when there is one of that name already."""
+        """A small item, stored whole. Raises UsageError if the name is in use."""
         self._require_unused(name)
         self._file.add_blob(name, data)
 
@@ -135,16 +135,17 @@ class Transaction:
         created_unix_s: float | None = None,
         pins: Iterable[Pin] = (),
     ) -> Manifest:
-        """The checkpoint is in the store, for good, when this returns.
+        """Commit the checkpoint durably.
 
-        `facts`: JSON. `created_unix_s`: the instant it is of, else now. `pins` that it has from the
-        start. What it replaces goes after that: `replaced`, and `not_replaced` says why one did
-        not. Raises StorageError, OperationFailedError, BusyError: the checkpoint is not there;
-        ThereAlreadyError: another writer put it there; OutcomeUnknownError: it may be there.
+        `facts`: JSON. `created_unix_s`: its point in time, else now. `pins`: those that it has from
+        the start. Afterwards the checkpoints that it replaces are removed: `replaced`;
+        `not_replaced` says why one was not. Raises StorageError, OperationFailedError, BusyError:
+        it is not in the store; ThereAlreadyError: another writer stored it; OutcomeUnknownError: it
+        may be in the store.
         """
         if self._over:
             raise ValueError("the checkpoint was committed or aborted")
-        # Said before anything is written.
+        # Fails before anything is written.
         facts = json.loads(json.dumps(facts, allow_nan=False))
         when_s = self._origin.created_unix_s or created_unix_s or time.time()
         try:
@@ -161,7 +162,7 @@ class Transaction:
         return manifest
 
     def _replace(self) -> None:
-        """Remove what the committed checkpoint replaces. That it cannot be is not its failure."""
+        """Remove what the committed checkpoint replaces. A failure does not fail the commit."""
         try:
             gone = doomed.remove_checkpoints(self._opened, self._replaces, self._require_locks)
             for old in gone:
@@ -170,7 +171,7 @@ class Transaction:
             self.not_replaced = exc
 
     def abort(self) -> None:
-        """Nothing of it stays. After `commit` it does nothing."""
+        """Remove it without a trace. After `commit` it does nothing."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -203,30 +204,30 @@ class Transaction:
             vm_id=self._origin.vm_id,
             sequence=self._origin.sequence,
         )
-        # What could not be read back is no checkpoint.
+        # A checkpoint that could not be read back must not be written.
         Manifest.decode(self.id, manifest.encode())
         self._require_locks()
         published.append(self._file.name)
         self._file.write(manifest, encoded)
         self._require_complete(manifest, maps, published)
         try:
-            # After the look at what is there: a lock that was lost before allowed its removal.
+            # After checking what is stored: a lock lost before that would have allowed its removal.
             self._require_locks()
         except OperationFailedError:
             if self.name:  # another writer may have taken the name since
                 raise
-            # Others may rely on a copy that they have seen: it stays if that look is right.
+            # Others may rely on a copy that they have seen: it stays if this check succeeds.
             with self._opened.backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S) as lock:
                 self._require_complete(manifest, maps, published)
                 lock.require()
         return manifest
 
     def _require_complete(self, manifest: Manifest, maps: Maps, published: list[str]) -> None:
-        """Raises DamagedError, OperationFailedError unless all that the new checkpoint needs is
-        still in the store, and no gc is about to remove it (`store/files/doomed.py`).
+        """Raises DamagedError, OperationFailedError unless the store still has all that the new
+        checkpoint needs, and no gc is about to remove any of it (`store/files/doomed.py`).
         """
         backend = self._opened.backend
-        # Before the look at what is there: a gc that has removed it may be over by then.
+        # Before listing the store: a gc that has removed objects may have ended by then.
         doomed_now = doomed.names(backend)
         there = self._opened.packs.look_again()
         self._opened.records.refresh()
@@ -245,7 +246,7 @@ class Transaction:
             )
         self._require_slots(maps, there)
         packs = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}
-        # One that gc merges is in several objects, and they do not all go.
+        # A pack that gc is merging is in several objects, not all of which are removed.
         held = backend.look()
         going = [pack for pack in packs if doomed_now.issuperset(held.holders(pack))]
         needed = {self._opened.files.base_name(maps.base)} if maps.base is not None else set()
@@ -257,8 +258,8 @@ class Transaction:
             raise self._collected()
 
     def _require_slots(self, maps: Maps, there: Mapping[bytes, tuple[int, int]]) -> None:
-        """Raises OperationFailedError when gc has meanwhile written a pack anew without what the
-        new checkpoint needs of it: its locks were lost, here or there.
+        """Raises OperationFailedError if gc has rewritten a pack without slots that the new
+        checkpoint needs: locks were lost, here or there.
         """
         for number, pack_id in enumerate(maps.packs):
             known = self._index.generations.get(pack_id, 0)
@@ -282,9 +283,9 @@ class Transaction:
         )
 
     def _maps(self, published: list[str]) -> tuple[Maps, bytes, int]:
-        """The maps, as they are written, and the size of a base that was written for them.
+        """The maps, their encoding, and the size of a base that was written for them.
 
-        They rest on the parent's base unless that has become too different.
+        They use the parent's base unless the difference has become too large.
         """
         maps = Maps(self._start.base, self._packs, {n: a.map for n, a in self._areas.items()})
         files = self._opened.files
@@ -322,14 +323,14 @@ class Transaction:
             for name in reversed(self._published):
                 try:
                     self._opened.backend.remove(name)
-                except RefusedError:  # an append-only client's: it is left for the owner's gc
+                except RefusedError:  # an append-only client: left for the owner's gc
                     return
 
     def _take_back(self) -> None:
-        """Remove the checkpoint after it may have been there, and nothing else; not another's.
+        """Remove the checkpoint after it may have existed; only it, and never another writer's.
 
-        While it was there, another writer may have come to rest on its packs and maps: they are
-        for gc, which knows what is needed. Raises OutcomeUnknownError when it cannot be removed.
+        Another writer may have reused its packs and maps meanwhile: they are left to gc, which
+        knows what is needed. Raises OutcomeUnknownError if it cannot be removed.
         """
         backend = self._opened.backend
         try:
@@ -355,16 +356,16 @@ class Transaction:
 
 
 class AreaWriter:
-    """Takes what an area holds."""
+    """Writes an area's content."""
 
     def __init__(self, map_: AreaMap, sink: ChunkSink) -> None:
         self.map, self._sink = map_, sink
         self._given = self._new = 0
 
     def put(self, numbers: Numbers, data: Buffer) -> None:
-        """Chunks by number, and what they hold, one after the other. The later one wins.
+        """Put chunks by number, with their contents in the same order. The later one wins.
 
-        Raises ValueError (they do not fit together, or the area has no such chunks), StorageError.
+        Raises ValueError (lengths do not match, or the area has no such chunks), StorageError.
         """
         size = self.map.chunk_bytes
         view = memoryview(data).cast("B")
@@ -377,7 +378,7 @@ class AreaWriter:
             self._put(numbers[at : at + step], view[at * size : (at + step) * size])
 
     def lacks(self, data: Buffer) -> NDArray[np.bool_]:
-        """Which of these chunks the store has not yet: what `put` would write. Zeroes it has."""
+        """Which of these chunks `put` would write: those new to the store. Zeroes never are."""
         view, size = memoryview(data).cast("B"), self.map.chunk_bytes
         found = np.zeros(len(view) // size, bool)
         step = _BATCH_BYTES // size
@@ -389,7 +390,7 @@ class AreaWriter:
         return found
 
     def put_file(self, fd: int, spans: Iterable[tuple[int, int]]) -> None:
-        """The area from a file of the same shape: spans of bytes, whole chunks or up to its end.
+        """Put an area from a file of the same shape: byte ranges of whole chunks, or up to its end.
 
         Holes are zeroes. Raises OSError (the file), StorageError (the store), ValueError.
         """
@@ -417,7 +418,7 @@ class AreaWriter:
         self._given += len(numbers)
 
     def facts(self, name: str) -> AreaFacts:
-        """What the catalogue says of it."""
+        """Its entry in the catalogue."""
         present = int(np.count_nonzero(self.map.refs))
         map_ = self.map
         return AreaFacts(name, map_.size_bytes, map_.chunk_bytes, present, self._given, self._new)
@@ -437,7 +438,7 @@ class AreaWriter:
 
 
 def used_packs(maps: Maps) -> list[bytes]:
-    """The packs that the maps name, those first that come first in their list."""
+    """The packs that the maps use, in the order of their list."""
     used = [np.unique(packs_of(area.refs)) for area in maps.areas.values()]
     numbers = np.unique(np.concatenate([*used, np.zeros(0, dtype=np.int64)]))
     return [maps.packs[number] for number in numbers if number >= 0]
@@ -455,7 +456,7 @@ def damaged_chunks(maps: Maps, generations: Mapping[bytes, int], records: Damage
 
 
 def _renumbered(maps: Maps) -> Maps:
-    """The same, whose list has only the packs that are used."""
+    """The same maps with a list of only the used packs."""
     packs = used_packs(maps)
     numbers = {pack: number for number, pack in enumerate(packs, start=1)}
     table = np.array([0] + [numbers.get(pack, 0) for pack in maps.packs], dtype=np.uint64)

@@ -15,15 +15,15 @@ from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec.spec import Disk, Nic, Spec
 
 FIRST_SLOT = 3
-# System calls that no QEMU of vmckpt's needs, and one that a guest has taken over would: to become
-# another user, to start programs, to come before others. As libvirt has it. What vmckpt has a QEMU
-# do for it (a userfaultfd, real time for a pause) is not among them, or is done from outside.
+# System calls that no QEMU of vmckpt needs but a compromised one would use: to become another user,
+# start programs, or raise its priority. The same as libvirt's. What vmckpt itself has QEMU do (a
+# userfaultfd, real-time priority for a pause) is not among them, or is done from outside.
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What "auto" in a spec came to on the host where the VM was first started; it moves along."""
+    """The values of "auto" in a spec, resolved on the VM's first host; they move with the VM."""
 
     machine: str
     accel: str
@@ -39,10 +39,10 @@ def qemu_argv(
     incoming: bool,
     private_ram: bool = False,
 ) -> list[str]:
-    """The command line. The VM waits for `cont`, or for a migration when `incoming`.
+    """The command line. The VM waits for `cont`, or for a migration if `incoming`.
 
-    Devices get fixed places on the PCI bus, so that both ends of a migration agree whatever else
-    is there.
+    Devices have fixed PCI addresses, so that both ends of a migration agree whatever other devices
+    there are.
     """
     return [
         qemu,
@@ -58,8 +58,8 @@ def qemu_argv(
         "-msg",
         "timestamp=on",
         *_sockets(files),
-        # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it did or
-        # never.
+        # The log then shows when vCPUs started to run: evidence, even for a dead QEMU, whether they
+        # did.
         "-trace",
         "vm_state_notify",
         *(["-sandbox", SANDBOX] if spec.sandbox else []),
@@ -69,7 +69,7 @@ def qemu_argv(
 
 
 def _adopted(spec: Spec, files: QemuDir) -> list[str]:
-    """The machine that was adopted, as its own command line has it."""
+    """An adopted machine, by its own command line."""
     images = [disk.on(files.state_dir) for disk in spec.disks]
     arguments: Sequence[str] = spec.adopted.arguments if spec.adopted else ()
     if spec.is_isolated:
@@ -78,7 +78,7 @@ def _adopted(spec: Spec, files: QemuDir) -> list[str]:
 
 
 def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: bool) -> list[str]:
-    """The machine that the spec describes."""
+    """A machine that the spec describes."""
     argv = [
         "-nodefaults",
         "-no-user-config",
@@ -107,7 +107,7 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         argv += _disk(number, disk, disk.on(files.state_dir), slot, virtio)
         slot += 1
     for number, nic in enumerate(spec.nics):
-        # One that is cut off is so for all: no other NIC leads out past it.
+        # Isolation applies to all NICs: another NIC would be a way out.
         nic = nic._replace(isolated=spec.is_isolated)  # noqa: PLW2901
         mac = nic.mac or default_mac(spec.name, number)
         pair = {"failover": True} if number in stand_ins else {}
@@ -128,10 +128,10 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
 
 
 def _virtio(accel: str) -> dict[str, Any]:
-    """What the virtio devices are given besides.
+    """Extra settings for virtio devices.
 
-    Emulated, an eventfd for each queue saves no exit to QEMU. But a device makes its own anew at
-    each `cont`: the first one of a standby's QEMU took 11 to 21 ms with them, 2 to 6 without.
+    Under TCG, an eventfd per queue saves no exit to QEMU. But a device creates its eventfds at each
+    `cont`: the first one of a standby's QEMU took 11 to 21 ms with them, 2 to 6 ms without.
     """
     return {"ioeventfd": False} if accel == "tcg" else {}
 
@@ -152,9 +152,9 @@ def _nic(
 
 
 def _netdev(number: int, nic: Nic, tap: str) -> dict[str, Any]:
-    """What a NIC is connected to. An isolated one's tap is on no bridge, a hub has no other port.
+    """A NIC's back end. An isolated NIC's tap is on no bridge; a hub has no other port.
 
-    It is still a tap: what the guest has negotiated with its NIC goes by the kind of back end.
+    It remains a tap, because the features negotiated with the guest depend on the type of back end.
     """
     name = f"net{number}"
     if nic.network == "bridge":
@@ -196,14 +196,14 @@ def _plain(path: Path) -> str:
 
 
 def _ram(spec: Spec, files: QemuDir, *, private: bool) -> dict[str, Any]:
-    # A named, shared file: what captures and restores guest RAM from outside needs it so.
+    # A named, shared file, which outside access to guest RAM requires.
     return {
         "qom-type": "memory-backend-file",
         "id": "ram0",
         "size": spec.memory_bytes,
         "mem-path": str(files.ram(spec.ram_dir)),
         "share": not private,
-        # Others have the same file: from QEMU 8.2 on it can be RAM, and none of them writes to it.
+        # Others map the same file: from QEMU 8.2 on RAM may be a read-only file.
         **({"readonly": True, "rom": "off"} if private and files.as_user else {}),
     }
 

@@ -1,9 +1,9 @@
-"""How a VM's QEMU ended that was not asked to: by evidence, since no process waits for it.
+"""Determine why a VM's QEMU ended unasked: from evidence, since no process waits for it.
 
-QEMU writes to its log when its vCPUs run and when they stop, which they do before it ends in any
-way of its own. Where they ran to the end it was ended by a signal. SIGBUS is what the kernel sends
-where a page of the guest's memory finds no room in its file system, which is then full still: what
-the guest had there stays until the VM is started or removed.
+QEMU logs when its vCPUs run and when they stop, and they stop before QEMU ends by itself. If they
+ran to the end, a signal ended QEMU. The kernel sends SIGBUS when the file system has no room for a
+page of guest memory; the file system is then still full, because the guest's memory stays until the
+VM is started or removed.
 """
 
 from contextlib import suppress
@@ -17,19 +17,19 @@ from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import last_words
 
 _STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
-# A page of a guest's memory may be a huge one.
+# A page of guest memory may be a huge page.
 _PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """What a pager says of the pages that are still to come. `lost`: why one cannot be had."""
+    """A pager's record of missing pages. `lost`: why one cannot be loaded."""
 
     lost: str | None = None
 
 
 def ran_to_the_end(log: str) -> bool:
-    """Whether by a QEMU's log the guest's vCPUs ran when it ended. Pure."""
+    """Whether, by QEMU's log, the vCPUs were running when it ended. Pure."""
     states = [line for line in log.splitlines() if _STATE in line]
     return bool(states) and _RUNS in states[-1]
 
@@ -60,7 +60,7 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
 
 
 def _lost(told: str | None) -> str:
-    """Why a page that was still to come did not, if that is what its pager says."""
+    """Why a missing page could not be loaded, if the pager says so."""
     with suppress(MalformedError):
         return convert(_Missing, parse(told or "{}")).lost or ""
     return ""

@@ -1,7 +1,7 @@
-"""Which VM it is, whatever its name: a UUID in `vms/VM/identity`, made with the VM.
+"""A VM's identity, independent of its name: a UUID in `vms/VM/identity`.
 
-It goes with the VM wherever that moves. Copies and forks get their own. A VM that was made before
-there were any gets one when it is first needed.
+It is created with the VM and moves with it. Copies and forks get their own. A VM that is older than
+this file gets one when it is first needed.
 """
 
 import uuid
@@ -15,12 +15,12 @@ from vmckpt.vm.paths import VmDir, vm_dir
 
 
 def new_identity() -> str:
-    """One that no VM has."""
+    """A new identity."""
     return str(uuid.uuid4())
 
 
 async def read_identity(host: Host, directory: VmDir) -> str | None:
-    """The VM's; None: it has none yet. Raises UsageError on a damaged file."""
+    """The VM's identity; None: it has none yet. Raises UsageError on a damaged file."""
     text = await host.read_text(directory.identity)
     if text is None:
         return None
@@ -36,7 +36,7 @@ async def read_identity(host: Host, directory: VmDir) -> str | None:
 
 
 async def identities(name: str, hosts: Iterable[Host]) -> list[str | None]:
-    """Those of the VMs of that name on the hosts that answer; None: one has none yet."""
+    """The identities of the VMs of that name on the hosts that answer; None: one has none yet."""
 
     async def ask(host: Host) -> list[str | None]:
         directory = vm_dir(host.state_dir, name)
@@ -48,7 +48,7 @@ async def identities(name: str, hosts: Iterable[Host]) -> list[str | None]:
 
 
 async def identity_of(host: Host, directory: VmDir) -> str:
-    """The VM's, made if it has none; for the holder of its lock.
+    """The VM's identity, created if it has none. The caller holds its lock.
 
     Raises UsageError, StorageError.
     """
@@ -60,12 +60,12 @@ async def identity_of(host: Host, directory: VmDir) -> str:
 
 
 async def hand_over(host: Host, directory: VmDir, target: Host) -> None:
-    """The target's host knows which VM it is, and its checkpoints. Raises StorageError."""
+    """Copy the identity and the checkpoint history to the destination. Raises StorageError."""
     theirs = vm_dir(target.state_dir, directory.path.name)
     found = await read_identity(host, directory)
     if found is None:
         found = new_identity()
-        with suppress(StorageError):  # from a host whose disk is full a VM can move all the same
+        with suppress(StorageError):  # a full disk at the source must not prevent a migration
             await host.write_text(directory.identity, f"{found}\n")
     await target.write_text(theirs.identity, f"{found}\n")
     if point := await host.read_text(directory.point):
@@ -73,7 +73,7 @@ async def hand_over(host: Host, directory: VmDir, target: Host) -> None:
 
 
 def is_identity(text: str) -> bool:
-    """Whether the text is a UUID as it is written."""
+    """Whether the text is a UUID in vmckpt's spelling."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:

@@ -1,7 +1,7 @@
-"""The images in a host's own folder, and what uses each: so that what nothing uses can be removed.
+"""Images in a host's own folder, and what uses each, so that unused ones can be removed.
 
-Used is what a VM, a checkpoint service, a replication or an operation under way names, by whatever
-path it reaches the file, and every file that another image has as its backing file.
+An image is in use if a VM, a checkpoint service, a replication or a running operation names it, by
+whatever path, or if another image has it as backing file.
 """
 
 import re
@@ -24,18 +24,19 @@ from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 
 FOLDER = "images"
-# struct QCowHeader: magic, version, backing_file_offset, backing_file_size.
-# Of its header's extensions, what kind of image it stands on; QEMU writes that among the first.
+# struct QCowHeader: magic, version, backing_file_offset, backing_file_size; of its extensions only
+# the backing format, which QEMU writes among the first.
 _BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
-# The mode as a number: its words are in the host's language.
+# The mode as a number: in words it depends on the host's language.
 _STAT = "%d:%i %s %b %B %f"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
 # Kinds of job that make or read checkpoints.
 _OF_CHECKPOINTS = ("checkpoint", "restore", "restore-disks", "fork")
-# Folders of operations that name images, what they are, and the file in each one's own folder.
+# Folders of operations that name images, what the operations are, and the file in each one's
+# folder.
 _OPERATIONS = (
     ("replicas", "replication of", "request.json"),
     *((f"{DIRECTORY}/{kind}", f"{kind} run", "order.json") for kind in _OF_CHECKPOINTS),
@@ -44,7 +45,7 @@ _OPERATIONS = (
 
 
 class File(NamedTuple):
-    """A file by what it is, whatever path leads to it."""
+    """A file's identity, whatever path leads to it."""
 
     identity: str
     size_bytes: int
@@ -53,7 +54,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostImage:
-    """A file of the folder; `users` says what needs it, empty: nothing that is known here."""
+    """A file in the folder; `users` says what needs it, empty: no known user."""
 
     path: Path
     size_bytes: int
@@ -62,9 +63,9 @@ class HostImage:
 
 
 async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[HostImage]:
-    """What is in the host's folder of images, by name. `domains`: the files of libvirt's domains.
+    """The images in the host's folder, by name. `domains`: the files of libvirt's domains.
 
-    Raises RefusedError when a VM's files are damaged, HostDownError.
+    Raises RefusedError if a VM's files are damaged, HostDownError.
     """
     folder = host.state_dir / FOLDER
     return await looked_at(host, [folder / name for name in await host.list_dir(folder)], domains)
@@ -73,7 +74,7 @@ async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[H
 async def looked_at(
     host: Host, paths: Iterable[Path], domains: Mapping[str, Iterable[Path]]
 ) -> list[HostImage]:
-    """The images at these paths; what is not there, or is no regular file, is left out.
+    """The images at these paths, without missing and non-regular files.
 
     Raises as `images_of` does.
     """
@@ -96,7 +97,7 @@ async def looked_at(
                 users[file.identity].add(user)
     for user, checkpoint in await _being_read(host):
         for path, file in files.items():
-            if checkpoint in path.name:  # what its forks stand on, before there are any
+            if checkpoint in path.name:  # future forks are based on it, even if there are none yet
                 users[file.identity].add(user)
     await _add_backing(host, reached, users)
     return [
@@ -106,9 +107,9 @@ async def looked_at(
 
 
 async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
-    """Whether anything on the host but `own` (as in `HostImage.users`) uses the file at `path`.
+    """Whether anything on the host except `own` (as in `HostImage.users`) uses the file at `path`.
 
-    What cleans up after a VM of `own` uses none. Raises as `images_of` does.
+    Operations that clean up after a VM in `own` do not count. Raises as `images_of` does.
     """
     cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
     found = await looked_at(host, [path], await files_of_domains(host))
@@ -117,7 +118,7 @@ async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
 
 
 async def files_of_domains(host: Host) -> dict[str, list[Path]]:
-    """The disks of the host's libvirt domains. Raises HostDownError when libvirtd is silent."""
+    """The disks of the host's libvirt domains. Raises HostDownError if libvirtd is silent."""
     if host.libvirt is None:
         return {}
     from vmckpt.vm.domains.inventory import all_domains
@@ -132,9 +133,9 @@ async def files_of_domains(host: Host) -> dict[str, list[Path]]:
 
 
 async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> list[HostImage]:
-    """The images of these names in the host's folder; with `every` all that nothing uses, too.
+    """The images of these names in the host's folder; with `every` also all unused ones.
 
-    Raises NotFoundError, RefusedError: one of those that are named is in use.
+    Raises NotFoundError, RefusedError: one of the named images is in use.
     """
     there = await images_of(host, await files_of_domains(host))
     wanted = [chosen(there, name) for name in dict.fromkeys(names)]
@@ -150,7 +151,7 @@ async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> li
 
 
 async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
-    """Remove them; those that were removed. Raises as `remove_image` does."""
+    """Remove images; returns those removed. Raises as `remove_image` does."""
     removed = []
     for image in await looked_at(host, paths, await files_of_domains(host)):
         await remove_image(host, image)
@@ -159,9 +160,9 @@ async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
 
 
 async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict[str, str]]:
-    """Remove images of a VM that is gone; those removed, and those kept with the reason.
+    """Remove images of a VM that is gone; returns those removed, and those kept with the reason.
 
-    What stands outside a host's own state may be another host's too: it is removed only when every
+    An image outside a host's own state may also belong to another host: it is removed only if every
     host says that it does not use it.
     """
     removed, kept = list[str](), dict[str, str]()
@@ -187,11 +188,10 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
 
 
 async def remove_image(host: Host, image: HostImage) -> None:
-    """Remove an image that nothing uses, nor has begun to use by now.
+    """Remove an image that is not in use, and has not come into use meanwhile.
 
-    It is first given another name, by which no VM that is being made finds it: one that was
-    written down before that is seen then, and the image gets its name back. Raises RefusedError,
-    StorageError.
+    It is renamed first, so that a VM being created no longer finds it. A VM that was recorded
+    before is then seen, and the image gets its name back. Raises RefusedError, StorageError.
     """
     if image.users:
         raise _in_use(host, image, image.users)
@@ -229,7 +229,7 @@ async def _rename(host: Host, old: Path, new: Path) -> None:
 
 
 def chosen(images: Iterable[HostImage], name: str) -> HostImage:
-    """The image of that name, or at that path. Raises NotFoundError."""
+    """Select an image by name or path. Raises NotFoundError."""
     for image in images:
         if name in (image.path.name, str(image.path)):
             return image
@@ -241,7 +241,7 @@ def chosen(images: Iterable[HostImage], name: str) -> HostImage:
 
 
 async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
-    """The regular files among the paths, links followed; what is not there is left out."""
+    """The regular files among the paths, links followed; missing ones are left out."""
     found = {}
     words = [str(path) for path in paths]
     for start in range(0, len(words), 500):
@@ -257,7 +257,7 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
 
 
 class _Said(NamedTuple):
-    """What stands in a file of a VM or an operation, and whose it is."""
+    """The content of a record of a VM or an operation, and its owner."""
 
     user: str
     text: str
@@ -265,7 +265,7 @@ class _Said(NamedTuple):
 
 
 async def _said(host: Host) -> list[_Said]:
-    """What the host's VMs, replications and operations under way say."""
+    """The records of the host's VMs, replications and running operations."""
     files: list[tuple[str, Path]] = []
     for name in await host.list_dir(vms_dir(host.state_dir)):
         directory = vm_dir(host.state_dir, name).path
@@ -284,7 +284,7 @@ async def _said(host: Host) -> list[_Said]:
 
 @dataclass(frozen=True, slots=True)
 class _ReaderRequest:
-    """Of a job: the checkpoint that it reads; a fork's is in its options."""
+    """A job's request: the checkpoint that it reads; a fork's is in its options."""
 
     checkpoint: str | None = None
     wish: "_ReaderRequest | None" = None
@@ -301,7 +301,7 @@ class _ReaderOutcome:
 
 
 async def _being_read(host: Host) -> list[tuple[str, str]]:
-    """The checkpoints that runs on the host read at this moment, and which runs."""
+    """The checkpoints being read by runs on the host, with these runs."""
     found = []
     for kind in _OF_CHECKPOINTS:
         for run in await host.list_dir(jobs_dir(host.state_dir, kind)):
@@ -317,7 +317,9 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
 
 
 def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
-    """The disks of specs, wherever they are. A spec that cannot be read may name any image."""
+    """The disks that specs name, wherever they are. A spec that cannot be read may name any
+    image.
+    """
     for user, text in ((one.user, one.text) for one in said if one.is_spec):
         directory = vm_dir(host.state_dir, user.removeprefix("VM "))
         try:
@@ -341,7 +343,7 @@ def _of_domains(domains: Mapping[str, Iterable[Path]]) -> Iterator[tuple[str, Pa
 
 
 async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str, set[str]]) -> None:
-    """A backing file is used by what stands on it, and so is that one's in turn."""
+    """A backing file is used by the users of its overlay, recursively."""
     seen, waiting = set[Path](), list(reached.items())
     while waiting:
         path, user = waiting.pop()
@@ -359,7 +361,7 @@ async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str,
 
 
 async def backing_of(host: Host, path: Path) -> str | None:
-    """What a qcow2 image calls its backing file; None: it has none, or is no such image."""
+    """The backing file named in a qcow2 image; None: it has none, or is not qcow2."""
     head = await _bytes_of(host, path, 0, _HEAD_BYTES)
     if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:
         return None
@@ -370,9 +372,9 @@ async def backing_of(host: Host, path: Path) -> str | None:
 
 
 async def names_layered(host: Host, path: Path) -> bool:
-    """Whether a qcow2 image says that its backing file is one, too, and so may have its own."""
+    """Whether a qcow2 image says that its backing file is qcow2 too, and so may have its own."""
     head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
-    # Version 2 has a header of fixed length, and no word for it.
+    # Version 2 has a fixed header length, and no field for it.
     at = int.from_bytes(head[100:104]) if int.from_bytes(head[4:8]) > 2 else 72
     while len(head) >= at + 8 and (kind := int.from_bytes(head[at : at + 4])):
         length = int.from_bytes(head[at + 4 : at + 8])

@@ -1,4 +1,4 @@
-"""Which VMs there are, on which host, and in which state."""
+"""Find VMs: which exist, on which host, and in which state."""
 
 import asyncio
 from collections.abc import Iterable
@@ -26,12 +26,12 @@ from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
 
 LOOK_TIMEOUT_S = 2.0
-# What the holder of a VM's lock says while it ends a migration that was cut off.
+# What the holder of a VM's lock reports while it recovers an interrupted migration.
 RECOVERY = "migrate --recover"
 
 
 class Vm(NamedTuple):
-    """A VM at home on a host. `qemu` names its last QEMU, which may have ended."""
+    """A VM at home on a host. `qemu` is its last QEMU, which may have ended."""
 
     spec: Spec
     host: Host
@@ -45,12 +45,12 @@ class Vm(NamedTuple):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The block nodes of its disks in the QEMU that runs it."""
+        """The block nodes of its disks in the running QEMU."""
         return self.qemu.nodes or tuple(disk.node for disk in self.spec.disks)
 
     @property
     def ram_is_shared(self) -> bool:
-        """Whether its memory is a file of vmckpt's, which is what captures it from outside."""
+        """Whether its memory is in a file of vmckpt's, from which it is captured from outside."""
         return not (self.qemu.is_foreign or self.qemu.private_ram or self._has_own_ram)
 
     @property
@@ -67,10 +67,10 @@ class Vm(NamedTuple):
 
 
 class VmStatus(NamedTuple):
-    """A VM as an onlooker sees it. `state` is QEMU's run state, or "stopped", or "unreachable".
+    """A VM's state. `state` is QEMU's run state, or "stopped", or "unreachable".
 
-    `migrating` is true while a migration journal stands here; `owner` holds the VM's lock. `ended`
-    is how a stopped one's QEMU ended if it was not asked to (`ended.py`).
+    `migrating` is true while a migration journal exists here; `owner` holds the VM's lock. `ended`
+    says how a stopped VM's QEMU ended if it was not asked to (`ended.py`).
     """
 
     vm: Vm
@@ -90,7 +90,7 @@ async def read_vm(host: Host, name: str) -> Vm | None:
         remedy = "write the VM's spec into it again (docs/spec.md)"
         raise damaged(directory.spec, EMPTY, remedy, host.name)
     spec = parse_spec(text, str(directory.spec), directory.path)
-    if spec.name != name:  # what is meant for one VM would be done to another
+    if spec.name != name:  # otherwise an operation would affect another VM
         raise StorageError(
             f"{directory.spec} on {host.name} is not of '{name}'",
             why=f"it is of a VM '{spec.name}'",
@@ -100,7 +100,7 @@ async def read_vm(host: Host, name: str) -> Vm | None:
 
 
 async def require_at_home(host: Host, name: str) -> Vm:
-    """The VM, which was at home on `host` when it was named. Raises NotFoundError, and as above."""
+    """The VM, which was at home on `host` when you named it. Raises NotFoundError, and as above."""
     vm = await read_vm(host, name)
     if vm is None:
         raise NotFoundError(
@@ -112,18 +112,18 @@ async def require_at_home(host: Host, name: str) -> Vm:
 
 
 async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
-    """Every host where the VM is at home: one, none, or two while a migration hands it over.
+    """Every host where the VM is at home: one, none, or two during a migration's handover.
 
-    Raises HostDownError when one of them does not answer.
+    Raises HostDownError if one of them does not answer.
     """
     found = await asyncio.gather(*(read_vm(host, name) for host in (hosts or all_hosts())))
     return [vm for vm in found if vm is not None]
 
 
 async def find_vm(name: str) -> Vm:
-    """The VM wherever it is.
+    """Find the VM on any host.
 
-    Raises NotFoundError; OutcomeUnknownError when two hosts have it, HostDownError when only one
+    Raises NotFoundError; OutcomeUnknownError if two hosts have it, HostDownError if only a host
     that does not answer may have it.
     """
     answers = await ask_every(all_hosts(), lambda host: read_vm(host, name))
@@ -150,7 +150,7 @@ async def find_vm(name: str) -> Vm:
 
 
 async def look(vm: Vm) -> VmStatus:
-    """The state of the VM, without disturbing its operation; takes at most about 2 s."""
+    """The VM's state, without disturbing its operation; takes at most about 2 s."""
     migrating = await vm.host.exists(vm.directory.journal)
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if not await vm.is_alive():
@@ -168,9 +168,9 @@ async def look(vm: Vm) -> VmStatus:
 
 
 async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
-    """Every VM of `hosts`, looked at concurrently, and which of them do not answer.
+    """The state of every VM of `hosts`, queried concurrently, and the hosts that do not answer.
 
-    A VM whose files are damaged is named among what is silent, and hides no other.
+    A VM with damaged files is listed among the silent, and hides no other.
     """
     unread = list[Unread]()
 
@@ -204,7 +204,7 @@ async def is_worked_on(name: str) -> bool:
         )
         return {owner.action for owner in owners.given if owner}
 
-    # One that has just begun is about to say what it is.
+    # An operation that has just begun will soon identify itself.
     found = await poll(
         actions, lambda them: JUST_BEGUN not in them, every_s=0.002, within_s=LOOK_TIMEOUT_S
     )
@@ -212,7 +212,7 @@ async def is_worked_on(name: str) -> bool:
 
 
 async def running_operations() -> set[str]:
-    """The ids of the runs that hold a VM's lock somewhere at this moment, where hosts answer."""
+    """The ids of the runs that hold a VM's lock now, on hosts that answer."""
 
     async def look_at(host: Host) -> list[Owner | None]:
         names = await host.list_dir(host.state_dir / "locks")
@@ -235,7 +235,7 @@ async def require_console(vm: Vm) -> None:
 
 
 async def require_alive(vm: Vm) -> None:
-    """Raises RefusedError when the VM's QEMU does not run."""
+    """Raises RefusedError if the VM's QEMU does not run."""
     if not await vm.is_alive():
         raise RefusedError(
             f"'{vm.name}' is stopped",

@@ -1,4 +1,4 @@
-"""run, start, stop, rm: a VM's life on one host."""
+"""run, start, stop and rm of a VM on one host."""
 
 import os
 import time
@@ -39,15 +39,15 @@ from vmckpt.vm.start import (
     sweep,
 )
 
-# Runs everywhere TCG does and is the same in every QEMU, unlike "max".
+# Runs wherever TCG does, and is the same in every QEMU, unlike "max".
 TCG_CPU = "qemu64"
 KVM_CPU = "host"
-# A guest that a user paused, or QEMU after a disk error: it can be resumed as it is.
+# Paused by a user, or by QEMU after a disk error: it can be resumed.
 STANDING_STILL = ("paused", "io-error")
 
 
 def read_spec(path: Path) -> Spec:
-    """The spec in a file, relative paths counted from its directory. Raises UsageError."""
+    """Read a spec; relative paths start from its directory. Raises UsageError."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
@@ -59,16 +59,16 @@ def read_spec(path: Path) -> Spec:
 
 
 async def run_vm(spec: Spec, host: Host) -> Vm:
-    """Create the VM on `host` and start it; on an error nothing of it is left.
+    """Create the VM on `host` and start it; on an error nothing of it remains.
 
-    Raises RefusedError when a VM of that name is anywhere in the inventory, or the host is drained.
+    Raises RefusedError if the inventory has a VM of that name anywhere, or the host is drained.
     """
     await host.require_up()
     directory = vm_dir(host.state_dir, spec.name)
-    # One name is given away at a time, on whichever host.
+    # A name is assigned under a lock, on whichever host.
     name_lock = local_host().lock(state_dir() / "names" / spec.name, owner("vm run"))
     async with name_lock, host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
-        await require_open(host)  # a drain writes its mark, then looks for locks
+        await require_open(host)  # a drain writes its mark first, then looks for locks
         if taken := await homes(spec.name, all_hosts()):
             raise RefusedError(
                 f"there is a VM '{spec.name}' already",
@@ -95,19 +95,19 @@ async def _remove_all(host: Host, paths: Iterable[Path]) -> None:
 
 
 async def start_vm(vm: Vm) -> Vm:
-    """Start a stopped VM where it is at home, or let a paused one run.
+    """Start a stopped VM where it is at home, or resume a paused one.
 
-    Raises RefusedError when it runs.
+    Raises RefusedError if it runs.
     """
     async with held(vm, "vm start") as now:
         if await now.is_alive():
             return await _go_on(now)
-        # What was "auto" was settled when it first ran.
+        # "auto" values were resolved when it first ran.
         return await _boot(now.spec, now.host, now.qemu.platform)
 
 
 async def set_network(vm: Vm, *, plugged: bool) -> None:
-    """Whether a stopped VM has a network when it next starts. Raises RefusedError while it runs."""
+    """Choose whether a stopped VM has a network when it next starts. RefusedError while it runs."""
     async with held(vm, "vm network") as now:
         if await now.is_alive():
             raise RefusedError(
@@ -122,8 +122,8 @@ async def set_network(vm: Vm, *, plugged: bool) -> None:
 async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     """Press the power button and wait for the end; with `force` end QEMU at once.
 
-    A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
-    `timeout_s`: it goes on running.
+    A stopped VM is left alone. Raises TimedOutError if the guest does not power off within
+    `timeout_s`: it continues to run.
     """
     async with held(vm, "vm stop", whole=False, runs_again=False) as now:
         if await now.is_alive() and force:
@@ -155,10 +155,10 @@ async def remove_vm(vm: Vm) -> int | None:
 async def held(
     vm: Vm, action: str, *, whole: bool = True, runs_again: bool = True
 ) -> AsyncIterator[Vm]:
-    """The VM as it is now that its lock is held, without what killed commands left of it.
+    """Lock the VM; yields its current state, without leftovers of killed commands.
 
-    Raises BusyError when another operation holds it, or it has gone meanwhile, or (`whole`) its
-    memory is not there yet, or (`runs_again`) a standby may have the right to run it.
+    Raises BusyError if another operation holds the lock, the VM has gone meanwhile, (`whole`) its
+    memory is not complete yet, or (`runs_again`) a standby may have the right to run it.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
         now = await read_again(vm, whole=whole, runs_again=runs_again)
@@ -167,9 +167,9 @@ async def held(
 
 
 async def tidy(vm: Vm) -> None:
-    """Remove what killed commands left of the VM, and what its QEMU did if it has ended.
+    """Remove leftovers of killed commands, and those of a QEMU that has ended.
 
-    For the holder of its lock, while no migration of it is cut off.
+    The caller holds the lock, and no migration of the VM is interrupted.
     """
     await sweep(vm.host, vm.spec, vm.directory, vm.qemu.files)
     if not await vm.is_alive():
@@ -287,9 +287,9 @@ async def _boot(spec: Spec, host: Host, platform: Platform, *, is_new: bool = Fa
 
 
 async def _require_alone(name: str, qemu: Qemu) -> None:
-    """Another operator, with a state directory of another, may give the name away at this moment.
+    """Another operator, with a separate state directory, may assign the name at the same time.
 
-    Each is written down by now, so one of two at least sees the other. Raises RefusedError.
+    Each one is recorded by now, so at least one sees the other. Raises RefusedError.
     """
     answers = await ask_every(all_hosts(), lambda host: read_vm(host, name))
     for vm in answers.given:
@@ -304,8 +304,8 @@ async def _require_alone(name: str, qemu: Qemu) -> None:
 async def _take_back(
     spec: Spec, host: Host, files: QemuDir, current: Path, before: str | None
 ) -> None:
-    """Nothing of a start stays; a VM that was at home here is so, and stopped, as before."""
-    # First of all: where the disk is full nothing else may work.
+    """Undo a start; a VM that was at home here stays at home, stopped as before."""
+    # First: on a full disk nothing else may work.
     await end_qemu(host, spec.ram_dir, files)
     if before is None:
         await host.remove(current)
@@ -314,7 +314,7 @@ async def _take_back(
 
 
 async def settled_platform(spec: Spec, host: Host) -> Platform:
-    """What a spec comes to on a host. Raises RefusedError: the host has no such thing."""
+    """Resolve a spec's platform on a host. Raises RefusedError if the host does not offer it."""
     offered = (await abilities(host)).machines
     if spec.machine not in offered:
         raise RefusedError(
@@ -328,7 +328,7 @@ async def settled_platform(spec: Spec, host: Host) -> Platform:
 
 
 async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
-    """Images for the disks that have none; each is in `created` before anything of it is there."""
+    """Create missing images; each path is added to `created` before the file exists."""
     for disk in spec.disks:
         path = disk.on(host.state_dir)
         if await host.exists(path):
@@ -345,16 +345,16 @@ async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
         try:
             await create_image(host, path, disk.format, disk.size_bytes)
         except OperationFailedError:
-            created.remove(path)  # what stands there is another VM's, made meanwhile
+            created.remove(path)  # it is another VM's, created meanwhile
             raise
 
 
 async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:
-    """An empty disk image; nothing may stand at `path`. Raises OperationFailedError.
+    """Create an empty disk image; nothing may exist at `path`. Raises OperationFailedError.
 
-    It is on the disk when this returns: what a guest flushes later would be lost with its name.
+    It is durable on return: otherwise data that a guest flushes later could be lost with its name.
     """
-    # qemu-img would follow a link that another user put there, to a file that is not there yet.
+    # qemu-img would follow another user's dangling symbolic link.
     done = await host.run(["sh", "-c", 'set -C; : >"$1"', "sh", str(path)])
     if done.returncode:
         raise OperationFailedError(
@@ -377,7 +377,7 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
 
 
 def qemu_img(host: Host) -> Path:
-    """The program that goes with a host's QEMU."""
+    """The qemu-img that belongs to a host's QEMU."""
     return Path(host.qemu).parent / "qemu-img" if "/" in host.qemu else Path("qemu-img")
 
 

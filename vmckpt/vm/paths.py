@@ -1,4 +1,4 @@
-"""Where a VM's files stand on its host."""
+"""The paths of a VM's files on its host."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,14 @@ from vmckpt.errors import UsageError
 from vmckpt.hosts.grants import OWN_DIRECTORY
 
 QEMU_PREFIX = "qemu-"
-# PATH of a new disk has a second name, PATH + this + the run's id, until it is the VM's.
+# A new disk at PATH has a second name, PATH + this + the run's id, until it belongs to the VM.
 PROOF_SUFFIX = ".vmckpt-"
 IN_MEMORY = Path("/dev/shm")
 MOST_NAME_BYTES = 200
 
 
 class VmDir(NamedTuple):
-    """state_dir/vms/NAME: what lasts as long as the VM is on this host."""
+    """state_dir/vms/NAME: exists as long as the VM is on this host."""
 
     path: Path
 
@@ -26,35 +26,35 @@ class VmDir(NamedTuple):
 
     @property
     def current(self) -> Path:
-        """Which QEMU runs the VM here (JSON); missing while a migration to here is not done."""
+        """Which QEMU runs the VM here (JSON); missing until a migration to here is complete."""
         return self.path / "vm.json"
 
     @property
     def journal(self) -> Path:
-        """The migration in progress or left behind (JSON)."""
+        """The migration in progress or interrupted (JSON)."""
         return self.path / "migration.json"
 
     @property
     def identity(self) -> Path:
-        """Which VM it is (UUID); see vm/identity.py. It goes with the VM wherever that moves."""
+        """The VM's UUID; see vm/identity.py. It moves with the VM."""
         return self.path / "identity"
 
     @property
     def point(self) -> Path:
-        """Which checkpoint it was last taken or restored as, and where it has some (JSON).
+        """Which checkpoint it was last taken or restored as, and where it has others (JSON).
 
-        It goes with the VM wherever that moves.
+        It moves with the VM.
         """
         return self.path / "checkpoint"
 
     @property
     def restoring(self) -> Path:
-        """What is being made of a checkpoint, or was when that was cut off (JSON)."""
+        """The restore or fork in progress, or interrupted (JSON)."""
         return self.path / "restore.json"
 
     @property
     def saving(self) -> Path:
-        """Exists while the guest is paused to be saved as a whole: who has to resume it."""
+        """Exists while the guest is paused to be saved as a whole: recovery must resume it."""
         return self.path / "saving"
 
     @property
@@ -69,19 +69,21 @@ class VmDir(NamedTuple):
 
     @property
     def claim(self) -> Path:
-        """There while a standby may have the right to run the guest (JSON): which term of it ran
-        here, and which arbiter knows who may run it now; see `replicate/primary/claim.py`.
+        """Exists while a standby may have the right to run the guest (JSON): which term ran here,
+        and which arbiter knows who may run it now; see `replicate/primary/claim.py`.
         """
         return self.path / "claim.json"
 
     @property
     def gone_replica(self) -> Path:
-        """The arbiter's name of a replica that may take over as it has it, and does not exist."""
+        """The arbiter's name of a replica that may take over according to it, but no longer
+        exists.
+        """
         return self.path / "gone-replica"
 
     @property
     def away(self) -> Path:
-        """There while its devices are unplugged for a checkpoint: which step was begun."""
+        """Exists while its devices are unplugged for a checkpoint: the step that was begun."""
         return self.path / "devices-away"
 
     def qemu(self, qemu_id: str) -> "QemuDir":
@@ -90,12 +92,12 @@ class VmDir(NamedTuple):
 
 
 class QemuDir(NamedTuple):
-    """vms/NAME/qemu-ID: what belongs to one QEMU process and goes with it.
+    """vms/NAME/qemu-ID: the files of one QEMU process.
 
-    A monitor serves one client at a time, so there are three: for the operation that holds the
-    VM's lock, for onlookers, and for a rescue when the first is stuck. `is_loose`: a version of
-    vmckpt that put files in memory straight into the RAM directory started it. `as_user`: as a QEMU
-    with a user of its own gets them; what it makes is in `own` then, and links lead there.
+    A monitor serves one client at a time, so there are three: for the operation that holds the VM's
+    lock, for observers, and for a rescue when the first is stuck. `is_loose`: it was started by a
+    vmckpt that put files in memory directly into the RAM directory. `as_user`: the paths as a QEMU
+    with its own user sees them; its own files are then in `own`, with links to them.
     """
 
     path: Path
@@ -106,7 +108,7 @@ class QemuDir(NamedTuple):
 
     @property
     def state_dir(self) -> Path:
-        """The state directory of the host it is on."""
+        """The state directory of its host."""
         return self.path.parents[2]
 
     @property
@@ -121,7 +123,7 @@ class QemuDir(NamedTuple):
 
     @property
     def rescue(self) -> Path:
-        """QMP, kept free for out-of-band commands."""
+        """QMP, reserved for out-of-band commands."""
         return self._socket("rescue.sock")
 
     @property
@@ -131,7 +133,7 @@ class QemuDir(NamedTuple):
 
     @property
     def stderr(self) -> Path:
-        """QEMU's words; a target's reasons stand only here."""
+        """QEMU's stderr; only here does a destination's QEMU give its reasons."""
         return self.path / "stderr.log"
 
     @property
@@ -141,7 +143,7 @@ class QemuDir(NamedTuple):
 
     @property
     def console_log(self) -> Path:
-        """All that the guest wrote there."""
+        """All that the guest wrote to the console."""
         return self.path / "console.log"
 
     @property
@@ -151,17 +153,17 @@ class QemuDir(NamedTuple):
 
     @property
     def own(self) -> Path:
-        """All that a QEMU with a user of its own may write to here, besides files given to it."""
+        """All that a QEMU with its own user may write here, besides files given to it."""
         return self.path / OWN_DIRECTORY
 
     @property
     def user(self) -> Path:
-        """Whose the QEMU is (JSON): only of one with a user of its own; see vm/users/users.py."""
+        """The QEMU's user (JSON), if it has its own; see vm/users/users.py."""
         return self.path / "user.json"
 
     @property
     def mark(self) -> str:
-        """Two arguments that only this QEMU's command line has, as /proc shows them."""
+        """Two arguments that only this QEMU's command line has, in the format of /proc."""
         return f"-pidfile\0{self.pid}"
 
     @property
@@ -171,34 +173,36 @@ class QemuDir(NamedTuple):
 
     @property
     def given(self) -> Path:
-        """Which functions of the host's its devices have (JSON); see vm/passthrough/cards.py."""
+        """Which host functions its devices have (JSON); see vm/passthrough/cards.py."""
         return self.path / "devices.json"
 
     @property
     def missing(self) -> Path:
-        """There while pages of its memory are still to come from a checkpoint (JSON): who brings
-        them.
+        """Exists while pages of its memory are being loaded from a checkpoint (JSON), and names the
+        pager.
         """
         return self.path / "missing.json"
 
     @property
     def mirrors(self) -> Path:
-        """Where it writes its disks through to the service that replicates it."""
+        """The mirrors of its disks to the service that replicates it."""
         return self.path / "mirrors.sock"
 
     @property
     def key(self) -> Path:
-        """What opens the encrypted store that pages are still to come from; in memory, as they."""
+        """The secret of the encrypted store from which pages are being loaded; in memory, like
+        them.
+        """
         return self._in(IN_MEMORY, "key")
 
     def saved_file(self, *, in_memory: bool) -> Path:
-        """What a guest is as a whole, on its way into a store or out of it."""
+        """The file of a guest saved as a whole, on its way to or from a store."""
         if in_memory:
             return self._in(IN_MEMORY, "saved")
         return self.path / "saved-state"
 
     def old_blocks(self, number: int) -> Path:
-        """What stood in the blocks of a disk, while it is put into a checkpoint."""
+        """The previous content of disk blocks, while the disk is put into a checkpoint."""
         return self.path / f"old-blocks-{number}"
 
     def ram(self, ram_dir: Path) -> Path:
@@ -206,15 +210,15 @@ class QemuDir(NamedTuple):
         return self._in(ram_dir, "ram")
 
     def memory(self, ram_dir: Path) -> Path:
-        """The directory (mode 0700) in `ram_dir`, which others may write to, for this QEMU alone.
+        """This QEMU's own directory (mode 0700) in `ram_dir`, which others may write to.
 
-        Made by `Host.make_private_dir` before anything is put there.
+        Created by `Host.make_private_dir` before anything is put there.
         """
         return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}"
 
     @property
     def promised(self) -> Path:
-        """How much memory it was promised; see hosts/processes/promises.py."""
+        """The memory reserved for it; see hosts/processes/promises.py."""
         return self.memory(IN_MEMORY) / "promised"
 
     def _socket(self, name: str) -> Path:
@@ -234,49 +238,49 @@ IMAGES = "images"
 
 
 def vms_dir(state_dir: Path) -> Path:
-    """Where a host keeps its VMs."""
+    """The directory of a host's VMs."""
     return state_dir / "vms"
 
 
 def vm_dir(state_dir: Path, name: str) -> VmDir:
-    """Where a host keeps one VM. Raises UsageError: the name leads elsewhere."""
+    """The directory of one VM. Raises UsageError if the name leads elsewhere."""
     return VmDir(vms_dir(state_dir) / file_name(name, "VM"))
 
 
 def images_dir(state_dir: Path) -> Path:
-    """Where a host keeps the images of its own."""
+    """The directory of a host's own images."""
     return state_dir / IMAGES
 
 
 def adoption_lock_path(state_dir: Path, pid: int) -> Path:
-    """The lock of the process that is being adopted on a host, under whatever name."""
+    """The lock of a process that is being adopted, under whatever name."""
     return state_dir / "adoptions" / str(pid)
 
 
 def card_lock_path(state_dir: Path) -> Path:
-    """The lock under which a host's cards are given to VMs."""
+    """The lock for assigning a host's cards to VMs."""
     return state_dir / "cards.lock"
 
 
 def lock_path(state_dir: Path, name: str) -> Path:
-    """The lock of one VM on a host. Raises UsageError: the name leads elsewhere."""
+    """The lock of one VM on a host. Raises UsageError if the name leads elsewhere."""
     return state_dir / "locks" / file_name(name, "VM")
 
 
 def left_file(name: str, run: str) -> str:
-    """What a record in `left/` of a run on a VM of that name is called."""
+    """The name of a run's record in `left/` about a VM."""
     return f"{name}.{run}.json"
 
 
 def left_vm(file: str) -> str:
-    """The VM that a file in `left/` is about. A VM's name may have dots, a run has none."""
+    """The VM that a file in `left/` is about. A VM's name may have dots, a run's id has none."""
     return file.removesuffix(".json").rpartition(".")[0]
 
 
 def file_name(name: str, what: str) -> str:
-    """`name` itself, which becomes the name of a file in a directory of vmckpt's.
+    """Validate `name` as the name of a file in a directory of vmckpt's.
 
-    Raises UsageError when it would lead out of that directory, or no file can have it.
+    Raises UsageError if it would lead out of that directory, or is not a valid file name.
     """
     if name in (".", "..") or "/" in name or "\0" in name or not _fits(name):
         raise UsageError(

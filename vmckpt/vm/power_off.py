@@ -1,4 +1,4 @@
-"""Powering a guest off by its button, pressed again for as long as it does not act on it."""
+"""Power a guest off by its button, pressed again until the guest reacts."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ async def power_off(
 ) -> None:
     """Press the button of the running guest and wait for its end.
 
-    Raises TimedOutError when it does not power off in `timeout_s`: it goes on running.
+    Raises TimedOutError if it does not power off within `timeout_s`: it continues to run.
     """
     began_s = pressed_s = time.monotonic()
     await press()
@@ -31,7 +31,7 @@ async def power_off(
                 remedy="wait longer (--timeout), or end it at once with --force",
             )
         if now_s > pressed_s + PRESS_AGAIN_S:
-            # A guest that is just booting does not see the first one.
+            # A guest that is booting does not notice the first press.
             pressed_s = now_s
             with suppress(HostDownError, OutcomeUnknownError):  # it may be ending
                 await press()

@@ -1,4 +1,4 @@
-"""What a host's QEMU offers, asked once per binary, and which accelerator it can use."""
+"""Probe a host's QEMU, once per binary, and the accelerators that it can use."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ from vmckpt.vm.start import greeted, last_words
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
 DEV_KVM = Path("/dev/kvm")
-# The machine that a spec has if it names none.
+# The default machine of a spec.
 MACHINE = "q35"
 VERSION_TIMEOUT_S = 10.0
 _MOST_CACHED_BYTES = 16 << 20
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 async def abilities(host: Host) -> Abilities:
-    """What the host's QEMU offers; the first time for a binary this starts it for about 0.2 s.
+    """The abilities of the host's QEMU; the first query of a binary starts it for about 0.2 s.
 
-    Raises RefusedError when the host has no QEMU, HostDownError when it does not come up.
+    Raises RefusedError if the host has no QEMU, HostDownError if it does not come up.
     """
     binary = await _binary(host)
     identity = f"{binary.path}:{binary.mtime_ns}:{binary.size_bytes}"
@@ -40,7 +40,7 @@ async def abilities(host: Host) -> Abilities:
         try:
             return convert(Abilities, parse(text, most_bytes=_MOST_CACHED_BYTES))
         except MalformedError:
-            await host.remove(cache)  # another version's cache; what follows writes it anew
+            await host.remove(cache)  # another version's cache: overwritten below
     found = await _asked(host, "none", "tcg", learn)
     await host.make_dir(cache.parent)
     await host.write_text(cache, json.dumps(builtins(found)))
@@ -48,9 +48,9 @@ async def abilities(host: Host) -> Abilities:
 
 
 async def require_qemu(host: Host) -> Abilities:
-    """What the program that the host has as its QEMU offers, once it is known to be one.
+    """Check that the host's QEMU binary is one; returns its abilities.
 
-    Raises UsageError when it is none, or none that runs x86-64 guests as vmckpt needs them.
+    Raises UsageError if it is not QEMU, or cannot run x86-64 guests as vmckpt needs them.
     """
     try:
         said = await host.run([host.qemu, "--version"], VERSION_TIMEOUT_S)
@@ -92,7 +92,7 @@ async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
 
 
 async def kvm_obstacle(host: Host) -> str | None:
-    """Why KVM cannot run a guest on this host; None when it can."""
+    """Why KVM cannot run a guest on this host; None: it can."""
     if not await host.exists(DEV_KVM):
         return "there is no /dev/kvm"
     if not await host.usable(DEV_KVM):
@@ -107,7 +107,7 @@ async def kvm_obstacle(host: Host) -> str | None:
 
 
 async def _binary(host: Host) -> Executable:
-    """The file that host.qemu names. Raises RefusedError."""
+    """The binary that host.qemu names. Raises RefusedError."""
     if found := await host.find_executable(host.qemu):
         return found
     raise RefusedError(
@@ -120,9 +120,9 @@ async def _binary(host: Host) -> Executable:
 async def _asked(
     host: Host, machine: str, accel: str, question: Callable[[Monitor], Awaitable[T]]
 ) -> T:
-    """The answer of a QEMU without a guest. One that hangs up meanwhile is followed by another.
+    """Ask a QEMU without a guest. If it hangs up meanwhile, ask another one.
 
-    Raises HostDownError when that one does too, OperationFailedError when QEMU does not start.
+    Raises HostDownError if that one does too, OperationFailedError if QEMU does not start.
     """
     try:
         async with _bare_qemu(host, machine, accel) as monitor:
@@ -134,7 +134,7 @@ async def _asked(
 
 @asynccontextmanager
 async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Monitor]:
-    """A QEMU without a guest for the block; nothing of it stays."""
+    """A QEMU without a guest for the block; nothing of it remains."""
     directory = host.state_dir / "cache" / f"probe-{os.urandom(4).hex()}"
     await host.make_dir(directory)
     socket_path, stderr = directory / "qmp.sock", directory / "stderr.log"

@@ -1,4 +1,4 @@
-"""Whether two hosts see the same file, tested by writing and reading a marker beside it.
+"""Test whether two hosts see the same file, by a marker file beside it.
 
 Not beside a device, see `is_device`: a file there would be in the host's memory.
 """
@@ -12,15 +12,15 @@ from vmckpt.sequence.steps import both
 
 
 async def is_device(host: Host, path: Path) -> bool:
-    """Whether `path` is a device, or would be one if it were there: a volume that is not active."""
+    """Whether `path` is a device, or would be if it existed, such as an inactive volume."""
     real, is_block = await both(host.resolve(path), host.is_block_device(path))
     return is_block or (real.is_relative_to("/dev") and not real.is_relative_to("/dev/shm"))
 
 
 async def is_shared(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
-    """Whether what is written beside a disk through one host is read through the other.
+    """Whether a marker written beside a disk by one host is readable on the other.
 
-    None when that could not be found out, and why.
+    Returns None if that is unknown, and the reason.
     """
     real_here, real_there = await both(source.resolve(here), target.resolve(there))
     marker, token = f".vmckpt-{os.urandom(8).hex()}", os.urandom(8).hex()

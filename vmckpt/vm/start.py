@@ -1,4 +1,4 @@
-"""Starting and ending the QEMU of a VM on a host."""
+"""Start and end a VM's QEMU on a host."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from vmckpt.vm.users.reach import require_reachable
 from vmckpt.vm.users.user_processes import all_of_user, end_all_of
 from vmckpt.vm.users.users import VmUser, set_up, take_back
 
-# On a machine that is busy with other guests a QEMU takes its time; it is tried twice.
+# QEMU starts slowly on a machine that is busy with other guests; there are two attempts.
 START_TIMEOUT_S = 30.0
 SOCKET_POLL_S = 0.002
 SOCKET_PATH_BYTES = 107
@@ -39,7 +39,7 @@ LOG_HEAD = "vmckpt: QEMU of"
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The QEMU that a standby's took over from: what `host` still has of it is stale."""
+    """The QEMU that a standby's QEMU has taken over from: its remains on `host` are stale."""
 
     host: str
     qemu_id: str
@@ -62,7 +62,7 @@ class Qemu(NamedTuple):
     private_ram: bool = False
 
     def to_json(self) -> str:
-        """For vm.json."""
+        """The content of vm.json."""
         return _SCHEMA.encode(
             _VmRecord(
                 self.files.qemu_id,
@@ -79,7 +79,7 @@ class Qemu(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str, directory: VmDir) -> Self:
-        """The inverse. Raises StorageError on a damaged file."""
+        """The inverse of `to_json`. Raises StorageError on a damaged file."""
         found = _SCHEMA.decode(text, directory.current)
         return cls(
             directory.qemu(found.qemu_id)._replace(is_loose=found.memory is None),
@@ -94,7 +94,7 @@ class Qemu(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _VmRecord:
-    """vm.json. `memory` is "directory" where the QEMU's memory is in a directory of its own."""
+    """vm.json. `memory` is "directory" if the QEMU's memory has a directory of its own."""
 
     qemu_id: str
     pid: int
@@ -120,7 +120,7 @@ _PROCESS = Schema(
 
 
 def new_qemu_id() -> str:
-    """A name for one QEMU process, unique for good: 8 hex digits."""
+    """A permanently unique name for one QEMU process: 8 hex digits."""
     return os.urandom(4).hex()
 
 
@@ -133,12 +133,12 @@ async def start_qemu(
     incoming: bool,
     private_ram: bool = False,
 ) -> tuple[Qemu, Monitor]:
-    """A QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
+    """Start a QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
 
-    With `private_ram` its memory is the RAM file as it is; what it writes is its own.
+    With `private_ram` its memory is the existing RAM file, mapped privately.
 
-    With it comes a session on its operator monitor, which is the caller's to close. Its taps are
-    still to be plugged. On an error nothing of it is left. Raises RefusedError (no memory),
+    Returns also a session on its operator monitor, which the caller closes. Its taps are not
+    plugged yet. On an error nothing of it remains. Raises RefusedError (no memory),
     OperationFailedError (QEMU's own words), HostDownError.
     """
     told = files._replace(as_user=host.vm_uids is not None)
@@ -158,8 +158,8 @@ async def start_qemu(
             spec, platform, told, host.qemu, incoming=incoming, private_ram=private_ram
         )
         await host.write_text(files.path / "argv.json", json.dumps(argv))
-        # The proof that the guest ran will stand in this log: its first block is had beforehand, so
-        # that a disk that fills up meanwhile has room for it.
+        # This log will prove whether the guest ran: allocate its first block now, in case the disk
+        # fills up.
         await host.write_text(files.stderr, f"{LOG_HEAD} {spec.name}\n")
         if user:
             argv = user.command(argv)
@@ -183,17 +183,17 @@ async def _started(
             raise
         return process, monitor
     except OperationFailedError:
-        if user:  # QEMU's own words do not name a directory above a file
+        if user:  # QEMU's messages do not name a directory above a file
             await require_reachable(host, spec, user)
         raise
 
 
 async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bool = True) -> None:
-    """Kill the QEMU of `files`, recorded anywhere or not, and remove its files.
+    """Kill the QEMU of `files`, recorded or not, and remove its files.
 
-    Without `await_freed` nothing of it runs any more when this returns, but for a moment the kernel
-    may still be freeing its memory and the locks on its disks. Raises OperationFailedError when the
-    process does not end.
+    Without `await_freed` none of it runs on return, but for a moment the kernel may still be
+    freeing its memory and the locks on its disks. Raises OperationFailedError if the process does
+    not end.
     """
     for process in await processes(host, files):
         end = host.kill if await_freed else host.stop_for_good
@@ -207,9 +207,9 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
 
 
 async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
-    """The QEMU of `files` while it runs, recorded in vm.json or not.
+    """The running QEMU of `files`, recorded in vm.json or not.
 
-    Of one with a user of its own, all that runs as that: it says of itself what it likes.
+    If it has its own user, all processes of that user: a process can claim anything about itself.
     """
     if found := await host.find_processes(files.mark):
         return found
@@ -220,7 +220,7 @@ async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
 
 
 async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
-    """The QEMU of `files` while it runs, if it was adopted.
+    """The running QEMU of `files`, if it was adopted.
 
     Raises StorageError on a damaged file.
     """
@@ -229,14 +229,14 @@ async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
 
 
 async def record_foreign(host: Host, files: QemuDir, process: ProcessId) -> None:
-    """Write down which process is the QEMU of `files`, for `foreign_process`. StorageError."""
+    """Record the process of the QEMU of `files`, for `foreign_process`. Raises StorageError."""
     await save_to(host, files.process, _PROCESS, process)
 
 
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
-    """End QEMUs of the VM that a killed command has left: all but `keep`.
+    """End QEMUs of the VM that killed commands have left: all except `keep`.
 
-    The caller holds the VM's lock. Raises BusyError where the VM is not at home (no `keep`) and a
+    The caller holds the VM's lock. Raises BusyError if the VM is not at home here (no `keep`) and a
     migration to here was interrupted: its QEMU may have the guest.
     """
     if keep is None and await host.exists(directory.journal):
@@ -250,16 +250,16 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     for name in await host.list_dir(directory.path):
         if name.startswith(QEMU_PREFIX) and name != known:
             files = directory.qemu(name.removeprefix(QEMU_PREFIX))
-            # An adoption that was cut off started nothing.
+            # An interrupted adoption started nothing.
             is_foreign = await host.exists(files.process)
             end = remove_qemu_files if is_foreign else end_qemu
             await end(host, spec.ram_dir, files)
 
 
 async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
-    """Remove what a QEMU that has ended leaves: its directory and its RAM file.
+    """Remove the files of a QEMU that has ended: its directory and its RAM file.
 
-    One that stood in for a VM that was off had it in memory, wherever the VM's own stands.
+    A QEMU that only replaced a VM that was off had its RAM in memory, wherever the VM's own is.
     """
     await end_all_of(host, files)
     await take_back(host, files)
@@ -267,7 +267,7 @@ async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
     old = (loose.ram(ram_dir), loose.ram(IN_MEMORY), loose.key, loose.saved_file(in_memory=True))
     now = (files.memory(ram_dir), files.memory(IN_MEMORY))
     await all_of(host.remove(path) for path in dict.fromkeys((*now, *old)))
-    # Last: as long as it is there, the next holder of the VM's lock removes all of it.
+    # Last: while it exists, the next holder of the VM's lock removes everything.
     await host.remove(files.path)
 
 
@@ -279,23 +279,23 @@ async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.
 
 
 class _EndedSilentlyError(OperationFailedError):
-    """A QEMU that ended at its start and did not say why: a crash of its own."""
+    """A QEMU that ended during its start without a message: it crashed."""
 
 
 async def greeted(
     host: Host, argv: Sequence[str], path: Path, stderr: Path
 ) -> tuple[ProcessId, Monitor]:
-    """A QEMU that was started, and a session on its monitor `path`: all of its devices are there.
+    """Start a QEMU and open its monitor `path`; all of its devices exist on return.
 
-    Raises OperationFailedError with QEMU's own words when it ends instead, HostDownError when it
-    hangs or the host is down; it is dead then.
+    Raises OperationFailedError with QEMU's own words if it ends instead, HostDownError if it hangs
+    or the host is down; QEMU is dead then.
     """
     try:
         return await _greeted(host, argv, path, stderr)
     except (HostDownError, _EndedSilentlyError):
-        # Seen now and then: it waits for the kernel's answer to a question, which never comes; or
-        # 10.0 dies (SIGSEGV, 1 in some 3,000 on a busy machine) as its main loop and its monitors'
-        # thread both take the socket over from which a client is calling already.
+        # Seen occasionally: it waits for an answer of the kernel that never comes; or 10.0 dies
+        # (SIGSEGV, 1 in some 3,000 on a busy machine) when a client connects early, as its main
+        # loop and its monitors' thread both take over the socket.
         return await _greeted(host, argv, path, stderr)
 
 
@@ -319,7 +319,7 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
             )
         except HostDownError as exc:
             if not await host.is_alive(process):
-                await host.require_up()  # else the words are of what should have entered it
+                await host.require_up()  # else the error is not from QEMU
                 what = f"QEMU did not start on {host.name}"
                 if words := await last_words(host, stderr):
                     remedy = "correct what it names; nothing was left behind"
@@ -344,7 +344,7 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
 
 
 async def _whereabouts(host: Host, process: ProcessId) -> str:
-    """What a process that hangs waits for, in the kernel's words (proc(5))."""
+    """What a hung process waits for, in the kernel's words (proc(5))."""
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
     place = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
     state = " ".join(status_fields(status).get("State", []))
@@ -352,7 +352,7 @@ async def _whereabouts(host: Host, process: ProcessId) -> str:
 
 
 async def last_words(host: Host, stderr: Path) -> str:
-    """The end of what a QEMU wrote to stderr; warnings only if nothing else. May be empty."""
+    """The end of QEMU's stderr; warnings only if there is nothing else. May be empty."""
     lines = [
         line.partition("Z ")[2] or line
         for line in (await host.read_text(stderr) or "").splitlines()
@@ -375,7 +375,7 @@ def _require_short_paths(host: Host, files: QemuDir) -> None:
 
 
 async def _promise(host: Host, spec: Spec, files: QemuDir, *, is_private: bool) -> None:
-    """All of its memory is there for it, however little the guest has touched so far.
+    """Reserve all of its memory, however little the guest has touched so far.
 
     Raises RefusedError.
     """
@@ -387,7 +387,7 @@ async def _promise(host: Host, spec: Spec, files: QemuDir, *, is_private: bool) 
 
 
 def no_room(host: Host, needed_bytes: int, ram_dir: Path, found: FreeMemory) -> RefusedError:
-    """That memory cannot be promised."""
+    """The error for memory that cannot be reserved."""
     return RefusedError(
         f"{host.name} has no room for the VM's memory",
         why=f"it needs {format_size(needed_bytes)} in {ram_dir}, {format_size(found.free_bytes)} "
@@ -399,7 +399,7 @@ def no_room(host: Host, needed_bytes: int, ram_dir: Path, found: FreeMemory) -> 
 
 
 async def plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:
-    """Put the taps of a QEMU that runs on the host's bridge, but for those of isolated NICs.
+    """Put a running QEMU's taps on the host's bridge, except those of isolated NICs.
 
     Raises RefusedError (no bridge), OperationFailedError.
     """

@@ -1,9 +1,9 @@
-"""Images that a VM left on a host when its standby took it over: older than the VM, and its own.
+"""Recognize stale images that a VM left on a host when its standby took it over.
 
-STATE/superseded/VM.json says which files they were, by inode, size, time of the last write and of
-the last change of any kind: programs can set the former back (cp -p, rsync -t), the kernel alone
-sets the latter. A file that is still that one is known for a leftover, which another copy of the
-disk may replace; one that was written since, or stands there instead, is not.
+STATE/superseded/VM.json identifies the files by inode, size, time of the last write (mtime) and of
+the last change (ctime): programs can set mtime back (cp -p, rsync -t), but only the kernel sets
+ctime. A file that still matches is known to be a leftover, which another copy of the disk may
+replace. A file that was written since, or is another one, is not.
 """
 
 import json
@@ -20,7 +20,7 @@ _IDENTITY = "%i %s %.9Y %W %.9Z"
 
 
 async def note_superseded(host: Host, stale: Vm) -> None:
-    """What the stale home has of images of the host's own is a leftover from now on.
+    """Record the stale home's images in the host's own folder as leftovers.
 
     Raises HostDownError, StorageError.
     """
@@ -36,9 +36,9 @@ async def note_superseded(host: Host, stale: Vm) -> None:
 
 
 async def is_superseded(host: Host, name: str, path: Path) -> bool:
-    """Whether the file is such a leftover of that VM, and nothing else is known to use it.
+    """Whether the file is such a leftover of that VM, without any other known user.
 
-    Raises HostDownError, RefusedError when a VM's files on the host are damaged.
+    Raises HostDownError, RefusedError if a VM's files on the host are damaged.
     """
     text = await host.read_text(_record(host, name))
     if text is None:
@@ -54,7 +54,7 @@ async def is_superseded(host: Host, name: str, path: Path) -> bool:
         ) from exc
     if noted is None or noted != await _identity(host, path):
         return False
-    # The VM is elsewhere: what tells of it here is what is over, or this migration.
+    # The VM is elsewhere: records of it here are stale, or belong to this migration.
     return not await used_besides(host, path, (f"VM {name}", f"replication of {name}"))
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, wherever they are kept and wherever their VMs are now."""
+"""Find checkpoints in all stores, wherever their VMs are now."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,15 +27,15 @@ from vmckpt.store.files.order import in_order
 from vmckpt.store.files.pins import Pin, Pinned
 from vmckpt.vm.paths import vm_dir, vms_dir
 
-# Of one store only: it is left out of the list, and reported.
+# Errors of a single store: the list leaves it out and reports it.
 _ITS_OWN = (HostDownError, StorageError, RefusedError, NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A checkpoint, in one store or several. `facts` of None: another version of vmckpt's.
+    """A checkpoint, in one store or several. `facts` is None if another version of vmckpt wrote it.
 
-    `pins` are those of all these stores; each is there once.
+    `pins` are those of all these stores, each listed once.
     """
 
     places: tuple[StoreLocation, ...]
@@ -45,23 +45,23 @@ class CatalogueEntry:
 
     @property
     def place(self) -> StoreLocation:
-        """The store that is nearest."""
+        """The nearest store."""
         return self.places[0]
 
     @property
     def id(self) -> str:
-        """What it is called for good."""
+        """The permanent id."""
         return self.manifest.id
 
     @property
     def name(self) -> str:
-        """What its maker called it."""
+        """The name given when it was taken."""
         return self.facts.name if self.facts else "?"
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A checkpoint whose manifest cannot be read: it can only be removed."""
+    """A checkpoint with an unreadable manifest: it can only be removed."""
 
     place: StoreLocation
     id: str
@@ -69,9 +69,9 @@ class Unreadable:
 
 
 class Catalogue(NamedTuple):
-    """All checkpoints that were found, oldest first; what is silent, stores or checkpoints of them.
+    """All checkpoints found, oldest first, and the stores or checkpoints that could not be read.
 
-    `unreadable` are the checkpoints among those.
+    `unreadable` lists those checkpoints.
     """
 
     entries: list[CatalogueEntry]
@@ -79,9 +79,9 @@ class Catalogue(NamedTuple):
     unreadable: tuple[Unreadable, ...] = ()
 
     def find_unreadable(self, text: str) -> list[Unreadable]:
-        """Where the unreadable checkpoint is that has this id, or whose id begins so; else [].
+        """The unreadable checkpoint with this id or id prefix, in each store; [] if none matches.
 
-        Raises UsageError: several begin so.
+        Raises UsageError if the prefix matches several.
         """
         found = [one for one in self.unreadable if len(text) >= 4 and one.id.startswith(text)]
         if len({one.id for one in found}) > 1:
@@ -93,7 +93,7 @@ class Catalogue(NamedTuple):
         return found
 
     def find(self, text: str) -> CatalogueEntry:
-        """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
+        """Find a checkpoint by name or id prefix. Raises NotFoundError, UsageError."""
         ids = meant(text, {one.id: one.name for one in self.entries})
         found = [one for one in self.entries if one.id in ids]
         if len(found) == 1:
@@ -116,10 +116,10 @@ class Catalogue(NamedTuple):
 async def catalogue(
     hosts: Sequence[Host], given: str | None, key: Key = None, vm: str | None = None
 ) -> Catalogue:
-    """All checkpoints, or one VM's, in the store that was named, else in all that are known of.
+    """All checkpoints, or one VM's, in the given store or else in all known stores.
 
-    Those are every host's own, and those that its VMs were taken into. Raises StorageError,
-    RefusedError, HostDownError when a store that was named cannot be read.
+    Known stores are every host's own and those that its VMs were taken into. Raises StorageError,
+    RefusedError, HostDownError if the given store cannot be read.
     """
     if given is not None:
         there = await _read(parse_place(given), key, vm)
@@ -149,9 +149,9 @@ async def catalogue(
 def _agreeing(
     found: Sequence[tuple[StoreLocation, Manifest]],
 ) -> tuple[list[tuple[StoreLocation, Manifest]], list[VmckptError]]:
-    """What the nearest store says of each checkpoint, and the others that say the same.
+    """Each checkpoint as the nearest store describes it, with the other stores that agree.
 
-    Who can add to one store must not say of another's checkpoint that it is old.
+    Write access to one store must not suffice to make another store's checkpoint look old.
     """
     nearest = dict[str, Manifest]()
     kept, errors = list[tuple[StoreLocation, Manifest]](), list[VmckptError]()
@@ -164,7 +164,7 @@ def _agreeing(
 
 
 def contradiction(place: StoreLocation, checkpoint_id: str) -> StorageError:
-    """A store has another checkpoint of that id."""
+    """Two stores have different checkpoints with the same id."""
     return StorageError(
         f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
         why="what it says of itself differs, and a copy says the same",
@@ -174,15 +174,16 @@ def contradiction(place: StoreLocation, checkpoint_id: str) -> StorageError:
 
 
 def _distance(place: StoreLocation) -> tuple[bool, bool]:
-    """Those of this machine come first."""
+    """Sort key: stores of this machine first."""
     return not place.is_here, place.host is None
 
 
 async def known_places(
     hosts: Sequence[Host], vm: str | None = None
 ) -> tuple[list[StoreLocation], list[VmckptError]]:
-    """Every store that is known of, once: all hosts' own, and those that their VMs (or one) were
-    taken into; and why some may be missing.
+    """Every known store, once, and why some may be missing.
+
+    Known stores are all hosts' own and those that their VMs (or one VM) were taken into.
     """
     answers = await ask_every(hosts, lambda host: _places(host, vm))
     places = _different(place for found in answers.given for place in found)
@@ -207,7 +208,7 @@ async def _places(host: Host, vm: str | None) -> list[StoreLocation]:
 
 
 def _different(places: Iterable[StoreLocation]) -> list[StoreLocation]:
-    """Each once: a directory of this machine is the same, whichever of its hosts names it."""
+    """Remove duplicates: a directory of this machine is the same under each of its host names."""
     found: dict[tuple[str, str], StoreLocation] = {}
     for place in places:
         where = "" if place.is_here or place.host is None else place.host.name
@@ -217,7 +218,7 @@ def _different(places: Iterable[StoreLocation]) -> list[StoreLocation]:
 
 
 class _There(NamedTuple):
-    """What one store has, and what of it cannot be read."""
+    """What one store contains, and which parts of it cannot be read."""
 
     manifests: list[tuple[StoreLocation, Manifest]]
     damaged: list[Unreadable]
@@ -237,7 +238,7 @@ def _merged(
     found: Sequence[tuple[StoreLocation, Manifest]],
     pins: Mapping[str, Sequence[Pin]] = MappingProxyType({}),
 ) -> list[CatalogueEntry]:
-    """One entry each, however many stores have it; those of this machine come first."""
+    """One entry per checkpoint, however many stores have it; stores of this machine come first."""
     places: dict[str, list[StoreLocation]] = {}
     manifests: dict[str, Manifest] = {}
     for place, manifest in found:
@@ -263,7 +264,7 @@ def _facts(manifest: Manifest) -> CheckpointFacts | None:
 
 
 def to_json(entry: CatalogueEntry) -> dict[str, Any]:
-    """All that is known of it."""
+    """The entry as JSON."""
     manifest = entry.manifest
     return {
         "id": manifest.id,

@@ -1,9 +1,10 @@
-"""The stores that this operator has used: what each was, so that a replaced one is refused.
+"""Remember the stores that this operator has used, to refuse one that was replaced.
 
-A person who can write to a store's location can put another file `store` there: of a store that is
-not encrypted, of another one, or an older one that a removed key still opens. `stores/ID.json` of
-the operator's state directory says for each location which store it had, whether that was encrypted
-and how often its keys had been changed. What differs is refused until `vmckpt store accept`.
+A person who can write to a store's location can replace its file `store`: by that of an unencrypted
+store, of another one, or an older one that a removed key still opens. For each location
+`stores/ID.json` in the operator's state directory records which store was there, whether it was
+encrypted, and how often its keys had changed. A store that differs is refused until `vmckpt store
+accept`.
 """
 
 import fcntl
@@ -26,7 +27,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True)
 class KnownStore:
-    """What a store was. `accepted`: the operator has said that it is meant to be so."""
+    """What a store was. `accepted`: the operator has confirmed this state."""
 
     location: str
     id: str
@@ -43,15 +44,15 @@ _SCHEMA = Schema(
 
 
 def known(location: str) -> KnownStore | None:
-    """What was at a location when it was last used; None: it never was. Raises StorageError."""
+    """What was at a location when it was last used; None: never used. Raises StorageError."""
     return _stores().load(_name(location))
 
 
 def require_unchanged(location: str, label: str, config: Config) -> KnownStore:
-    """Compare a store with what was at its location before, and remember what is new of it.
+    """Compare a store with what was at its location before, and remember what is new.
 
-    `label` is the location as the operator writes it. Raises RefusedError: another store is there,
-    it is encrypted no longer, or its keys are older than those that were there; StorageError.
+    `label` is the location as the operator writes it. Raises RefusedError if another store is
+    there, if it is no longer encrypted, or if its keys are older than before; StorageError.
     """
     with _alone():
         before = require_as_before(location, label, config)
@@ -63,9 +64,9 @@ def require_unchanged(location: str, label: str, config: Config) -> KnownStore:
 
 
 def require_as_before(location: str, label: str, config: Config) -> KnownStore | None:
-    """Compare, and remember nothing: what a config says counts once its key has opened it.
+    """Compare without remembering: a config is trusted only once its key has opened it.
 
-    What was there before; None: nothing. Raises as `require_unchanged`.
+    Returns what was there before; None: nothing. Raises as `require_unchanged`.
     """
     before = known(location)
     if before is not None and (why := difference(before, config)):
@@ -80,21 +81,24 @@ def require_as_before(location: str, label: str, config: Config) -> KnownStore |
 
 
 def accept(location: str, config: Config) -> KnownStore:
-    """From now on the store at the location is to be as it is now. Raises StorageError."""
+    """Accept the store at the location in its present state. Raises StorageError."""
     with _alone():
         return remember(location, config, accepted=True)
 
 
 def forget(location: str) -> bool:
-    """Whatever was at the location: it may be made anew. Whether anything was. StorageError."""
+    """Forget what was at the location, so that a new store may be created there.
+
+    Returns whether anything was known. Raises StorageError.
+    """
     there = _stores().path(_name(location)).exists()
     _stores().remove(_name(location))
     return there
 
 
 def forget_of_host(name: str, below: Path | None = None) -> None:
-    """The stores of a host that is a host no longer; those of this machine lie `below`."""
-    # One that is damaged says so when the store is used.
+    """Forget the stores of a removed host; those of this machine lie `below`."""
+    # A damaged record is reported when its store is used.
     for key, one in _stores().load_all().records.items():
         inside = below is not None and Path(one.location).is_relative_to(below)
         if inside or one.location.startswith(f"{name}:"):
@@ -102,7 +106,9 @@ def forget_of_host(name: str, below: Path | None = None) -> None:
 
 
 def require_never_used(location: str, label: str) -> None:
-    """Before a store is made. Raises RefusedError: there was one, which is gone now."""
+    """Check before a store is created. Raises RefusedError if the location had one that is now
+    gone.
+    """
     before = known(location)
     if before is None:
         return
@@ -116,7 +122,7 @@ def require_never_used(location: str, label: str) -> None:
 
 
 def difference(before: KnownStore, config: Config) -> str | None:
-    """How a store differs from the one that was there, in words; None: it is that one."""
+    """How a store differs from the one that was there, in words; None: it does not."""
     if before.id != config.id:
         was = "encrypted" if before.encrypted else "not encrypted"
         return f"store {before.id[:12]}, {was}, was there; now it is {described(config)}"
@@ -132,7 +138,7 @@ def difference(before: KnownStore, config: Config) -> str | None:
 
 
 def remember(location: str, config: Config, *, accepted: bool) -> KnownStore:
-    """This is what was at the location. Raises StorageError."""
+    """Record what is at the location. Raises StorageError."""
     made = KnownStore(location, config.id, config.is_encrypted, config.revision, accepted)
     _stores().save(_name(location), made)
     return made
@@ -148,7 +154,7 @@ def _stores() -> Documents[KnownStore]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """For the block no other command compares and remembers. Raises StorageError."""
+    """Lock for the block: no other command compares and remembers. Raises StorageError."""
     directory = state_dir() / DIRECTORY
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

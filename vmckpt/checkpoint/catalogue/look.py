@@ -1,4 +1,4 @@
-"""Looking into stores, and removing from them."""
+"""Inspect stores, and remove checkpoints from them."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from vmckpt.store.store import Store
 
 
 class AreaDifference(NamedTuple):
-    """So many chunks of one area differ."""
+    """The number of chunks of one area that differ."""
 
     name: str
     chunks: int
@@ -34,7 +34,7 @@ class AreaDifference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RuleEffect:
-    """What a rule means for one checkpoint."""
+    """The effect of a rule on one checkpoint."""
 
     entry: CatalogueEntry
     keep: bool
@@ -42,7 +42,7 @@ class RuleEffect:
 
 
 class Pruned(NamedTuple):
-    """What a rule means for a VM's checkpoints, oldest first, and what is wrong with clocks."""
+    """The effect of a rule on a VM's checkpoints, oldest first, and any clock problems."""
 
     decisions: list[RuleEffect]
     clocks: str
@@ -51,7 +51,7 @@ class Pruned(NamedTuple):
 async def differences(
     one: CatalogueEntry, other: CatalogueEntry, key: Key = None
 ) -> list[AreaDifference]:
-    """How much of each area differs. Raises RefusedError when no store has both."""
+    """How much of each area differs. Raises RefusedError if no store has both checkpoints."""
     there = [place.label for place in other.places]
     both = [place for place in one.places if place.label in there]
     if not both:
@@ -68,9 +68,9 @@ async def differences(
 
 
 async def verify(entry: CatalogueEntry, key: Key = None) -> dict[str, int]:
-    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError.
+    """Read a checkpoint completely in every store that has it; returns bytes by store.
 
-    From the stores themselves, and nothing that is kept here of object storage.
+    Reads the stores themselves, never the local cache of object storage. Raises DamagedError.
     """
     found = {}
     for place in entry.places:
@@ -91,9 +91,9 @@ def _verify(store: Store, entry: CatalogueEntry) -> int:
 
 
 async def remove(found: Sequence[CatalogueEntry], key: Key = None) -> None:
-    """Remove them from every store that has them.
+    """Remove checkpoints from every store that has them.
 
-    Raises BusyError (one is being read), RefusedError (one is pinned, in whatever store).
+    Raises BusyError (one is being read), RefusedError (one is pinned in any store).
     """
     for one in found:
         if one.pins:
@@ -113,7 +113,10 @@ async def _remove(where: Iterable[tuple[StoreLocation, str]], key: Key) -> None:
 
 
 async def _remove_unread(found: Sequence[CatalogueEntry], key: Key) -> set[str]:
-    """Remove those that are not being read; which are. Raises RefusedError: one is pinned."""
+    """Remove those that are not being read; returns the ids of the others.
+
+    Raises RefusedError if one is pinned.
+    """
     read = set[str]()
     for place, those in _by_store((place, one.id) for one in found for place in one.places):
         async with opened(place, key) as store:
@@ -122,8 +125,8 @@ async def _remove_unread(found: Sequence[CatalogueEntry], key: Key) -> set[str]:
 
 
 def _remove_each(store: Store, ids: Sequence[str]) -> set[str]:
-    with suppress(BusyError, NotFoundError):  # then each by itself
-        store.remove(ids)  # at once, as nearly always: of object storage each takes requests
+    with suppress(BusyError, NotFoundError):  # then one by one
+        store.remove(ids)  # all at once if possible: object storage needs requests for each
         return set()
     read = set[str]()
     for one in ids:
@@ -153,10 +156,10 @@ async def prune(
     apply: bool,
     just_taken: Collection[str] = (),
 ) -> Pruned:
-    """What the rule means for one VM's checkpoints that have the tags; done with `apply`.
+    """Evaluate the rule for one VM's checkpoints with the given tags; `apply` removes.
 
-    Pinned ones are kept, and the rule is for the others: they count for nothing in it. One that is
-    being read stays until a later time, and keeps no other.
+    Pinned checkpoints are kept and do not count towards the rule. One that is being read stays for
+    now, but does not cause another to be kept.
     """
     there = {one.id: one for one in entries}
     ordered = in_order(one.manifest for one in entries)
@@ -182,7 +185,7 @@ async def prune(
 
 
 def _clocks(wrong: Sequence[CatalogueEntry]) -> str:
-    """What is said where hosts' clocks disagree; empty where they agree."""
+    """A warning if hosts' clocks disagree, else an empty string."""
     if not wrong:
         return ""
     hosts = sorted({one.facts.host if one.facts else "?" for one in wrong})

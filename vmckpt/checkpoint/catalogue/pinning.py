@@ -1,4 +1,4 @@
-"""Pin checkpoints: nothing removes one that is pinned, in any store that has it."""
+"""Pin checkpoints: a pinned checkpoint cannot be removed from any store that has it."""
 
 import getpass
 import socket
@@ -19,13 +19,13 @@ def operator() -> str:
     """Who runs this command, and on which machine."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a user without an entry
+    except (KeyError, OSError):  # a user without a passwd entry
         name = "?"
     return f"{name}@{socket.gethostname()}"
 
 
 def check_reason(text: str) -> str:
-    """`text` itself. Raises UsageError unless it is one line, not empty and not too long."""
+    """Return `text`. Raises UsageError unless it is one line, not empty and not too long."""
     if not text.strip() or not text.isprintable() or len(text) > MOST_TEXT:
         raise UsageError(
             "that is no reason for a pin",
@@ -55,9 +55,9 @@ async def pin(
 
 
 async def unpin(entry: CatalogueEntry, key: Key = None, *, force: bool) -> tuple[Pin, ...]:
-    """Take out its pins, those of guards only with `force`; which they were. Raises RefusedError.
+    """Remove its pins and return them; pins of guards only with `force`.
 
-    Then it was not pinned, or only guards need it.
+    Raises RefusedError if it is not pinned, or only guards need it.
     """
     wanted = [one for one in entry.pins if force or one.guard is None]
     if not wanted:
@@ -77,7 +77,7 @@ async def unpin(entry: CatalogueEntry, key: Key = None, *, force: bool) -> tuple
 
 
 async def release(entry: CatalogueEntry, pins: Iterable[Pin], key: Key = None) -> CatalogueEntry:
-    """Take these pins of its out, in every store that has it; the entry as it is then."""
+    """Remove the given pins in every store that has the checkpoint; returns the updated entry."""
     wanted = list(pins)
     for place in entry.places:
         async with opened(place, key) as store:
@@ -90,7 +90,7 @@ async def release(entry: CatalogueEntry, pins: Iterable[Pin], key: Key = None) -
 async def release_all(
     entries: Iterable[CatalogueEntry], chosen: Callable[[Pin], bool], key: Key = None
 ) -> list[CatalogueEntry]:
-    """The entries once the chosen pins were taken out. Raises StorageError, HostDownError."""
+    """Remove the chosen pins; returns the updated entries. Raises StorageError, HostDownError."""
     return [
         await release(one, wanted, key) if (wanted := list(filter(chosen, one.pins))) else one
         for one in entries

@@ -1,9 +1,9 @@
-"""Where checkpoints are kept: a host's own store, or the one that the operator names.
+"""Store locations: a host's own store, or one that the operator names.
 
-In words a location is `s3://BUCKET/PREFIX`, `ssh://HOST/DIRECTORY`, a directory, `HOST:DIRECTORY`,
-or `HOST:`, a host's own. A directory of a host that is not this machine is used over the connection
-to that host, by a process there (`vmckpt lend`), which has no key and sees only what lies in the
-store. With `ssh://` every process that uses the store connects to its server itself.
+A location is written `s3://BUCKET/PREFIX`, `ssh://HOST/DIRECTORY`, a directory, `HOST:DIRECTORY`,
+or `HOST:` for the host's own store. A directory on another host is accessed over the connection to
+that host, by a process there (`vmckpt lend`) that has no key and sees only the store. With `ssh://`
+every process that uses the store connects to its server itself.
 """
 
 import asyncio
@@ -51,24 +51,24 @@ _OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """A store's location: a directory of `host`; or a URL, the same from every host (None)."""
+    """A store's location: a directory of `host`, or a URL, the same on every host (None)."""
 
     host: Host | None
     path: str
 
     @property
     def is_here(self) -> bool:
-        """Whether this process gets to it without asking another."""
+        """Whether this process can access it directly."""
         return self.host is None or self.host.is_this_machine
 
     @property
     def is_own(self) -> bool:
-        """Whether it is where its host keeps checkpoints unless told otherwise."""
+        """Whether it is the host's default store."""
         return self.host is not None and self.path == own_place(self.host.state_dir)
 
     @property
     def location(self) -> str:
-        """What the operator's side remembers it by: the same for every name that it is given."""
+        """The key under which the operator remembers it, the same for all its spellings."""
         if self.host is None:
             return canonical_url(self.path)
         path = os.path.normpath(self.path)
@@ -76,14 +76,14 @@ class StoreLocation:
 
     @property
     def label(self) -> str:
-        """In words, as they can be written in a command."""
+        """The location as you write it in a command."""
         if self.host is None or (self.host.is_this_machine and not self.is_own):
             return self.path
         return f"{self.host.name}:{'' if self.is_own else self.path}"
 
 
 def own_place(state_dir: Path) -> str:
-    """Where a host keeps checkpoints unless told otherwise."""
+    """A host's default store directory."""
     return str(state_dir / "checkpoints")
 
 
@@ -93,9 +93,9 @@ def own(host: Host) -> StoreLocation:
 
 
 def parse_place(text: str, at: Host | None = None) -> StoreLocation:
-    """What the operator wrote; a directory alone is that of `at`, else of this machine.
+    """Parse a location; a bare directory is on `at`, else on this machine.
 
-    Raises UsageError, NotFoundError: there is no such host.
+    Raises UsageError, NotFoundError: no such host.
     """
     if not text.strip():
         raise UsageError(
@@ -114,7 +114,7 @@ def parse_place(text: str, at: Host | None = None) -> StoreLocation:
 
 
 async def is_there(place: StoreLocation) -> bool:
-    """Whether there is a store, or was one. A URL is assumed to have one. HostDownError."""
+    """Whether a store is there, or was; a URL is assumed to have one. Raises HostDownError."""
     if place.host is None:
         return True
     host, path = place.host, Path(place.path)
@@ -130,11 +130,11 @@ async def is_there(place: StoreLocation) -> bool:
 async def opened(
     place: StoreLocation, key: KeySource | None = None, *, any_encryption: bool = False
 ) -> AsyncIterator[Store]:
-    """A location's store for the block; its calls block: in a thread. Raises as `open_store`.
+    """Open the location's store for the block. Its calls block: run them in a thread.
 
-    RefusedError too when it is not the store that was there before. With a key one that is not
-    encrypted is refused unless the operator has accepted it, or `any_encryption`: the key is for
-    other stores that are looked into beside it.
+    Raises as `open_store`, and RefusedError if it is not the store that was there before. With a
+    key an unencrypted store is refused unless the operator has accepted it or `any_encryption` is
+    set: then the key is meant for other stores of the same search.
     """
     ok = any_encryption or is_accepted(place)
     if place.host is None or place.host.is_this_machine:
@@ -156,8 +156,8 @@ async def opened(
 
 
 def require_as_known(place: StoreLocation, config: Config) -> None:
-    """Raises RefusedError: it is not the store that was there before; StorageError."""
-    # An exported file comes and goes: it is compared only with one that was accepted.
+    """Raises RefusedError if it is not the store that was there before; StorageError."""
+    # Exported files come and go: compare a file only with one that was accepted.
     is_file = place.is_here and place.host is not None and Path(place.path).is_file()
     if is_file and known(place.location) is None:
         return
@@ -165,13 +165,13 @@ def require_as_known(place: StoreLocation, config: Config) -> None:
 
 
 def is_accepted(place: StoreLocation) -> bool:
-    """Whether the operator has said that the store there is meant to be unencrypted."""
+    """Whether the operator has accepted that this store is unencrypted."""
     before = known(place.location)
     return before is not None and before.accepted and not before.encrypted
 
 
 async def lent(host: Host, path: str) -> socket:
-    """A blocking stream to a process on the host that does to a directory what it is asked.
+    """A blocking stream to a process on the host that accesses the directory for us.
 
     Raises HostDownError.
     """
@@ -202,11 +202,11 @@ async def lent(host: Host, path: str) -> socket:
 async def access_to(
     place: StoreLocation, key: KeySource | None, *, to_write: bool = False, named: bool = True
 ) -> Access:
-    """What opens the store, and which it is, for a process on a host.
+    """The credentials and identity of the store, for a process on a host.
 
-    The key is had here, by the operator's process. `to_write`: where there is none, one may be made
-    if it is the host's own, which was not `named`. Raises as `opened`; NotFoundError: there is
-    none, and none may be made.
+    The operator's process reads the key. `to_write`: a missing store may be created if it is the
+    host's own and was not `named`. Raises as `opened`; NotFoundError: the store is missing and may
+    not be created.
     """
     try:
         config = await _config(place)
@@ -230,7 +230,7 @@ async def access_to(
 
 
 async def remember_made(place: StoreLocation) -> None:
-    """That a store was made there by the way, if it was. Raises as `access_to`."""
+    """Remember a store if a job has created it. Raises as `access_to`."""
     try:
         config = await _config(place)
     except NotFoundError:
@@ -248,7 +248,7 @@ async def _config(place: StoreLocation) -> Config:
     try:
         return chosen(first, place.label, had_objects=False)
     except (NotFoundError, DamagedError):
-        # In this order: a store that is made just now has its config before its objects.
+        # In this order: a store that is being created gets its config before its objects.
         folders = [Path(place.path) / folder for folder in OBJECT_FOLDERS]
         objects = await asyncio.gather(*(host.list_dir(folder) for folder in folders))
         texts = await asyncio.gather(*(_text(host, path) for path in paths))
@@ -265,8 +265,10 @@ async def _text(host: Host, path: Path) -> bytes | None:
 async def reading(
     place: str, checkpoint_id: str, secret: bytes | None = None
 ) -> AsyncIterator[Checkpoint]:
-    """A checkpoint of a store that this process gets to, to read from for the block, in which it is
-    not removed. `secret` opens an encrypted store; without it no other is read. Raises as both do.
+    """Open a checkpoint for the block, in a store that this process can access.
+
+    The checkpoint is not removed meanwhile. `secret` opens an encrypted store; without it only
+    unencrypted stores are read. Raises as `open_store` and reading do.
     """
     store = await in_thread(partial(open_store, place, Access(secret)))
     opened_ = store.read(checkpoint_id)
@@ -281,7 +283,10 @@ async def reading(
 
 
 def open_or_create(place: str, access: Access) -> Store:
-    """The store at `place`, made when there is none and one may be. Blocking. Raises as both do."""
+    """Open the store at `place`, or create it if it is missing and may be. Blocking.
+
+    Raises as both do.
+    """
     given_up_s = time.monotonic() + MAKING_S
     while True:
         try:
@@ -291,7 +296,7 @@ def open_or_create(place: str, access: Access) -> Store:
                 raise
         try:
             return create_store(place)
-        except (RefusedError, BusyError):  # another process has made it, or is about to
+        except (RefusedError, BusyError):  # another process has created it, or is doing so
             if time.monotonic() > given_up_s:
                 raise
         time.sleep(POLL_S)

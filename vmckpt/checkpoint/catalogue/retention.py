@@ -1,8 +1,8 @@
-"""Which checkpoints a rule keeps. Pure: facts in, verdicts out.
+"""Retention: which checkpoints a rule keeps. Pure: facts in, verdicts out.
 
-What is newest follows from the order in which checkpoints were taken (`store/files/order.py`).
-Hosts' clocks, which may be wrong, only date them: where clocks contradict that order, the largest
-number of checkpoints whose clocks agree with it is believed (`dates`).
+The order of checkpoints is the order in which they were taken (`store/files/order.py`). Hosts'
+clocks, which may be wrong, only date them. Where clocks contradict that order, the largest set of
+checkpoints whose clocks agree with it is believed (`dates`).
 """
 
 from bisect import bisect_right
@@ -15,7 +15,7 @@ from vmckpt.errors import UsageError
 
 
 class Candidate(NamedTuple):
-    """A checkpoint as the rule sees it. `taken_unix_s` is what its host's clock said."""
+    """A checkpoint as the rule sees it. `taken_unix_s` is by its host's clock."""
 
     id: str
     taken_unix_s: float
@@ -24,9 +24,9 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetentionRule:
-    """What is kept: the union of the first four; then age and size take away, the newest last.
+    """What to keep: the union of the first four, then limited by age and size, oldest first.
 
-    Hours, days and weeks are UTC's; of each that has any the newest one is kept.
+    Hours, days and weeks are in UTC; the newest checkpoint of each is kept.
     """
 
     keep_last: int = 0
@@ -38,12 +38,12 @@ class RetentionRule:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing."""
+        """Whether the rule is empty."""
         return not any(astuple(self))
 
 
 class RetentionVerdict(NamedTuple):
-    """Whether it is kept, and by what."""
+    """Whether a checkpoint is kept, and for which reason."""
 
     keep: bool
     why: str
@@ -63,10 +63,9 @@ def plan(
     now_unix_s: float,
     just_taken: Collection[str] = (),
 ) -> Mapping[str, RetentionVerdict]:
-    """A verdict for each, by id. `candidates` of one VM, in the order in which they were taken.
+    """A verdict for each checkpoint, by id. `candidates`: one VM's, in the order they were taken.
 
-    The newest is always kept, and so are those that were `just_taken`. Raises UsageError for an
-    empty rule.
+    The newest and those `just_taken` are always kept. Raises UsageError for an empty rule.
     """
     if rule.is_empty:
         raise UsageError(
@@ -96,7 +95,7 @@ def plan(
         key: RetentionVerdict(bool(words), ", ".join(words) or "no rule keeps it")
         for key, words in why.items()
     }
-    # Just now is no later than this for their host: of two clocks that differ one is wrong.
+    # If the host that has just taken one has a slower clock than ours, one of them is wrong.
     new_s = [one.taken_unix_s for one in candidates if one.id in just_taken]
     verdicts |= _too_old(newest_first, when_s, verdicts, rule, min([now_unix_s, *new_s]))
     verdicts |= _too_much(newest_first, verdicts, rule)
@@ -107,10 +106,10 @@ def plan(
 
 
 def dates(taken_unix_s: Sequence[float], *, now_unix_s: float) -> list[float]:
-    """When each was taken, as far as it can be known: never falling, in the order of taking.
+    """Best estimates of when each was taken, ascending in the order of taking.
 
-    A longest part of the times that does not fall is believed. Each other time is replaced by the
-    next one that is believed, those at the end by `now_unix_s`.
+    A longest non-decreasing subsequence of the times is believed. Each other time is replaced by
+    the next believed one, or by `now_unix_s` at the end.
     """
     believed = _rising(taken_unix_s)
     found = list(taken_unix_s)
@@ -123,7 +122,7 @@ def dates(taken_unix_s: Sequence[float], *, now_unix_s: float) -> list[float]:
 
 
 def contradictions(candidates: Sequence[Candidate], *, now_unix_s: float) -> list[Candidate]:
-    """Those whose hosts' clocks contradict the order in which they were taken."""
+    """Checkpoints whose hosts' clocks contradict the order in which they were taken."""
     dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)
     return [
         one for one, unix_s in zip(candidates, dated, strict=True) if one.taken_unix_s != unix_s
@@ -131,7 +130,7 @@ def contradictions(candidates: Sequence[Candidate], *, now_unix_s: float) -> lis
 
 
 def _rising(values: Sequence[float]) -> set[int]:
-    """The places of a longest part that does not fall, by patience sorting; O(n log n)."""
+    """The indices of a longest non-decreasing subsequence, by patience sorting; O(n log n)."""
     tops: list[float] = []
     ends: list[int] = []
     before: list[int] = []
@@ -157,7 +156,9 @@ def _too_old(
     rule: RetentionRule,
     now_unix_s: float,
 ) -> dict[str, RetentionVerdict]:
-    """Only what is too old by its own host's clock too, unless that is ahead of this machine's."""
+    """Those too old by the estimate and by their own host's clock, unless that clock is ahead of
+    ours.
+    """
     if rule.max_age_s is None:
         return {}
     gone = dict[str, RetentionVerdict]()
@@ -172,7 +173,7 @@ def _too_old(
 def _too_much(
     newest_first: Sequence[Candidate], so_far: Mapping[str, RetentionVerdict], rule: RetentionRule
 ) -> dict[str, RetentionVerdict]:
-    """By what each added: chunks that others need too stay all the same, so it is an estimate."""
+    """Those beyond the size limit. An estimate: chunks that others need stay."""
     if rule.max_bytes is None:
         return {}
     gone, total = dict[str, RetentionVerdict](), 0

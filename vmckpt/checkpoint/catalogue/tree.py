@@ -1,4 +1,4 @@
-"""Checkpoints as people see them: a tree, and all that one says of itself. Pure."""
+"""Present checkpoints to people: as a tree, and one in detail. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,27 +9,27 @@ from vmckpt.units import format_size, format_time
 
 
 def rows(entries: Sequence[CatalogueEntry]) -> list[tuple[str, ...]]:
-    """A row each, below its parent where that is still there."""
+    """One row per checkpoint, below its parent if that still exists."""
     present = {one.id for one in entries}
     children: dict[str | None, list[CatalogueEntry]] = {}
     for one in entries:
         parent = one.manifest.parent if one.manifest.parent in present else None
         children.setdefault(parent, []).append(one)
     found: list[tuple[str, ...]] = []
-    # What is still to be shown, the next one last: chains are longer than Python may recurse.
+    # Rows still to be shown, the next one last. No recursion: chains exceed Python's limit.
     waiting = [(one, 0, False) for one in reversed(children.get(None, []))]
     labels = vm_labels([one.manifest for one in entries])
     shown = set[str]()
     while waiting:
         one, depth, is_branch = waiting.pop()
-        # A line of descent stands one below the other; only a branch is moved in.
+        # A line of descent is not indented; only a branch is.
         mark = "  " * depth + ("└ " if is_branch else "")
         found.append(_row(one, mark, labels[one.id]))
         shown.add(one.id)
         below = children.get(one.id, [])
         inner = depth + is_branch
         waiting += [(child, inner, len(below) > 1) for child in reversed(below)]
-    # A ring of parents, which only a forged manifest makes, hides none.
+    # Only a forged manifest makes a cycle of parents; show its checkpoints too.
     rest = [one for one in entries if one.id not in shown]
     return found + [_row(one, "", labels[one.id]) for one in rest]
 
@@ -52,7 +52,7 @@ def _row(entry: CatalogueEntry, mark: str, vm: str) -> tuple[str, ...]:
 
 
 class OriginShown(NamedTuple):
-    """Whether this site took a checkpoint, and what a host would open for one that it did not."""
+    """Whether this site took a checkpoint, and, if not, what a host would open for it."""
 
     foreign: bool
     opens: tuple[str, ...]
@@ -62,7 +62,7 @@ OWN = OriginShown(foreign=False, opens=())
 
 
 def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
-    """What `show` prints."""
+    """The output of `checkpoint show`."""
     manifest, facts = entry.manifest, entry.facts
     found = [
         ("id", manifest.id),
@@ -81,7 +81,7 @@ def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, s
     ]  # fmt: skip
     if facts is None:
         return [*found, ("facts", "written by another version of vmckpt")]
-    # Another site may have written anything.
+    # Another site may have written anything here.
     platform, devices = facts.platform.get, facts.machine.get("devices")
     devices = devices if isinstance(devices, dict | list) else ()
     return [
@@ -109,6 +109,6 @@ def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, s
 
 
 def in_words(entry: CatalogueEntry) -> str:
-    """Which checkpoint, of what VM, and when it was taken: in one line."""
+    """One line: which checkpoint, of which VM, and when it was taken."""
     taken = format_time(entry.manifest.created_unix_s)
     return f"{entry.name} ({entry.id[:12]}) of {entry.manifest.vm}, taken {taken}"

@@ -1,4 +1,4 @@
-"""Whose checkpoints are meant by a VM's name, which several VMs may have. Pure."""
+"""Choose the checkpoints meant by a VM's name, which several VMs may share. Pure."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,19 +10,19 @@ from vmckpt.store.files.order import owners
 if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 
-# What `--vm-id` calls the checkpoints that were taken before VMs had UUIDs.
+# The value of `--vm-id` for checkpoints taken before VMs had UUIDs.
 NONE = "none"
 
 
 class Chosen(NamedTuple):
-    """The checkpoints of one VM, and those of others of its name (and of none that is known)."""
+    """One VM's checkpoints, and those of other or unknown VMs of the same name."""
 
     mine: list["CatalogueEntry"]
     others: list["CatalogueEntry"]
 
 
 def of_vm(entries: Sequence["CatalogueEntry"], vm_id: str | None) -> Chosen:
-    """The entries of the VM with this UUID; of None those that belong to no VM that is known."""
+    """The entries of the VM with this UUID; None: those of no known VM."""
     whose = owners(one.manifest for one in entries)
     mine = [one for one in entries if whose[one.id] == vm_id]
     return Chosen(mine, [one for one in entries if whose[one.id] != vm_id])
@@ -31,10 +31,10 @@ def of_vm(entries: Sequence["CatalogueEntry"], vm_id: str | None) -> Chosen:
 def chosen(
     entries: Sequence["CatalogueEntry"], vm: str, here: Sequence[str | None], wanted: str | None
 ) -> Chosen:
-    """Those of the VM that an operator means by `vm`.
+    """The checkpoints of the VM that the operator means by `vm`.
 
-    `here` are the UUIDs of the VMs of that name in the inventory (None: it has none yet), `wanted`
-    is what `--vm-id` says. Raises UsageError when several could be meant, NotFoundError.
+    `here` are the UUIDs of the inventory's VMs of that name (None: without a UUID yet), `wanted` is
+    the value of `--vm-id`. Raises UsageError if the name is ambiguous, NotFoundError.
     """
     whose = owners(one.manifest for one in entries)
     known = sorted({vm_id or NONE for vm_id in whose.values()})
@@ -62,7 +62,7 @@ def chosen(
 
 
 def vm_labels(manifests: Sequence[Manifest]) -> dict[str, str]:
-    """What to call the VM of each checkpoint: with its id where several have the name."""
+    """A label for each checkpoint's VM: with its UUID if several VMs share the name."""
     whose = owners(manifests)
     ids: dict[str, set[str | None]] = {}
     for one in manifests:

@@ -1,4 +1,4 @@
-"""Write a checkpoint's disk to an image file, raw or qcow2: all of it, checked, or no file."""
+"""Export a checkpoint's disk as a raw or qcow2 image: complete and verified, or no file."""
 
 import os
 import secrets
@@ -26,14 +26,14 @@ Moved = Callable[[int, int], None]
 
 
 class ExportFile(NamedTuple):
-    """The file that is to be made."""
+    """The image file to create."""
 
     path: Path
     format: str
 
 
 class Exported(NamedTuple):
-    """An image that is there now; `written_bytes` are not holes."""
+    """A finished image; `written_bytes` excludes holes."""
 
     disk: StoredDisk
     format: str
@@ -43,11 +43,11 @@ class Exported(NamedTuple):
 async def export_disk(
     entry: CatalogueEntry, disk: str, image: ExportFile, moved: Moved, key: Key = None
 ) -> Exported:
-    """Write it to a file that must not exist; `moved` hears bytes done, and of how many.
+    """Export to a file that must not exist; `moved` receives the bytes done and the total.
 
-    Until all of it is written and synced the file has another name, `.FILE.part-...`; after an
-    error or a cancellation nothing is left. Raises RefusedError (a file is there, or no room),
-    NotFoundError, DamagedError, StorageError.
+    Until it is complete and synced the file is named `.FILE.part-...`; after an error or a
+    cancellation nothing remains. Raises RefusedError (the file exists, or no room), NotFoundError,
+    DamagedError, StorageError.
     """
     if os.path.lexists(image.path):
         raise _there_already(image.path)
@@ -64,7 +64,7 @@ async def export_disk(
 
 
 def format_of(target: Path, given: str | None) -> str:
-    """The image's format: as it is given, else by the end of its name. Raises UsageError."""
+    """The image's format: as given, else by the file name's suffix. Raises UsageError."""
     ends = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
     kind = given or ends.get(target.suffix)
     if kind not in FORMATS:
@@ -115,14 +115,14 @@ def _watched(
 
 
 def _put_in_place(aside: Path, target: Path) -> None:
-    """Give it its name, for good, unless another file has got that meanwhile."""
+    """Rename it durably, unless another file has taken the name meanwhile."""
     try:
         try:
             os.link(aside, target, follow_symlinks=False)
         except OSError as exc:
             if exc.errno not in NO_LINKS:
                 raise
-            # An empty file keeps the name until the rename.
+            # An empty file reserves the name until the rename.
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             aside.rename(target)
     except FileExistsError as exc:

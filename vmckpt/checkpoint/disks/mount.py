@@ -1,7 +1,7 @@
-"""Mount a checkpoint: its disks as raw image files, read-only, by FUSE.
+"""Mount a checkpoint by FUSE: its disks as raw image files, read-only.
 
-Needs the Python package mfusepy and libfuse 3; who is not root needs fusermount3 too. All other
-modules do without them.
+Needs the Python package mfusepy and libfuse 3, and fusermount3 unless you are root. No other module
+needs them.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ async def mount(
 ) -> None:
     """Mount it at `folder`, an empty directory, until it is unmounted or this is cancelled.
 
-    The checkpoint is not removed meanwhile. `mounted` hears the files' names once they are there;
-    `failed` of each read that the store could not serve: who reads gets EIO. Raises RefusedError,
-    OperationFailedError, and as `readers`.
+    The checkpoint is not removed meanwhile. `mounted` receives the file names once they exist;
+    `failed` receives each read that the store could not serve (the reader gets EIO). Raises
+    RefusedError, OperationFailedError, and as `readers`.
     """
     fuse = _library()
     _require_fit(folder)
@@ -63,7 +63,7 @@ async def mount(
 
 
 def _library() -> Any:
-    """What makes a FUSE mount of a Python object. Raises RefusedError where it is missing."""
+    """The FUSE binding. Raises RefusedError if it is missing."""
     path = find_library("fuse3")
     if path is None:
         raise _missing("there is no libfuse 3 on this machine")
@@ -85,7 +85,7 @@ def _missing(why: str) -> RefusedError:
 
 
 def _require_fit(folder: Path) -> None:
-    """Raises RefusedError unless it is an empty directory."""
+    """Raises RefusedError unless `folder` is an empty directory."""
     try:
         fits = not any(folder.iterdir())
         why, remedy = "it is not empty", "choose an empty directory"
@@ -99,7 +99,7 @@ def _require_fit(folder: Path) -> None:
 
 
 async def _until_mounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
-    """Raises RuntimeError: libfuse has ended. OperationFailedError: it does not begin."""
+    """Raises RuntimeError (libfuse ended), OperationFailedError (the mount did not appear)."""
     is_there = await poll(
         lambda: in_thread(partial(os.path.ismount, folder)),
         lambda is_there: is_there or serving.done(),
@@ -119,7 +119,7 @@ async def _until_mounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
 
 
 async def _unmounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
-    """It is not mounted any more; files that are still open return errors."""
+    """Unmount it; files that are still open return errors."""
     lazily: tuple[str, ...] = ()
     for _ in range(2):
         if serving.done():
@@ -131,7 +131,7 @@ async def _unmounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
 
 
 class _Tree:
-    """A directory of raw images, as libfuse asks for it; called by its one thread."""
+    """A directory of raw images as FUSE operations; called by libfuse's single thread."""
 
     use_ns = True
 
@@ -142,25 +142,25 @@ class _Tree:
         self._same |= dict.fromkeys(("st_atime", "st_mtime", "st_ctime"), ns)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        """A file's facts."""
+        """A file's attributes."""
         if path == "/":
             return self._same | {"st_mode": stat.S_IFDIR | 0o500, "st_nlink": 2}
         size = self._found(path).size_bytes
         return self._same | {"st_mode": stat.S_IFREG | 0o400, "st_nlink": 1, "st_size": size}
 
     def readdir(self, path: str, fh: int) -> Iterator[str]:
-        """The names."""
+        """The file names."""
         yield from (".", "..", *self._files)
 
     def open(self, path: str, flags: int) -> int:
-        """To read alone."""
+        """Open read-only."""
         self._found(path)
         if flags & (os.O_WRONLY | os.O_RDWR):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return 0
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        """Bytes of a disk."""
+        """Read bytes of a disk."""
         reader = self._found(path)
         try:
             return reader.read(offset, size)

@@ -1,7 +1,7 @@
-"""Disk images written whole: raw ones, and qcow2.
+"""Write whole disk images: raw and qcow2.
 
-An image is made for a checkpoint's disk, whose chunks are as large as qcow2's clusters, or empty
-over a backing file. Clusters lie in the order in which they come; the tables follow.
+An image is written for a checkpoint's disk, whose chunks have the size of qcow2's clusters, or
+empty over a backing file. Clusters are stored in the order in which they arrive; the tables follow.
 """
 
 import os
@@ -20,11 +20,11 @@ Chunks = Iterable[tuple["np.ndarray[Any, Any]", Any]]
 def write_image(
     path: Path, kind: str, size_bytes: int, chunks: Chunks, *, fills: bool = False
 ) -> None:
-    """A new image of the format `kind` at `path`, which must not be there; chunks are clusters.
+    """Write a new image of format `kind` at `path`, which must not exist; chunks are clusters.
 
-    With `fills` one is there, made so of some of the chunks, and is given all of them, for a QEMU
-    that has opened it as the target of a migration does, and does not use it yet. On an error
-    nothing is left. Raises OSError, and what `chunks` raises.
+    With `fills` the image already exists, created from some of the chunks, and receives all of
+    them. A QEMU may have it open, as the destination of a migration does, but not use it yet. On an
+    error nothing remains. Raises OSError, and what `chunks` raises.
     """
     new = 0 if fills else os.O_CREAT | os.O_EXCL
     fd = os.open(path, os.O_RDWR | new | os.O_CLOEXEC, 0o600)
@@ -50,9 +50,9 @@ def while_wanted(chunks: Chunks, still_wanted: Callable[[], None]) -> Chunks:
 
 
 def write_overlay(path: Path, size_bytes: int, backing: Path, backing_kind: str) -> None:
-    """A new, empty qcow2 at `path`, which must not be there, over an image that is only read.
+    """Write an empty qcow2 overlay at `path`, which must not exist, over a read-only image.
 
-    On an error nothing is left. Raises OSError.
+    On an error nothing remains. Raises OSError.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -78,7 +78,7 @@ def _write_raw(fd: int, size_bytes: int, chunks: Chunks) -> None:
 
 def _write_qcow2(fd: int, size_bytes: int, chunks: Chunks, backing: tuple[str, str] | None) -> None:
     places = np.zeros(clusters_of(size_bytes), np.uint64)
-    free = 1  # the first is the header's
+    free = 1  # the first is the header
     for numbers, contents in chunks:
         write_at(fd, memoryview(contents).cast("B"), free * CLUSTER_BYTES)
         places[numbers] = np.arange(free, free + len(numbers), dtype=np.uint64)

@@ -20,7 +20,7 @@ Failed = Callable[[VmckptError], None]
 
 @asynccontextmanager
 async def readers(entry: CatalogueEntry, key: Key = None) -> AsyncIterator[list[DiskReader]]:
-    """The checkpoint's disks for the block, in which it is not removed.
+    """Readers of the checkpoint's disks; the checkpoint is not removed during the block.
 
     Raises NotFoundError (it has none), DamagedError, BusyError, StorageError.
     """
@@ -44,10 +44,10 @@ async def readers(entry: CatalogueEntry, key: Key = None) -> AsyncIterator[list[
 async def served(
     entry: CatalogueEntry, socket: Path, failed: Failed, key: Key = None
 ) -> AsyncIterator[list[StoredDisk]]:
-    """Each disk is an export of its name (disk-0, ...) at `socket` for the block.
+    """Export each disk by name (disk-0, ...) at `socket` for the block.
 
-    `failed` hears of each read that the store could not serve; the client gets an I/O error.
-    Raises as `readers`; RefusedError: something is at `socket` already.
+    `failed` receives each read that the store could not serve; the client gets an I/O error. Raises
+    as `readers`; RefusedError: the path `socket` exists already.
     """
     if socket.exists() or socket.is_symlink():
         raise RefusedError(
@@ -79,7 +79,7 @@ async def _at(socket: Path, exports: "dict[str, _Export]") -> AsyncIterator[None
 
 
 class _Export:
-    """One disk of it; reads of a disk come one after the other."""
+    """One exported disk; its reads are serialized."""
 
     def __init__(self, reader: DiskReader, failed: Failed) -> None:
         self.size_bytes = reader.size_bytes
@@ -87,7 +87,7 @@ class _Export:
         self._turn = asyncio.Lock()
 
     async def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """So many bytes. Raises VmckptError."""
+        """Read `length_bytes` bytes. Raises VmckptError."""
         async with self._turn:
             try:
                 return await in_thread(partial(self._reader.read, offset_bytes, length_bytes))

@@ -1,4 +1,4 @@
-"""The disks that a checkpoint holds, to read from anywhere in them."""
+"""Random-access reads of the disks in a checkpoint."""
 
 import re
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ _NAME = re.compile("disk-[0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class StoredDisk:
-    """One disk with its content. `name`: the area that has it, such as disk-0; `path` is where the
-    VM had its image, and `format` what that was.
+    """A disk with its content. `name`: its area, such as disk-0.
+
+    `path` and `format` are those of the VM's image.
     """
 
     name: str
@@ -34,7 +35,7 @@ def stored_disks(manifest: Manifest) -> list[StoredDisk]:
 
 
 def find_disk(manifest: Manifest, text: str) -> StoredDisk:
-    """The disk of that name, or whose image had that path. Raises NotFoundError, as above."""
+    """Find a disk by its name or its image's path. Raises NotFoundError, and as above."""
     disks = stored_disks(manifest)
     found = [disk for disk in disks if text in (disk.name, disk.path)]
     if not found:
@@ -54,7 +55,7 @@ class DiskReader:
         self._area = point.area(disk.name)
 
     def read(self, start: int, length: int) -> bytes:
-        """What it holds there; less, where it ends before. Raises DamagedError, StorageError."""
+        """Read up to `length` bytes; fewer at the disk's end. Raises DamagedError, StorageError."""
         end = min(start + length, self.size_bytes)
         if start < 0 or end <= start:
             return b""
@@ -65,16 +66,16 @@ class DiskReader:
 
 
 def names_of(disks: Sequence[StoredDisk]) -> str:
-    """In words, for a line."""
+    """The names on one line."""
     return ", ".join(disk.name for disk in disks)
 
 
 def _checked(manifest: Manifest, disk: DiskFacts, name: str) -> StoredDisk:
-    """What the facts say fits what is stored: they may come from another site."""
+    """Check the facts against the stored area: they may come from another site."""
     area = manifest.area(name)
     fits = (
         area is not None
-        and _NAME.fullmatch(name) is not None  # it becomes a file's and an export's
+        and _NAME.fullmatch(name) is not None  # it becomes a file name and an export name
         and area.chunk_bytes == BLOCK_CHUNK_BYTES
         and disk.format in ("raw", "qcow2")
         and 0 < disk.size_bytes <= area.size_bytes < disk.size_bytes + BLOCK_CHUNK_BYTES

@@ -1,1 +1,1 @@
-"""Restore: the VM in place, a copy, forks, or its disks alone."""
+"""Restore: the VM in place, a copy, forks, or only its disks."""

@@ -9,7 +9,7 @@ from vmckpt.vm.identity import new_identity
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """Options of a restore. `name`: of a copy; None: the VM itself. `trust`: see `foreign.py`."""
+    """Options of a restore. `name`: a copy's; None: the VM itself. `trust`: see `foreign.py`."""
 
     name: str | None
     in_place: bool
@@ -23,8 +23,8 @@ class RestoreOptions:
 class Restored:
     """A VM that runs from a checkpoint.
 
-    Times count from when all checks had been made, for the last of which a QEMU was started
-    (`preflight_ms`); `ran_unix_s` is when the guest ran.
+    Times count from the end of all checks, the last of which starts a QEMU (`preflight_ms`);
+    `ran_unix_s` is when the guest ran.
     """
 
     vm: str
@@ -35,14 +35,14 @@ class Restored:
     running_ms: float
     ran_unix_s: float
     warnings: tuple[str, ...]
-    # Whether the guest has been told all that it can be (`identity.py`).
+    # Whether the guest was informed as far as possible (`identity.py`).
     settled: bool = False
 
 
 class CheckpointSource(NamedTuple):
-    """A checkpoint of a store; `secret` opens an encrypted one.
+    """A checkpoint in a store; `secret` opens an encrypted one.
 
-    `known` is the digest of what the operator looked at, if this site took it or it is trusted.
+    `known` is the digest of what the operator inspected, if this site took it or it is trusted.
     """
 
     place: str

@@ -1,10 +1,10 @@
-"""The pages that a guest wants first when it comes back: noted once, there beforehand next time.
+"""Preload the pages that a guest needs first when it is restored.
 
-Each page that a restored guest waits for in its first moments is noted, by VM, on the host. At the
-VM's next restore these pages, and what is had along with them, are put into its RAM file while all
-is checked, so that it finds them; those that it then does not look at are noted no more, for a
-guest that writes here and there waits for other pages each time. The note is a hint: contents come
-from the checkpoint that is restored. (REAP, ASPLOS 2021, does so for functions.)
+The host notes, per VM, each page that a restored guest waits for in its first moments. The VM's
+next restore puts these pages, and those loaded along with them, into its RAM file during the
+checks, so that the guest finds them. Pages that the guest then does not use are dropped from the
+note, for a guest with random writes waits for other pages each time. The note is a hint: contents
+come from the checkpoint that is restored. (REAP, ASPLOS 2021, does so for functions.)
 """
 
 import itertools
@@ -22,13 +22,13 @@ from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 from vmckpt.state.durable import write_durably
 from vmckpt.store.area import Area
 
-# Each is had with some tens of others; all take as long as a QEMU takes to begin. Put there later,
-# when the guest runs, more of them took the processors from it: it answered later, not sooner.
+# Each brings some tens of others; loading all takes as long as QEMU needs to start. Loading more
+# once the guest runs takes processors from it: it answers later, not sooner.
 MOST_NOTED = 512
 
 
 def read_noted(path: Path) -> list[int]:
-    """The pages noted for a VM, in their order; none of a file that is not there or damaged."""
+    """The pages noted for a VM, in order; none if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text())
         return [number for number in found if isinstance(number, int)]
@@ -37,19 +37,19 @@ def read_noted(path: Path) -> list[int]:
 
 
 def next_noted(noted: Sequence[int], waited_for: Iterable[int], used: Collection[int]) -> list[int]:
-    """What is to be noted now: of what was there beforehand what was `used`, then what was not."""
+    """The next note: preloaded pages that were `used`, then those that the guest waited for."""
     found = [*(number for number in noted if number in used), *waited_for]
     return list(dict.fromkeys(found))[:MOST_NOTED]
 
 
 def note(path: Path, pages: Sequence[int]) -> None:
-    """Note pages. Where that fails the next restore takes longer."""
+    """Write the note. If that fails, only the next restore is slower."""
     with suppress(StorageError):
         write_durably(path, json.dumps(pages))
 
 
 def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.bool_]:
-    """Put pages into an unused RAM file, created if it is missing; returns which are there.
+    """Put pages into an unused RAM file, created if it is missing; returns the pages present.
 
     Raises DamagedError, OSError.
     """
@@ -71,7 +71,7 @@ def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.
 
 
 def runs(numbers: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Where chosen places lie beside one another, and so do their numbers: (place, how many)."""
+    """Runs of chosen indices with consecutive page numbers: (index, length)."""
     if not len(chosen):
         return
     apart = (np.diff(chosen) != 1) | (np.diff(numbers[chosen]) != 1)

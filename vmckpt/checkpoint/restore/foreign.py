@@ -1,9 +1,9 @@
-"""What a foreign checkpoint asks of a host, and which of it an operator has to allow.
+"""What a foreign checkpoint asks of a host, and what the operator has to allow.
 
-A guest of its own, on images made for it, in memory of its own: that is safe. Whatever else a
-manifest names (files, devices, networks of the host, arguments of QEMU's) the host would open with
-vmckpt's rights. It is refused by name, unless the operator trusts the checkpoint, or has written
-the same into the spec of the VM that has this name on the host.
+A guest with new images and memory of its own is safe. Anything else that a manifest names (files,
+devices and networks of the host, QEMU arguments) would be opened with vmckpt's rights. It is
+refused by name, unless the operator trusts the checkpoint, or has written the same into the spec of
+the host's VM of that name.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from vmckpt.vm.passthrough.passthrough import Passthrough
 from vmckpt.vm.paths import IMAGES, IN_MEMORY
 from vmckpt.vm.spec.spec import Spec
 
-# Emulated devices that have no end on the host.
+# Emulated devices without a back end on the host.
 SAFE_DEVICES = frozenset(
     {
         "VGA", "bochs-display", "edu", "ich9-usb-ehci1", "ich9-usb-uhci1", "pvpanic", "qemu-xhci",
@@ -24,7 +24,7 @@ SAFE_DEVICES = frozenset(
         "virtio-vga", "vmgenid", "i6300esb",
     }
 )  # fmt: skip
-# Of these what they are on the guest's side, where they sit, and what they offer it.
+# Their settings that concern only the guest: identity, address and features.
 _SAFE_SETTINGS = frozenset(
     {
         "driver", "id", "addr", "bus", "guid", "multifunction", "port", "edid", "xres", "yres",
@@ -35,7 +35,7 @@ _SAFE_SETTINGS = frozenset(
 
 
 def require_safe(spec: Spec, own: Spec | None, *, plugged: bool) -> None:
-    """Raises RefusedError that names all that the host would open. `own`: see `wanted`. Pure."""
+    """Raises RefusedError naming all that the host would open. `own`: see `wanted`. Pure."""
     found = list(wanted(spec, own, plugged=plugged))
     if found:
         raise RefusedError(
@@ -47,10 +47,10 @@ def require_safe(spec: Spec, own: Spec | None, *, plugged: bool) -> None:
 
 
 def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
-    """All that its host would open for the VM, in words, but for what stands in `own`.
+    """All that the host would open for the VM, in words, except what is in `own`.
 
-    `own` is the spec of the VM that has its name on the host. Writable disks are not among it: a
-    foreign VM's are images that are made for it.
+    `own` is the spec of the host's VM of that name. Writable disks are not listed: a foreign VM
+    gets new images.
     """
     yield from _files(spec, own)
     if not spec.sandbox and (own is None or own.sandbox):
@@ -73,7 +73,7 @@ def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
 
 
 def _whole(passed: Passthrough) -> str:
-    """What QEMU makes it of, and whom its hook is run by."""
+    """All that a passed-through device names: devices, options, hook and sshd."""
     words = [passed.match or passed.driver, *(f"{k}={v}" for k, v in passed.options.items())]
     words += [str(one) for one in (passed.hook, passed.ssh) if one]
     return ", ".join(words)
@@ -86,7 +86,7 @@ def _files(spec: Spec, own: Spec | None) -> Iterator[str]:
 
 
 class _Opened(NamedTuple):
-    """A path, and what its host does with it: what it only reads for `own` it does not write."""
+    """A path and how the host opens it: read access in `own` does not allow writing."""
 
     path: Path
     use: str
@@ -106,9 +106,9 @@ def _is_safe(device: dict[str, Any]) -> bool:
 
 
 def confined(spec: Spec, own: Spec | None, checkpoint_id: str) -> Spec:
-    """The spec with each writable disk in the host's `images/`, under a name of its own. Pure.
+    """The spec with each writable disk in the host's `images/`, under a new name. Pure.
 
-    But where `own`, the VM whose place it takes, has the same disk and writes to it.
+    A disk that `own`, the VM to be replaced, writes too keeps its path.
     """
     disks = list(spec.disks)
     for number, disk in enumerate(disks):

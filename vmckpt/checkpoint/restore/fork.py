@@ -1,9 +1,9 @@
-"""Many running VMs from one checkpoint: their memory and disks are shared until they write.
+"""Start many VMs from one checkpoint; they share memory and disks until they write.
 
-The checkpoint's memory is put into one file in memory, and each fork's QEMU maps it privately:
-pages are copied by the kernel where a fork writes. The file has no other names than the forks'
-(hard links), and goes with its last fork. Disks are qcow2 overlays over one image each, which stays
-in the host's `images/`. Forks are cut off from every network unless asked otherwise.
+The checkpoint's memory is put into one file in memory, and each fork's QEMU maps it privately: the
+kernel copies a page when a fork writes to it. The file's only names are the forks' hard links, so
+it goes with the last fork. Disks are qcow2 overlays over one image each, which stays in the host's
+`images/`. Forks are cut off from every network unless you ask otherwise.
 """
 
 import os
@@ -60,13 +60,13 @@ from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
 
-# Since when a memory-backend-file that is read-only can be RAM.
+# The first QEMU that accepts a read-only memory-backend-file as RAM.
 READ_ONLY_RAM = (8, 2, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkOptions:
-    """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ...
+    """The request: this many forks of `checkpoint`, named `name`-1, `name`-2, ...
 
     `known`, `is_foreign`: see `CheckpointSource`; `trust`: see `foreign.py`.
     """
@@ -82,13 +82,13 @@ class ForkOptions:
 
     @property
     def names(self) -> list[str]:
-        """Of the forks."""
+        """The forks' names."""
         return [f"{self.name}-{number + 1}" for number in range(self.number)]
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """One fork: it runs, or why it does not."""
+    """One fork: running, or the reason why not."""
 
     name: str
     took_ms: float
@@ -96,32 +96,32 @@ class Forked:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For the one who asked."""
+        """As JSON, for the caller."""
         return asdict(self)
 
 
 async def fork(
     host: LocalHost, place: str, wish: ForkOptions, secret: bytes | None = None, *, run: str
 ) -> list[Forked]:
-    """Make them, one after the other; one that fails leaves nothing, and the others run.
+    """Make the forks one after the other; a failed one leaves nothing behind.
 
-    They all begin to run when the last one is ready: until then none takes the others' time. `run`
-    is this run's own name.
+    They start to run together when the last one is ready, so that none takes processor time from
+    those in the making. `run` is this run's id.
 
-    Raises RefusedError, NotFoundError, StorageError when none can be.
+    Raises RefusedError, NotFoundError, StorageError if none can be made.
     """
     async with reading(place, wish.checkpoint, secret) as point:
         return await _Forking(host, point, wish, place, run).run()
 
 
 def remove_parts(host: LocalHost, run: str) -> None:
-    """After the death of a run: the disk image that it was making. Blocking."""
+    """After a run has died: remove the disk image that it was writing. Blocking."""
     for part in (host.state_dir / IMAGES).glob(f".*.{run}"):
         part.unlink(missing_ok=True)
 
 
 class _Ready(NamedTuple):
-    """One that waits to run; without a monitor there is none."""
+    """A fork that waits to run; without a monitor it has failed."""
 
     planned: PlannedRestore
     made: list[Path]
@@ -169,9 +169,9 @@ class _Forking:
             )
             for name in names
         ]
-        if wish.is_foreign:  # no checkpoint that took another's id is given that one's image
+        if wish.is_foreign:  # a forged id must not get another checkpoint's image
             self._base = f"{manifest.id}-{digest(manifest)[:8]}"
-        # Room is asked for below, for all of them.
+        # The room for all of them is checked below.
         first = overcommitted(planned[0])
         found = await checks(first, in_place=False, lazy=False, plugged=plugged)
         require(found, cannot_become(names[0], self._host))
@@ -190,16 +190,16 @@ class _Forking:
                 except BaseException:
                     await finish(self._undo_all(ready))
                     raise
-                # One that waits to run would wait for good.
+                # A waiting fork must not stay paused.
                 forks = await to_the_end(self._run_all(ready))
-            # When all run: waiting for one agent delays no other fork.
+            # After all run: waiting for one guest agent delays no other fork.
             return await all_of(map(self._told, forks, planned))
         finally:
             if self._ram >= 0:
                 os.close(self._ram)
 
     async def _require_read_only_memory(self) -> None:
-        """Raises RefusedError where forks with users of their own could write to one another's."""
+        """Raises RefusedError if forks, each under its own user, could write to shared memory."""
         if self._host.vm_uids is None:
             return
         found = (await abilities(self._host)).version
@@ -213,7 +213,7 @@ class _Forking:
             )
 
     async def _require_room(self, spec: Spec) -> None:
-        """For what they share, and all that each may come to write. Raises RefusedError."""
+        """Check the room for what they share and what each may write. Raises RefusedError."""
         ram = self._point.manifest.area(RAM)
         shared = ram.chunks * ram.chunk_bytes if ram else 0
         needed = shared + len(self._wish.names) * self._facts.memory_bytes
@@ -222,7 +222,7 @@ class _Forking:
             raise no_room(self._host, needed, spec.ram_dir, found)
 
     async def _told(self, fork: Forked, planned: PlannedRestore) -> Forked:
-        """After the guest was informed as far as possible."""
+        """The outcome, once the guest was informed as far as possible."""
         if fork.error:
             return fork
         agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
@@ -254,7 +254,7 @@ class _Forking:
         write_image(part, facts.format, facts.size_bytes, chunks)
 
     def _fill(self) -> None:
-        """The checkpoint's memory as a file with holes. Blocking."""
+        """Load the checkpoint's memory into a sparse file. Blocking."""
         os.truncate(self._ram, self._facts.memory_bytes)
         for numbers, contents in self._point.area(RAM).stream():
             for place, number in enumerate(numbers.tolist()):
@@ -262,7 +262,7 @@ class _Forking:
                 os.pwrite(self._ram, page, number * PAGE_BYTES)
 
     async def _one(self, planned: PlannedRestore, state: bytes, locks: AsyncExitStack) -> "_Ready":
-        """One that waits to run, and whose lock is held; or why there is none."""
+        """A fork that waits to run, with its lock held; or why it failed."""
         began_s = time.monotonic()
         made: list[Path] = []
         monitor, error = None, ""
@@ -281,7 +281,7 @@ class _Forking:
         return _Ready(planned, made, monitor, error, time.monotonic() - began_s)
 
     async def _entitle(self, name: str, locks: AsyncExitStack) -> None:
-        """Reserve the name for the block. Raises BusyError, RefusedError: it is in use here."""
+        """Reserve the name for the block. Raises BusyError, RefusedError (the name is in use)."""
         name_lock = local_host().lock(state_dir() / "names" / name, owner("fork"))
         await locks.enter_async_context(name_lock)
         lock = lock_path(self._host.state_dir, name)
@@ -333,11 +333,11 @@ class _Forking:
             made.append(disk.path)
         await host.make_private_dir(files.memory(spec.ram_dir))
         if self._was_named and not os.fstat(self._ram).st_nlink:
-            # Those before it have failed: a file that has lost its last name gets no other.
+            # All forks so far have failed: a file without names cannot be linked again.
             await self._make_memory(planned)
         give_name(self._ram, files.ram(spec.ram_dir))
         self._was_named = True
-        # Its QEMU's user goes by it.
+        # It determines the user of its QEMU.
         await host.write_text(vm.directory.identity, f"{new_identity()}\n")
         qemu, monitor = await start_qemu(
             host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
@@ -366,7 +366,7 @@ class _Forking:
 
     async def _undo_all(self, ready: Sequence["_Ready"]) -> None:
         for one in ready:
-            # Files under a name that has no fork here belong to something else.
+            # Files under a name without a fork here belong to something else.
             if one.monitor is not None:
                 await self._undo(one.planned, one.made)
 

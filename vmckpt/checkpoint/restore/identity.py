@@ -1,7 +1,7 @@
-"""What a restored guest learns: the current time, and its identity.
+"""Inform a restored guest of the current time and its identity.
 
-A running kernel keeps its own clock and MAC addresses: only the guest agent, inside, can change
-them. What could not be changed is reported.
+A running kernel keeps its own clock and MAC addresses: only the guest agent can change them. What
+could not be changed is reported.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from vmckpt.vm.argv import default_mac
 from vmckpt.vm.spec.spec import Spec
 
 _IP = ("/sbin/ip", "/bin/ip")
-# For each answer: a guest that has just begun fetches its pages as it touches them, its agent too.
+# Per answer: a resumed guest, and its agent, fetch pages as they touch them.
 _ANSWER_S = 10.0
 
 
 def new_macs(facts: CheckpointFacts, spec: Spec) -> list[tuple[str, str]]:
-    """What its NICs had, and what they are to have, where that is another."""
+    """The NICs' old and new addresses, where they differ."""
     now = [nic.mac or default_mac(spec.name, number) for number, nic in enumerate(spec.nics)]
     pairs = zip(facts.macs, now, strict=False)
     return [(old.lower(), new.lower()) for old, new in pairs if old.lower() != new.lower()]
@@ -29,7 +29,7 @@ def new_macs(facts: CheckpointFacts, spec: Spec) -> list[tuple[str, str]]:
 async def tell_guest(
     host: Host, agent: Path, facts: CheckpointFacts, spec: Spec, *, plugged: bool
 ) -> list[str]:
-    """Tell a guest that has just begun to run; what it does not know now, in words."""
+    """Inform a resumed guest; returns what it could not be told, in words."""
     if spec.adopted is not None:
         return []
     macs = new_macs(facts, spec)

@@ -1,4 +1,4 @@
-"""The record of a restore or fork, written before anything is made: `vms/NAME/restore.json`.
+"""The record of a restore or fork, written before anything is created: `vms/NAME/restore.json`.
 
 Its process may be killed. Until `vm.json` names the new QEMU, recovery removes everything; from
 then on everything belongs to the VM, and recovery resumes the guest.
@@ -22,8 +22,8 @@ from vmckpt.vm.start import end_qemu
 class PendingQemu:
     """A QEMU of a VM in the making, and its files.
 
-    `made` are the VM's own if it comes to it, else removed. `renames` are disks' new contents, and
-    the disks whose names they get.
+    `made` belong to the VM once committed, else they are removed. `renames` are the disks' new
+    contents and their final names.
     """
 
     qemu_id: str
@@ -41,14 +41,14 @@ _SCHEMA = Schema(
 
 
 async def write_down(vm: Vm, making: PendingQemu) -> None:
-    """Before the first of it is made. Raises StorageError."""
+    """Write the record before the first file is created. Raises StorageError."""
     await save_to(vm.host, vm.directory.restoring, _SCHEMA, making)
 
 
 async def settle(host: Host, name: str) -> None:
-    """Finish what was begun of a VM if its `vm.json` names it, else undo it.
+    """Finish what was begun for a VM if its `vm.json` names it, else undo it.
 
-    On that host, for the holder of the VM's lock. Raises OperationFailedError, StorageError.
+    Runs on that host; the caller holds the VM's lock. Raises OperationFailedError, StorageError.
     """
     directory = vm_dir(host.state_dir, name)
     making = await load_from(host, directory.restoring, _SCHEMA)

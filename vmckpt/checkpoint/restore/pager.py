@@ -1,26 +1,26 @@
-"""A program: gives a guest that runs already the pages of its memory, from a checkpoint.
+"""The pager, a program: gives a running guest the pages of its memory from a checkpoint.
 
     python -I -m vmckpt.checkpoint.restore.pager <socket
 
-A line of JSON comes by the socket for each step, and one goes back:
+Each step is a line of JSON from the socket, with one line as answer:
 
     {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
     {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
-Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
-that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
-is the file with what opens an encrypted store, or left out.
+Then it serves faults and fetches all other pages until the memory is complete. `noted` is a file of
+page numbers to preload (`first_pages.py`), or null for a pager that replaces another; `key` is the
+file with an encrypted store's secret, or missing.
 
-Its parent may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
-copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
-wait for its next page, and another pager can go on. It waits, too, while the store does not answer,
-or a disk of it cannot read, for up to ten minutes. A page that the store does not give as it was
-ends the guest: it is killed, never given something else. The file then says why; at the end of all
-pages it is removed.
+Its parent may die meanwhile. It blocks all signals and has one thread. The VM's QEMU keeps a copy
+of the descriptor (`memory/missing_pages.py`): if the pager is killed all the same, the guest waits
+for its next page, and another pager can continue. It also waits, for up to ten minutes, while the
+store does not answer, or one of its disks cannot read. If the store's content of a page is damaged,
+the guest is killed; it never gets other content. The file then says why; it is removed once all
+pages are there.
 
-Each page is given once: one that the guest has given back since (it reports free pages, or has a
-balloon) is zeroes when it is wanted again.
+Each page is given once: a page that the guest has returned since (by free page reporting, or a
+balloon) is zeroes when it is next used.
 """
 
 import dataclasses
@@ -49,16 +49,16 @@ from vmckpt.state.durable import replace
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.open import Access, open_store
 
-# Streamed at once between two looks for faults.
+# Streamed between two polls for faults.
 PIECE_PAGES = 32
 _NICE = 5
-# Poll for new faults after so long without one.
+# Poll interval for faults when idle.
 IDLE_MS = 1
-# What is waited for until so long after the guest runs is noted for the next time.
+# Note the pages that the guest waits for in this time after it runs.
 NOTED_S = 0.5
-# So long the guest has the processors for itself, and gets only what it waits for.
+# Time after the guest runs in which it gets only the pages it waits for.
 ALONE_S = 0.15
-# A store that does not answer is asked again after so long, for so long since the last page.
+# Retry interval for a store that does not answer, and how long after the last page to retry.
 AGAIN_S, PATIENCE_S = 1.0, 600.0
 
 
@@ -69,28 +69,28 @@ class PageServer:
         self, area: Any, missing: MissingPages, there: np.ndarray, noted: Sequence[int]
     ) -> None:
         self._area, self._missing = area, missing
-        # Noted, and there before the guest: it finds them, and is not seen to.
+        # Noted and preloaded: the guest finds them without a fault.
         self._laid_out = [number for number in noted if 0 <= number < len(there)]
         self._used: set[int] | None = None
         self._left = ~there
         empty = np.ones(len(there), bool)
         empty[area.numbers()] = False
         self._left[empty] = False
-        # In its first moments, in order.
+        # In the guest's first moments, in order.
         self.waited_for: list[int] = []
         self._began_s = math.inf
 
     def read_from(self, area: Any) -> None:
-        """What is still to come is of `area`: the same, of the store opened anew."""
+        """Load the remaining pages from `area`: the same one, of the reopened store."""
         self._area = area
 
     @property
     def left(self) -> int:
-        """How many pages are still to come."""
+        """The number of pages still to load."""
         return int(np.count_nonzero(self._left))
 
     def serve(self) -> None:
-        """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
+        """Serve until all is loaded. Raises VmckptError (the store), OSError (the VM ended)."""
         self._began_s = time.monotonic()
         while time.monotonic() < self._began_s + ALONE_S:
             self.answer(IDLE_MS)
@@ -110,17 +110,17 @@ class PageServer:
         self._missing.end()
 
     def noted(self) -> list[int]:
-        """What is to be noted for the next time. Raises ProcessLookupError: the VM has ended."""
+        """The pages to note for the next time. Raises ProcessLookupError: the VM has ended."""
         used = self._look_back() if self._used is None else self._used
         return next_noted(self._laid_out, self.waited_for, used)
 
     def _look_back(self) -> set[int]:
-        """Which of the pages that were laid out the guest has looked at."""
+        """The preloaded pages that the guest has accessed."""
         looked_at = self._missing.looked_at([number * PAGE_BYTES for number in self._laid_out])
         return set(itertools.compress(self._laid_out, looked_at))
 
     def answer(self, wait_ms: int = 0) -> None:
-        """Serve a page to those that wait for it, with the pages that were loaded along with it."""
+        """Serve pages that the guest waits for, and those loaded along with them."""
         while waited_for := self._missing.faults(wait_ms):
             wait_ms = 0
             along = []
@@ -140,7 +140,7 @@ class PageServer:
                 self._give(numbers, view)
 
     def _give(self, numbers: "np.ndarray", contents: memoryview) -> None:
-        """Those of the pages that were not given yet."""
+        """Give those pages that were not given yet."""
         chosen = np.flatnonzero(self._left[numbers])
         for first, count in runs(numbers, chosen):
             data = contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
@@ -149,7 +149,7 @@ class PageServer:
 
 
 def main() -> None:
-    """Do as the lines say."""
+    """Follow the orders on the socket."""
     be_undisturbed()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
@@ -171,9 +171,9 @@ class _RamSource:
         self._opened, self.area = self._open()
 
     def open_again(self) -> None:
-        """Anew: a connection to the store, or a lock in it, may have gone while it did not answer.
+        """Reopen: the connection, or the lock in the store, may have been lost meanwhile.
 
-        Raises VmckptError: it is as it was before.
+        Raises VmckptError: nothing has changed.
         """
         before = self._opened
         self._opened, self.area = self._open()
@@ -181,7 +181,7 @@ class _RamSource:
             before.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self._opened.close()
 
     def _open(self) -> tuple[ExitStack, Any]:
@@ -209,7 +209,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
         there = present(ram_file)
     _say(lines, {"missing": missing.number})
     pager = PageServer(area, missing, there, laid_out)
-    # The devices' state touches pages too: served from here on.
+    # Loading the devices' state touches pages too: serve from here on.
     marker = _until_go(told, pager)
     if marker is not None:
         _serve(pager, source, vm["pid"], marker)
@@ -221,7 +221,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
 
 
 def _until_go(told: socket.socket, pager: PageServer) -> Path | None:
-    """Answer faults until all pages are to be fetched; None when that will never be."""
+    """Serve faults until the order to fetch all pages; None: it will not come."""
     told.setblocking(False)
     said = ""
     while not said.endswith("\n"):
@@ -248,7 +248,7 @@ def _serve(pager: PageServer, source: _RamSource, pid: int, marker: Path) -> Non
     except VmckptError as exc:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         from vmckpt.checkpoint.restore.paging import (
-            MISSING,  # asyncio and hosts, which pages need not
+            MISSING,  # asyncio and hosts, which this program does not need
         )
 
         missing = MISSING.decode(marker.read_bytes(), marker)
@@ -274,13 +274,13 @@ def _serve_patiently(pager: PageServer, source: _RamSource, pidfd: int) -> None:
             sys.stderr.write(f"it is tried again: {exc.what}: {exc.why}\n")
         if select.select([pidfd], [], [], AGAIN_S)[0]:
             raise ProcessLookupError
-        with suppress(VmckptError, OSError):  # it does not answer yet
+        with suppress(VmckptError, OSError):  # no answer yet
             source.open_again()
             pager.read_from(source.area)
 
 
 def present(ram_file: Path) -> "np.ndarray":
-    """Of each page whether it has memory."""
+    """For each page, whether it has memory."""
     size_bytes = ram_file.stat().st_size
     found = np.zeros(size_bytes // PAGE_BYTES, bool)
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
@@ -290,7 +290,7 @@ def present(ram_file: Path) -> "np.ndarray":
 
 
 def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
-    """What the QEMU has put there itself, for no guest runs yet, becomes what it has to be."""
+    """Restore pages that QEMU itself has written: no guest runs yet."""
     found = present(ram_file)
     with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
         for number in np.flatnonzero(found & ~but).tolist():

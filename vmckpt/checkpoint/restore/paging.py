@@ -1,4 +1,4 @@
-"""Memory that is loaded while the guest runs: the pager's process, from outside."""
+"""Memory that is loaded while the guest runs: the pager's process, seen from outside."""
 
 import asyncio
 import json
@@ -28,10 +28,10 @@ ANSWER_S, POLL_S = 30.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """missing.json, while memory of a QEMU is still to come: from where, by whom, and into what.
+    """missing.json, while memory of a QEMU is being loaded: from where, by whom, into what.
 
-    `key` is a file with what opens the store, `descriptor` the userfaultfd's number in the QEMU,
-    `lost` why a page could not be had.
+    `key` is the file with the store's secret, `descriptor` the number of the userfaultfd in QEMU,
+    `lost` why a page could not be loaded.
     """
 
     store: str
@@ -51,7 +51,7 @@ MISSING = Schema(
 
 
 class PagerProcess:
-    """A pager's process, and its orders."""
+    """A pager's process, and the orders to it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PagerProcess:
         noted: Path | None = None,
         key: Path | None = None,
     ) -> Self:
-        """A pager that opens the checkpoint concurrently; `opened` waits for that. Raises OSError.
+        """Start a pager, which opens the checkpoint concurrently; see `opened`. Raises OSError.
 
         The pages in `noted` (see `first_pages.py`) are put into the RAM file before it is used.
         `key` opens an encrypted store (`checkpoint/secret.py`); it is removed with the last page.
@@ -108,7 +108,7 @@ class PagerProcess:
         await self._answer()
 
     async def attach(self, qemu: Qemu, again: int | None = None) -> None:
-        """From here on the QEMU waits at missing pages, and is given them.
+        """From here on QEMU waits at missing pages, and the pager serves them.
 
         Raises OperationFailedError.
         """
@@ -119,18 +119,18 @@ class PagerProcess:
         )
 
     async def go(self, host: Host, files: QemuDir) -> None:
-        """Fetch all other pages too, whatever becomes of us. Raises StorageError."""
+        """Fetch all other pages too, even if this process dies. Raises StorageError."""
         await save_to(host, files.missing, MISSING, self._missing)
         self._tell({"go": str(files.missing)})
 
     async def ended(self) -> int:
-        """Return when it has ended: its exit status."""
+        """Wait for its end; returns the exit status."""
         status = await in_thread(self._process.wait)
         self._writer.close()
         return status
 
     async def alive_during(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` gives, which may wait for pages. Raises OperationFailedError: it has died."""
+        """Run `work`, which may wait for pages. Raises OperationFailedError if the pager dies."""
         waiting, working = asyncio.ensure_future(self.ended()), asyncio.ensure_future(work)
         try:
             await asyncio.wait({waiting, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +147,7 @@ class PagerProcess:
             await asyncio.wait({waiting, working})
 
     async def end(self) -> None:
-        """End a pager that serves no guest yet, or whose VM is to be ended."""
+        """End a pager that serves no guest yet, or whose VM is being ended."""
         self._writer.close()
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -176,9 +176,9 @@ class PagerProcess:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """What is started in the block lets no signal in from its first moment, in none of its threads.
+    """Processes started in the block have all signals blocked from their first moment.
 
-    Libraries that it imports start some.
+    That includes threads that imported libraries start.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -188,12 +188,12 @@ def _signals_blocked() -> Iterator[None]:
 
 
 async def is_whole(host: Host, qemu: Qemu) -> bool:
-    """Whether all of a QEMU's memory is there. Raises VmLostError: a page could not be had."""
+    """Whether a QEMU's memory is complete. Raises VmLostError: a page could not be loaded."""
     try:
         missing = await load_from(host, qemu.files.missing, MISSING)
     except StorageError:
         if not await host.is_alive(qemu.process):
-            return True  # the memory that was to come is gone with the QEMU
+            return True  # the missing memory is gone with QEMU
         raise
     if missing is None:
         return True
@@ -207,7 +207,7 @@ async def is_whole(host: Host, qemu: Qemu) -> bool:
 
 
 async def see_to_pages(host: Host, qemu: Qemu) -> None:
-    """Wait until the memory of a QEMU is whole; a pager that died gets a successor.
+    """Wait until a QEMU's memory is complete; replace a pager that died.
 
     Raises VmLostError, OperationFailedError.
     """

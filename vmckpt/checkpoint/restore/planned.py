@@ -1,4 +1,4 @@
-"""What a restore or a fork makes of a checkpoint: a VM's spec and files, and who refuses it."""
+"""Plan a restore or fork: the VM's spec and files, and what forbids it."""
 
 import secrets
 import shutil
@@ -29,7 +29,7 @@ from vmckpt.vm.start import Qemu, new_qemu_id
 
 @dataclass(frozen=True, slots=True)
 class NewDisk:
-    """An image to be made: of the checkpoint's disk `number`, for `path`; on the host."""
+    """An image to create on the host, at `path`, from the checkpoint's disk `number`."""
 
     number: int
     path: Path
@@ -37,35 +37,35 @@ class NewDisk:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRestore:
-    """A VM that is to be there; its QEMU is not started yet."""
+    """A VM to create; its QEMU is not started yet."""
 
     vm: Vm
     facts: CheckpointFacts
     disks: tuple[NewDisk, ...]
-    # Of a copy with UEFI: the variable store to copy, so that there is one. The firmware's own
-    # state, which has the variables, is written into it when the guest runs.
+    # The UEFI variable store to copy, for a copy, so that the file exists. When the guest runs, the
+    # firmware writes its own state, which has the variables, into it.
     variables: Path | None = None
-    # Disks that there must not be yet, in place either.
+    # Disks that must not exist yet, even in place.
     made_new: frozenset[Path] = frozenset()
-    # Disks that the VM of this name on the host writes now.
+    # Disks that the host's VM of this name writes now.
     current: frozenset[Path] = frozenset()
 
     @property
     def spec(self) -> Spec:
-        """What it is."""
+        """The VM's spec."""
         return self.vm.spec
 
     @property
     def own_variables(self) -> Path | None:
-        """Where a copy's variable store will stand."""
+        """The path of a copy's variable store."""
         firmware = self.spec.firmware
         return firmware.vars if firmware is not None and self.variables is not None else None
 
 
 class CheckpointStanding(NamedTuple):
-    """How far a checkpoint counts here: see `checkpoint/origin.py` and `foreign.py`.
+    """How far this host trusts a checkpoint: see `checkpoint/origin.py` and `foreign.py`.
 
-    `own` is the spec of the VM that has its VM's name on the host.
+    `own` is the spec of the host's VM of the same name.
     """
 
     checkpoint: str
@@ -74,7 +74,7 @@ class CheckpointStanding(NamedTuple):
     own: Spec | None
 
     def admit(self, spec: Spec, *, plugged: bool) -> None:
-        """Raises RefusedError if it is foreign, not trusted, and asks for more than a guest."""
+        """Raises RefusedError if it is foreign, untrusted, and asks for more than a safe guest."""
         if self.is_foreign and not self.is_trusted:
             require_safe(spec, self.own, plugged=plugged)
 
@@ -82,9 +82,9 @@ class CheckpointStanding(NamedTuple):
 async def standing_of(
     manifest: Manifest, host: Host, *, known: str, is_foreign: bool
 ) -> CheckpointStanding:
-    """`known` is the digest of what the operator looked at.
+    """The checkpoint's standing; `known` is the digest of what the operator inspected.
 
-    Raises RefusedError: it is another checkpoint now.
+    Raises RefusedError if it is a different checkpoint now.
     """
     if known and known != digest(manifest):
         raise RefusedError(
@@ -100,9 +100,9 @@ async def standing_of(
 def plan_itself(
     facts: CheckpointFacts, host: Host, standing: CheckpointStanding, *, plugged: bool = True
 ) -> PlannedRestore:
-    """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another.
+    """The VM itself, with its name, disk paths and MACs, but a new generation ID.
 
-    What was isolated stays so; all of it is, unless it is `plugged`.
+    What was isolated stays isolated; unless `plugged`, all of it is.
     """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
@@ -136,10 +136,10 @@ def plan_copy(
     plugged: bool = False,
     overlays: bool = False,
 ) -> PlannedRestore:
-    """Another VM: its own name, disks in the host's `images/`, MACs and generation.
+    """A copy: with its own name, disks in the host's `images/`, MACs and generation ID.
 
-    It has no network, now or later, unless it is `plugged`. With `overlays` its disks are qcow2,
-    whatever the checkpoint's were.
+    It has no network, now or later, unless `plugged`. With `overlays` its disks are qcow2, whatever
+    format the checkpoint's had.
     """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
@@ -156,7 +156,7 @@ def plan_copy(
             why="its hooks are reached by SSH alone, where the VM itself answers",
             remedy="restore the VM itself, or give it the guest agent before a checkpoint is taken",
         )
-    # A copy begins with the original's address: there the original would answer.
+    # A copy first has the original's address: at that address the original would answer.
     devices = tuple(device._replace(ssh=None) for device in spec.passthrough)
     nics = tuple(
         nic._replace(mac=facts.macs[number] if keep_macs else None)
@@ -194,7 +194,7 @@ def _isolated(spec: Spec, *, isolated: bool) -> Spec:
 
 
 def overcommitted(planned: PlannedRestore) -> PlannedRestore:
-    """The same, started however much memory is left for it."""
+    """The same plan, to start however little memory is left."""
     vm = planned.vm
     spec = vm.spec._replace(overcommit=True)
     return replace(planned, vm=vm._replace(spec=spec._replace(text=written(spec))))
@@ -206,7 +206,7 @@ def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts, kind: str) 
 
 
 def _renewed(spec: Spec) -> Spec:
-    """With another VM generation ID, by which a guest knows that time was turned back."""
+    """The spec with a new VM generation ID, which tells the guest that time went back."""
     devices = tuple(
         {**device, "guid": str(uuid.uuid4())} if device["driver"] == "vmgenid" else device
         for device in spec.devices
@@ -234,7 +234,7 @@ def copy_variables(planned: PlannedRestore) -> None:
 
 
 def aside_path(path: Path) -> Path:
-    """Where a disk's content is made ready that takes the place of the one at `path`."""
+    """The path where new content for the disk at `path` is prepared."""
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 
@@ -254,7 +254,7 @@ def images_of(planned: PlannedRestore, *, in_place: bool) -> tuple[NewImage, ...
 async def checks(
     planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
 ) -> list[Finding]:
-    """All that is for and against making it; changes nothing. Raises HostDownError."""
+    """All findings for and against the restore; changes nothing. Raises HostDownError."""
     wanted = Wanted(
         planned.vm, images_of(planned, in_place=in_place), planned.variables, planned.facts.firmware
     )
@@ -262,5 +262,5 @@ async def checks(
 
 
 def cannot_become(name: str, host: Host) -> str:
-    """What an error says of a checkpoint that checks are against."""
+    """The error text for a checkpoint that fails the checks."""
     return f"the checkpoint cannot become '{name}' on {host.name}"

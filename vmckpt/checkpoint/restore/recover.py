@@ -1,4 +1,4 @@
-"""Recovery after a process died that restored or saved a VM: the VM is intact and runs."""
+"""Recovery after a restoring or saving process died: the VM is intact and runs."""
 
 from contextlib import suppress
 
@@ -19,7 +19,7 @@ from vmckpt.vm.paths import lock_path, vm_dir
 
 
 async def undo(host: Host, name: str) -> None:
-    """Nothing stays of a copy or a fork in the making, of which no VM came.
+    """Remove everything of a copy or fork that was not completed.
 
     Raises BusyError, OperationFailedError.
     """
@@ -29,7 +29,7 @@ async def undo(host: Host, name: str) -> None:
 
 
 async def recover(vm: Vm) -> None:
-    """End a restore or a saving that was cut off, whichever way it had got.
+    """Finish or undo an interrupted restore or save.
 
     Raises BusyError, VmLostError, JobHeldError.
     """
@@ -37,7 +37,7 @@ async def recover(vm: Vm) -> None:
         try:
             await settle(vm.host, vm.name)
         finally:
-            # Files that cannot be settled do not keep the guest of vm.json from running.
+            # Files that cannot be settled must not keep the guest of vm.json from running.
             now = await read_vm(vm.host, vm.name)
             if now is not None:
                 await _go_on(now)
@@ -48,8 +48,8 @@ async def recover(vm: Vm) -> None:
 
 
 async def _go_on(vm: Vm) -> None:
-    """Resume its guest: either it was paused for the other, or it was about to start."""
-    # One that does not answer now is left for another time.
+    """Resume its guest: it was paused for the new one, or was about to start."""
+    # A QEMU that does not answer now is left for later.
     with suppress(HostDownError, OutcomeUnknownError):
         await let_go(vm)
         await _let_disks_go(vm)

@@ -1,9 +1,9 @@
-"""Make a running VM of a checkpoint: the VM itself as it was, or a copy of it.
+"""Restore a running VM from a checkpoint: the VM itself, or a copy.
 
-Runs on the host where the VM is to be. Its memory comes while it runs already (`pager.py`), or
-before. Until the commit, the moment when `vm.json` names the new QEMU, everything is undone;
-afterwards only forward. In place the disks' new contents stand beside the old ones until then.
-`making.py` sees to it that this holds however the process ends.
+Runs on the VM's future host. Memory is loaded while the guest runs (`pager.py`), or before. The
+commit is the moment when `vm.json` names the new QEMU: until then everything is undone, afterwards
+only forward. In place, the disks' new contents lie beside the old ones until then. `making.py`
+guarantees this however the process ends.
 """
 
 import os
@@ -81,10 +81,10 @@ async def restore(
     *,
     member: Member | Alone = ALONE,
 ) -> None:
-    """Restore it; `running` is called as soon as the guest runs, before all memory is loaded.
+    """Restore it; `running` is called when the guest runs, before all memory is loaded.
 
-    And again when the guest was informed of its identity. A `member` runs when its whole group
-    does, or not at all.
+    It is called again when the guest has been informed of its identity. A `member` runs when its
+    whole group does, or not at all.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be loaded later.
@@ -99,7 +99,7 @@ async def restore(
 async def plan_of(
     point: Checkpoint, source: CheckpointSource, wish: RestoreOptions, host: LocalHost
 ) -> PlannedRestore:
-    """What a restore makes of a checkpoint. Raises RefusedError: it may not be, or is none."""
+    """Plan the restore of a checkpoint. Raises RefusedError."""
     facts = usable_facts(point.manifest)
     standing = await standing_of(
         point.manifest, host, known=source.known, is_foreign=source.is_foreign
@@ -113,7 +113,7 @@ async def plan_of(
 
 @asynccontextmanager
 async def entitled(planned: PlannedRestore, wish: RestoreOptions) -> AsyncIterator[Vm | None]:
-    """Hold the VM's lock for the block; gives the VM whose place is taken, if it is."""
+    """Hold the VM's lock for the block; yields the VM to be replaced, if any."""
     vm, host = planned.vm, planned.vm.host
     found = await read_vm(host, vm.name)
     if wish.in_place:
@@ -156,7 +156,7 @@ class _Restoring:
         self._member = member
         self._planned, self._point, self._source = planned, point, source
         if any(device.match for device in planned.spec.passthrough):
-            wish = replace(wish, eager=True)  # a host's device has all of the memory there
+            wish = replace(wish, eager=True)  # a passed-through device needs all memory present
         self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
@@ -164,14 +164,14 @@ class _Restoring:
             disk.number: aside_path(disk.path) if wish.in_place else disk.path
             for disk in planned.disks
         }
-        # What an undo removes: a file that was there already is not this restore's.
+        # What an undo removes; files that existed before are not listed.
         self._created: list[Path] = []
         self._began_s = 0.0
         self._disks_ms = 0.0
         self._identity = source.identity_for(point.manifest, wish.name)
 
     async def run(self, running: Callable[[Restored], None]) -> None:
-        """All of it."""
+        """Run the restore."""
         wish, vm = self._wish, self._planned.vm
         began_s = time.monotonic()
         async with AsyncExitStack() as undone:
@@ -182,12 +182,12 @@ class _Restoring:
             helper = None
             if not wish.eager and not self._is_whole:
                 ram_dir = self._planned.spec.ram_dir
-                if await self._host.exists(ram_dir):  # else it is refused
-                    # The pager puts the first pages there, perhaps before there is a QEMU.
+                if await self._host.exists(ram_dir):  # otherwise refused below
+                    # The pager puts the first pages there, perhaps before QEMU starts.
                     await self._host.make_private_dir(self._files.memory(ram_dir))
-                # It takes its time to begin: meanwhile all is checked.
+                # It starts slowly; the checks run meanwhile.
                 helper = await self._pager()
-                # Not `end` by whatever ends us later: from the commit on it serves the guest.
+                # From the commit on the pager serves the guest, so later errors must not end it.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
             state = b""
@@ -240,12 +240,12 @@ class _Restoring:
         )
 
     async def _all_pages(self, helper: PagerProcess, qemu: Qemu) -> None:
-        """Wait for the last page; should the pager die, another goes on."""
+        """Wait for the last page; if the pager dies, start another."""
         await helper.ended()
         await see_to_pages(self._host, qemu)
 
     async def _preflight(self) -> tuple[str, ...]:
-        """What it warns of. Raises RefusedError."""
+        """Returns warnings. Raises RefusedError."""
         wish = self._wish
         lazy = not wish.eager and not self._is_whole
         found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
@@ -253,9 +253,9 @@ class _Restoring:
         return tuple(check.reason for check in found if check.verdict == "warn")
 
     async def _same_machine(self) -> tuple[Qemu, Monitor]:
-        """A QEMU that waits for the guest, the same machine as it was, its disks still empty.
+        """Start a QEMU that waits for the guest: the same machine, its disks still empty.
 
-        Raises OperationFailedError: it is another.
+        Raises OperationFailedError if the machine differs.
         """
         await write_down(self._planned.vm, self._making())
         await finish(in_thread(self._make_disks))
@@ -286,7 +286,7 @@ class _Restoring:
         )
 
     def _make_disks(self) -> None:
-        """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
+        """Create images with only their first bytes, which tell QEMU their geometry. Blocking."""
         if (own := self._planned.own_variables) is not None:
             self._created.append(own)
         copy_variables(self._planned)
@@ -306,9 +306,9 @@ class _Restoring:
             self._created.append(path)
 
     async def _fill_disks(self) -> None:
-        """All that they have, before the devices are loaded: then QEMU reads their tables anew.
+        """Fill the disks before the devices are loaded: QEMU then rereads the image tables.
 
-        So it does at the end of a migration, whose source has written to them all the while.
+        It does so at the end of a migration too, whose source has written to them all along.
         """
         for number, path in self._made.items():
             facts = self._planned.facts.disks[number]
@@ -318,30 +318,30 @@ class _Restoring:
         self._disks_ms = (time.monotonic() - self._began_s) * 1e3
 
     async def _start(self) -> tuple[Qemu, Monitor]:
-        """A QEMU that waits for the guest, the same machine as it was."""
+        """Start a QEMU that waits for the guest: the same machine."""
         vm = self._planned.vm
         spec = vm.spec
         if self._wish.in_place:
-            # Until the commit the old disks keep their names.
+            # The old disks keep their names until the commit.
             spec = spec._replace(
                 disks=tuple(
                     disk._replace(path=self._made.get(number, disk.path))
                     for number, disk in enumerate(spec.disks)
                 )
             )
-        if self._old is None:  # its QEMU's user goes by it
+        if self._old is None:  # it determines QEMU's user
             await self._host.write_text(vm.directory.identity, f"{self._identity}\n")
         return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
 
     async def _have_memory(self, qemu: Qemu, helper: PagerProcess | None) -> None:
-        """Its memory is there, or comes when it is looked at."""
+        """Have memory loaded, or served on demand."""
         if helper is not None:
             await helper.attach(qemu)
-        elif not self._is_whole:  # of one that was saved as a whole it comes with the devices
+        elif not self._is_whole:  # a VM saved as a whole brings memory with the devices
             await in_thread(self._fill)
 
     async def _load(self, monitor: Monitor, state: bytes) -> None:
-        """Devices, or all that QEMU saved."""
+        """Load the devices, or all that QEMU saved."""
         if not self._is_whole:
             await load_devices(monitor, state)
             return
@@ -350,25 +350,25 @@ class _Restoring:
         await load_whole(monitor, area, self._files, mapped=mapped, file=file)
 
     def _keep_key(self) -> Path | None:
-        """What opens an encrypted store, left for the pager and its successors. Blocking."""
+        """Keep an encrypted store's secret for the pager and its successors. Blocking."""
         if self._source.secret is None:
             return None
         keep(self._files.key, self._source.secret)
         return self._files.key
 
     async def _plug_now(self) -> None:
-        """A group's NICs wait: what its old guests still sent is not for the new ones."""
+        """A group connects its NICs later: packets of the old guests are not for the new ones."""
         if not self._member.is_grouped:
             await self._plug()
 
     async def _old_ones_still(self) -> None:
-        """Of a group: no guest of it runs any more, and whatever they sent has passed."""
+        """In a group: wait until no old guest runs, and what they sent has passed."""
         await self._member.all_switched()
         if self._member.is_grouped:
             await self._plug()
 
     async def _run(self, monitor: Monitor) -> None:
-        """The guest runs; of a group, only if all others do."""
+        """Run the guest; in a group, only if all others do."""
         await commands.cont(monitor)
         await self._member.all_running()
 
@@ -377,7 +377,7 @@ class _Restoring:
             await plug_taps(self._host, self._planned.spec, self._files)
 
     def _fill(self) -> None:
-        """All of the memory, before the guest runs. Blocking."""
+        """Load all memory before the guest runs. Blocking."""
         fd = os.open(self._files.ram(self._planned.spec.ram_dir), os.O_RDWR | os.O_CLOEXEC)
         try:
             for numbers, contents in self._point.area(RAM).stream():
@@ -393,7 +393,7 @@ class _Restoring:
         await to_the_end(self._switch(qemu, monitor))
 
     async def _switch(self, qemu: Qemu, monitor: Monitor) -> None:
-        """The old guest stops, the new one runs; between the two stands the commit."""
+        """Stop the old guest and run the new one; the commit lies between."""
         vm, old = self._planned.vm, self._old
         if old is None:
             await self._old_ones_still()
@@ -407,13 +407,13 @@ class _Restoring:
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
         except BaseException:
-            # The new one is ended first: whatever became of `cont`, the guest runs once.
+            # End the new QEMU first: even if `cont` took effect, only one guest runs.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
             await go_on(old)
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
-        """Only forward: the guest runs. Returns the warnings."""
+        """Only forward: the guest runs. Returns warnings."""
         vm = self._planned.vm
         history = History.parse(await self._host.read_text(vm.directory.point))
         manifest = self._point.manifest
@@ -424,11 +424,11 @@ class _Restoring:
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
         await settle(self._host, vm.name)
-        # Left on, the next migration would leave its memory behind.
+        # If it stayed on, the next migration would leave the memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         plugged, facts = self._wish.plugged, self._planned.facts
         unsaid = await tell_guest(self._host, qemu.files.agent, facts, vm.spec, plugged=plugged)
-        with suppress(VmckptError):  # it goes on without, as after a migration
+        with suppress(VmckptError):  # it continues without, as after a migration
             if plugged:
                 await commands.announce_self(monitor)
         return [
@@ -453,7 +453,7 @@ class _Restoring:
 
 
 async def stand_still(vm: Vm) -> None:
-    """Stop the guest, whose QEMU stays; one that does not answer is killed."""
+    """Pause the guest and keep its QEMU; a QEMU that does not answer is killed."""
     try:
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             await commands.stop(monitor)
@@ -462,7 +462,7 @@ async def stand_still(vm: Vm) -> None:
 
 
 async def go_on(vm: Vm) -> None:
-    """A VM whose place was to be taken is what it was, also where the disk is full."""
+    """Resume the VM that was to be replaced, even if the disk is full."""
     before = vm.qemu.to_json()
     try:
         if await vm.host.read_text(vm.directory.current) != before:

@@ -1,8 +1,9 @@
-"""Restore the disks of a checkpoint alone: of the VM that is off, or for one that is off then.
+"""Restore only the disks of a checkpoint, for a VM that is off.
 
-For a host where the machine does not fit, or a guest that is to boot anew. Memory and devices are
-left out; the guest finds its disks as after a power cut at that moment. As in a restore, images are
-made beside the old ones, `vm.json` is the commit, and `making.py` ends what was cut off.
+For a host on which the machine cannot run, or a guest that is to boot afresh. Memory and devices
+are left out; the guest finds its disks as after a power cut at that moment. As in a restore, images
+are created beside the old ones, `vm.json` is the commit, and `making.py` ends an interrupted
+restore.
 """
 
 import os
@@ -46,7 +47,7 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import Qemu, new_qemu_id
 
-# What stands against running it here now does not stand against having its disks here.
+# What prevents the machine from running here does not prevent having its disks here.
 _OF_THE_MACHINE = frozenset(
     {"machine-type", "cpu-model", "accel", "memory", "files", "userfaultfd"}
 )
@@ -64,7 +65,7 @@ class DisksRestored:
 
 
 class _Image(NamedTuple):
-    """An image that is to be at `path`."""
+    """An image to create at `path`."""
 
     disk: StoredDisk
     path: Path
@@ -74,9 +75,9 @@ class _Image(NamedTuple):
 async def restore_disks(
     host: LocalHost, source: CheckpointSource, wish: RestoreOptions
 ) -> DisksRestored:
-    """Restore them, in place or for a copy, or the VM itself where it is on no host.
+    """Restore the disks in place, for a copy, or for the VM itself if no host has it.
 
-    Raises RefusedError (it runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
+    Raises RefusedError (the VM runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
     nothing was changed.
     """
     async with reading(source.place, source.checkpoint, source.secret) as point:
@@ -88,7 +89,7 @@ async def restore_disks(
 
 
 async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> DisksRestored:
-    """The VM stays as it is described now; its disks are the checkpoint's."""
+    """Keep the VM's present spec; its disks become the checkpoint's."""
     if await old.is_alive():
         raise RefusedError(
             f"'{old.name}' runs",
@@ -116,7 +117,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
 async def _anew(
     planned: PlannedRestore, wish: RestoreOptions, point: Checkpoint, source: CheckpointSource
 ) -> DisksRestored:
-    """A VM that there was not: as the checkpoint describes it, or a copy."""
+    """Create the VM as the checkpoint describes it, or a copy."""
     host, vm = planned.vm.host, planned.vm
     found = [_eased(one, planned) for one in await checks(planned, in_place=False, lazy=False,
              plugged=wish.plugged)]  # fmt: skip
@@ -144,7 +145,7 @@ async def _anew(
         created: list[Path] = []
         try:
             await _write(point, {image: image.path for image in images}, created)
-        except FileExistsError:  # made by another process since the checks: it is not removed
+        except FileExistsError:  # another process made it after the checks: do not remove it
             await record(created)
             raise
         identity = source.identity_for(point.manifest, wish.name)
@@ -155,9 +156,9 @@ async def _anew(
 
 
 def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], list[str]]:
-    """The images that the VM's disks become, by their paths, else in their order.
+    """Match the images to the VM's disks, by path, else by order.
 
-    Raises RefusedError: which is which cannot be said.
+    Raises RefusedError if the match is ambiguous.
     """
     stored = stored_disks(point.manifest)
     mine = [disk for disk in spec.disks if not disk.read_only]
@@ -181,7 +182,7 @@ def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], l
 
 @asynccontextmanager
 async def _undone_unless_committed(host: Host, name: str) -> AsyncIterator[None]:
-    """When the block fails `making.settle` undoes it, or, if it was committed, finishes it."""
+    """If the block fails, `making.settle` undoes it or, once committed, finishes it."""
     try:
         yield
     except BaseException:
@@ -196,7 +197,7 @@ async def _end(host: Host, name: str) -> None:
 
 
 async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> None:
-    """From here on only forward: `vm.json` names the VM that has these disks."""
+    """The commit: `vm.json` names the VM with these disks. From here on only forward."""
     await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
     await settle(vm.host, vm.name)
     history = History.parse(await vm.host.read_text(vm.directory.point))
@@ -205,9 +206,9 @@ async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> None:
 
 
 async def _write(point: Checkpoint, images: dict[_Image, Path], created: list[Path]) -> None:
-    """Make the images, one after the other; their chunks are checked as they are read.
+    """Write the images one after the other; chunks are verified as they are read.
 
-    `created` are those that are there. Raises FileExistsError: one was there already.
+    `created` lists those that exist. Raises FileExistsError if one existed already.
     """
     for image, path in images.items():
         await until_cancelled(partial(_write_one, point, image, path))
@@ -232,18 +233,18 @@ def _write_one(
 
 
 def _eased(check: Finding, planned: PlannedRestore) -> Finding:
-    """What only keeps the machine from running here now is a warning."""
+    """Turn a finding that only keeps the machine from running here into a warning."""
     eases = check.code in _OF_THE_MACHINE
     if check.code == "files" and planned.variables is not None:
-        eases = False  # the copy's own variables are made of one of them
+        eases = False  # the copy's variable store is made from one of these files
     return check._replace(verdict=WARN) if eases and check.verdict == REFUSE else check
 
 
 async def _platform(spec: Spec, host: Host, theirs: Platform) -> Platform:
-    """What it will run as here: as it did, else as its spec says, if that is possible."""
+    """The platform it will run on here: the old one, else its spec's, if possible."""
     try:
         here = await settled_platform(spec, host)
-    except RefusedError:  # told as a warning: it starts once its spec has been changed
+    except RefusedError:  # a warning says so: it starts once its spec is changed
         return theirs
     return theirs if here.accel == theirs.accel and here.machine == theirs.machine else here
 

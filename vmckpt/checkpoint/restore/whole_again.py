@@ -1,4 +1,4 @@
-"""A VM that was saved as a whole (`checkpoint/whole.py`), given to a QEMU that waits."""
+"""Load a VM that was saved as a whole (`checkpoint/whole.py`) into a waiting QEMU."""
 
 import asyncio
 import os
@@ -31,8 +31,8 @@ async def load_whole(
 ) -> None:
     """Load the guest, paused and ready to run; `mapped` memory comes from `file`.
 
-    Raises RefusedError (no room), OperationFailedError, DamagedError, StorageError; then this QEMU
-    cannot be used any more.
+    Raises RefusedError (no room), OperationFailedError, DamagedError, StorageError; this QEMU
+    cannot be used after that.
     """
     if mapped:
         await _from_file(monitor, area, files, file)
@@ -68,7 +68,7 @@ async def _from_pipe(monitor: Monitor, area: Area) -> None:
     try:
         await _loaded(monitor, commands.migrate_incoming(monitor, f"fd:{_FD_NAME}"))
     except OperationFailedError:
-        await feeding  # should it have been cut short by what it read: that is why
+        await feeding  # if reading the store failed, this raises the cause
         raise
     await feeding
 
@@ -104,7 +104,7 @@ def _write_file(path: Path, area: Area) -> None:
 
 
 def _feed(writer: int, area: Area) -> None:
-    with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
+    with open_fd(writer), suppress(BrokenPipeError):  # the reader reports why it stopped
         left = area.size_bytes
         for at in range(0, area.chunk_count, _BATCH_CHUNKS):
             numbers = np.arange(at, min(area.chunk_count, at + _BATCH_CHUNKS))

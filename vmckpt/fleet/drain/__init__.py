@@ -1,1 +1,1 @@
-"""Draining a host: which VM goes where, in which order, and back again."""
+"""Drain a host: where each VM goes, in which order, and back again."""

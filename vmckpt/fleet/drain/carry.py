@@ -1,4 +1,4 @@
-"""Carrying out a timetable: so many moves at once, whatever becomes of one of them."""
+"""Execute a timetable: a limited number of moves at once; one that fails does not stop the rest."""
 
 import asyncio
 import time
@@ -29,12 +29,12 @@ from vmckpt.migrate.elsewhere.watch import WatchedNoLongerError
 from vmckpt.migrate.outcome.recover import Recovery
 from vmckpt.options.migration import MigrationOptions
 
-# After these nothing is tried again: it would be useless, or might be unsafe.
+# Errors after which nothing is retried: it would be useless, or might be unsafe.
 _FINAL = (OutcomeUnknownError, VmLostError, CancelledByUserError, NotFoundError, StorageError)
 
 
 class FailedMove(NamedTuple):
-    """A move that did not succeed. The VM is where it was, unless the error says otherwise."""
+    """A move that failed. The VM is where it was, unless the error says otherwise."""
 
     move: PlannedMove
     error: VmckptError
@@ -49,11 +49,11 @@ class HeldJob(NamedTuple):
 
 @dataclass(slots=True)
 class Carrier:
-    """Moves VMs. `begins` and `ends` write down what is about to happen, and where a VM is then.
+    """Moves VMs. `begins` and `ends` record what is about to happen, and where a VM is then.
 
-    `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them. `took`
-    are the moves that succeeded, with their instants. `held` succeeded too, but jobs that used
-    the VM's devices were not resumed.
+    `down` are hosts that stopped answering: no move to or from them is begun. `took` are the
+    successful moves, with their times. `held` succeeded too, but jobs that used the VM's devices
+    were not resumed.
     """
 
     tools: DrainTools
@@ -72,13 +72,13 @@ class Carrier:
 
     @staticmethod
     def is_final(error: VmckptError) -> bool:
-        """Whether nothing is to be tried again."""
+        """Whether nothing is to be retried."""
         return isinstance(error, _FINAL)
 
     async def carry(self, table: Timetable) -> None:
-        """All of it; who failed stands in `failures`.
+        """Carry all of it out; failed moves are in `failures`.
 
-        Cancelled it begins no more, goes back with what is under way, unless that is past its
+        On cancellation it begins no more moves, undoes running ones that are not past their
         switchover, and raises CancelledError.
         """
         self._waiting, self._began_s = list(table.moves), time.monotonic()
@@ -96,9 +96,9 @@ class Carrier:
             raise
 
     async def _go_back(self) -> None:
-        """Each time that it is asked again to stop, moves are: what hosts do is watched no longer.
+        """Each further cancellation is passed to the moves: what hosts do is no longer watched.
 
-        One whose host has died would be waited for without end.
+        Otherwise it would wait endlessly for a move whose host has died.
         """
         asked_again = True
         while any(not task.done() for task in self._under_way):
@@ -111,7 +111,7 @@ class Carrier:
                 asked_again = True
 
     def _begin(self, at_once: int) -> None:
-        """The first in order whose hosts have places, again and again."""
+        """Repeatedly begin the first move in order whose hosts have room for another."""
         for move in list(self._waiting):
             if error := self.down.get(move.source) or self.down.get(move.target):
                 self._waiting.remove(move)
@@ -157,7 +157,7 @@ class Carrier:
         vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
         if vm.host.name != move.source:
             return vm.host.name  # it has been moved meanwhile
-        await require_open(self.hosts[move.target])  # or it is drained, too, by now
+        await require_open(self.hosts[move.target])  # it may be drained, too, by now
         self.begins(move.vm, move.target)
 
         def tell(event: Event) -> None:
@@ -169,7 +169,7 @@ class Carrier:
             done = await vm.migrate(self.hosts[move.target], self.options, tell)
         except JobHeldError as exc:
             if await self._where(move) != move.target:
-                raise  # what an earlier operation had cut off was recovered first
+                raise  # an interrupted earlier operation was recovered first
             self.held.append(HeldJob(move.vm, exc))
             return move.target
         where = done.host if isinstance(done, Recovery) else done.target
@@ -200,7 +200,7 @@ class Carrier:
         try:
             self.ends(vm, where)
         except StorageError as exc:
-            # What was begun stands there: the next command looks where the VM is.
+            # The record says that it began: the next command checks where the VM is.
             self.show(Said(str(exc)))
 
     async def _who_is_down(self, move: PlannedMove) -> None:
@@ -212,7 +212,7 @@ class Carrier:
 
 
 def _span(began_s: float, marks: Mapping[str, float], ended_s: float) -> MoveSpan | None:
-    """None where the move told too little."""
+    """None if the move reported too little."""
     sends_s = marks.get("mirror", marks.get("transfer"))
     sent_s = marks.get("verify", marks.get("release"))
     if sends_s is None or sent_s is None:

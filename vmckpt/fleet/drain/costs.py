@@ -1,4 +1,4 @@
-"""What moving each VM costs, by the planner's forecasts, as the fleet's arithmetic takes it."""
+"""The cost of moving each VM, by the planner's forecasts, for the drain planner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +20,15 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.encryption import Scheme, choose
 
-# As `auto` goes.
+# The method that `auto` chooses.
 WAY = TransferMode.AUTO_CONVERGE
 _TENTH = 1.28
 
 
 class Found(NamedTuple):
-    """What a move costs; None where nothing is known. `like`: it is that of another pair of hosts.
+    """The cost of a move; None if nothing is known. `like`: it is that of another pair of hosts.
 
-    `expected` is what it would cost by single moves alone; `endless`: it is not expected to end.
+    `expected` is the cost by single moves alone; `endless`: it is not expected to end.
     """
 
     cost: MoveCost | None
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class MoveCosts:
-    """Answers from run records, each worked out once."""
+    """Estimates costs from run records, each computed once."""
 
     records: Sequence[RunRecord]
     options: MigrationOptions
@@ -55,13 +55,15 @@ class MoveCosts:
         options: MigrationOptions,
         taught: LearnedCrowding,
     ) -> "MoveCosts":
-        """By these records, and what drains have taught, for migrations with these options."""
+        """From these records, and the experience of earlier drains, for migrations with these
+        options.
+        """
         return cls(records, options, taught, {}, {}, {})
 
     async def find(
         self, vm: VmInfo, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
     ) -> Found:
-        """What moving the VM, and so much of its disks, from one to the other comes to."""
+        """The cost of moving the VM, and that much of its disks, between the two hosts."""
         encrypted = await self._encrypted(source, target)
         pair = (source.name, target.name)
         link, like = self._link(vm, *pair, encrypted=encrypted), ""
@@ -85,7 +87,7 @@ class MoveCosts:
                 own_users = bool(source.vm_uids or target.vm_uids)
                 found = await choose(self.options.tls, source, target, own_users=own_users)
                 scheme = found.scheme
-            except RefusedError:  # the checks say so, before anything moves
+            except RefusedError:  # the checks report it before anything moves
                 scheme = Scheme.CLEAR
             self._schemes[pair] = scheme is not Scheme.CLEAR
         return self._schemes[pair]
@@ -93,7 +95,8 @@ class MoveCosts:
     def _link(self, vm: VmInfo, source: str, target: str, *, encrypted: bool) -> LinkModel | None:
         key = (vm.name, source, target, encrypted)
         if key not in self._links:
-            # Single moves tell most; how those of drains differ from them is learned apart.
+            # Single moves are the best source; the difference of moves in drains is learned
+            # separately.
             for in_turn in (True, False):
                 links = learned(
                     self.records,
@@ -108,7 +111,7 @@ class MoveCosts:
         return self._links[key]
 
     def _others(self, source: str, target: str) -> list[tuple[str, str]]:
-        """Pairs that something is known of, those that share an end first."""
+        """Pairs with known costs, those that share an end first."""
         pairs = dict.fromkeys(
             (str(one.request.get("source")), str(one.request.get("target")))
             for one in reversed(self.records)
@@ -130,14 +133,16 @@ class MoveCosts:
 
 
 def _with_disks(link: LinkModel) -> LinkModel:
-    """Where no disk was copied yet: as fast as memory."""
+    """If no disk was copied yet, assume the speed of memory."""
     if link.disk_bytes_per_s is not None:
         return link
     return replace(link, disk_bytes_per_s=link.bytes_per_s or None)
 
 
 def _guest(vm: VmInfo, measured: DirtyRate | None, disk_bytes: int) -> Guest:
-    """For the model; one that could not be looked at is all there, and dirties nothing."""
+    """The guest for the model; one that could not be measured uses all its memory, and dirties
+    nothing.
+    """
     if measured is not None:
         return guest_of(measured, disk_bytes)
     pages = vm.memory_bytes // PAGE_BYTES

@@ -1,8 +1,8 @@
-"""Drain a host and bring its VMs back, whatever becomes of single moves, or of this process.
+"""Drain a host and bring its VMs back, even if single moves fail or this process dies.
 
-Its record says which VMs were taken where, each before its move begins. A migration that was cut
-off is ended by what ends every such migration, before anything else is done with the VM; what is
-then left to do is found out by looking, not by what was planned.
+Its record says where each VM was taken, written before the move begins. An interrupted migration is
+recovered like any other, before anything else is done with the VM. What is then left to do is
+determined from the hosts' state, not from the plan.
 """
 
 import asyncio
@@ -43,26 +43,26 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 
 DRAIN, UNDRAIN = "drain", "undrain"
-# A VM with an operation under way is retried, so often, after so long.
+# How often, and after how long, to retry a VM with a running operation.
 BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
 WORKED_ON_POLL_S = 0.2
-# VMs that are started while others move are looked for so often.
+# How often to look for VMs that are started while others move.
 LATE_TURNS = 3
-# What a VM's lock is held for that comes to run where it did not. It may have begun before the host
-# was marked, and take long.
+# Operations that hold a VM's lock and then start it on the host. They may have begun before the
+# host was marked, and take long.
 BEGINNINGS = (JUST_BEGUN, "vm run", "vm start", "vm adopt", "checkpoint restore", "fork")
-# Who recovers a VM from a move that was cut off is waited for, for so long at least.
+# At least this long to wait for a process that recovers a VM's interrupted move.
 SETTLE_S = 120.0
 
 
 async def drain(
     host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
 ) -> DrainResult:
-    """Move all that runs on `host` elsewhere, and have nothing put there until `undrain`.
+    """Move all that runs on `host` elsewhere, and keep new VMs away until `undrain`.
 
     A VM that cannot move stays, with the reason in the result; if none could move, nothing was
     changed and the host is as it was. Raises RefusedError (nothing was changed), BusyError,
-    HostDownError, CancelledByUserError (the same again goes on).
+    HostDownError, CancelledByUserError (repeat the command to continue).
     """
     async with _only_one(host):
         record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
@@ -80,7 +80,7 @@ async def drain(
             await finish(reopen(host, record.run))
             return result
         except BaseException:
-            # What ends before the first move has changed nothing.
+            # An end before the first move has changed nothing.
             if not (was_closed or dry_run) and records.load(host.name) is None:
                 await finish(reopen(host, record.run))
             raise
@@ -89,10 +89,10 @@ async def drain(
 async def undrain(
     host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
 ) -> DrainResult:
-    """Let `host` have VMs again, and bring back those that were drained from it.
+    """Reopen `host` for VMs, and bring back those that were drained from it.
 
-    Raises RefusedError when it is not drained, or not back in time (nothing was changed),
-    BusyError, HostDownError, CancelledByUserError.
+    Raises RefusedError if it is not drained, or the VMs cannot be back in time (nothing was
+    changed), BusyError, HostDownError, CancelledByUserError.
     """
     async with _only_one(host):
         record = records.load(host.name)
@@ -134,7 +134,7 @@ async def _only_one(host: Host) -> AsyncIterator[None]:
 
 
 class _Work:
-    """One drain, or one undrain. The record is always what is written down."""
+    """One drain or undrain. The record in memory is always the one on disk."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Work:
         self._tries = dict[str, int]()
 
     async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> DrainResult:
-        """All of it."""
+        """Carry all of it out."""
         if not dry_run:
             await self._settle()
         seen = await self._look()
@@ -184,7 +184,7 @@ class _Work:
         return self._result(plan, time.monotonic() - began_s)
 
     async def _settle(self) -> None:
-        """End what a command that was killed had begun, and write down where those VMs are."""
+        """End the operations of a killed command, and record where those VMs are."""
         for vm in list(self._record.moving):
             try:
                 where = await self._settled(vm)
@@ -228,7 +228,7 @@ class _Work:
             )
         for one in answers.unread:
             if self._action == DRAIN and one.host == self._host.name:
-                self._stay[one.vm] = _stay(one.vm, one.error)  # it may well run
+                self._stay[one.vm] = _stay(one.vm, one.error)  # it may well be running
         return answers.given
 
     def _leaving(self, seen: Sequence[VmInfo]) -> tuple[list[VmInfo], tuple[str, ...]]:
@@ -272,7 +272,7 @@ class _Work:
         return plan
 
     async def _carry(self, plan: DrainPlan, plans: Planner, targets: Sequence[Host]) -> None:
-        """Move them; those that a host does not take are tried elsewhere, while there is one."""
+        """Move them; a VM that a host refuses is tried on another, while there is one."""
         hosts = {host.name: host for host in self._tools.hosts()}
         hosts |= {host.name: host for host in targets}
         first = True
@@ -307,10 +307,10 @@ class _Work:
             plan = await self._again(plans, again, targets)
 
     async def _carry_late(self, targets: Sequence[Host]) -> None:
-        """Those that were started on the host since it was looked at leave it too.
+        """Also move VMs that were started on the host since it was queried.
 
-        A start that had begun before the host was marked, or of a VM that was stopped there; or a
-        move to it, another drain's say, which is waited for.
+        The start, perhaps of a VM that was stopped there, or another drain's move to it began
+        before the host was marked; wait for it.
         """
         for turn in range(LATE_TURNS + 1):
             await self._wait_for_arrivals()
@@ -341,9 +341,9 @@ class _Work:
             await asyncio.sleep(WORKED_ON_POLL_S)
 
     async def _coming(self) -> set[str]:
-        """The VMs that are about to run on the host, by who holds their locks there.
+        """The VMs that are about to run on the host, by the holders of their locks there.
 
-        Of a move the host is a target that is not home yet.
+        For a move the host is a destination that is not home yet.
         """
         host = self._host
 
@@ -359,7 +359,9 @@ class _Work:
     async def _again(
         self, plans: Planner, names: Sequence[str], targets: Sequence[Host]
     ) -> DrainPlan:
-        """Another plan for those that failed. Who has no place keeps the reason that it had."""
+        """A new plan for those that failed. A VM without a destination keeps its previous
+        reason.
+        """
         seen = await self._look()
         leaving = [vm for vm in seen if vm.name in names]
         before = dict(self._stay)
@@ -404,16 +406,16 @@ class _Work:
         self, plan: DrainPlan, took: Sequence[PastMove], took_s: float, hosts: Mapping[str, Host]
     ) -> None:
         if plan.band_s is None:
-            return  # nothing was expected: that it was wrong teaches nothing
+            return  # nothing was expected, so there is no error to learn from
         order = {move.vm: number for number, move in enumerate(plan.table.moves)}
-        # Expected without what earlier drains had taught.
+        # Expected without the experience of earlier drains.
         moves = tuple(
             taken._replace(move=taken.move._replace(cost=plan.expected[taken.move.vm]))
             for taken in sorted(took, key=lambda one: order[one.move.vm])
         )
         ends = {name for one in moves for name in (one.move.source, one.move.target)}
         here = all(hosts[name].is_this_machine for name in ends)
-        # It teaches the next forecast, and no more.
+        # It only improves the next forecast.
         with suppress(StorageError):
             records.keep_past(new_run(), Past(moves, plan.table.at_once, took_s), here=here)
 
@@ -423,7 +425,7 @@ class _Work:
         return DrainResult(self._host.name, self._action, plan, self._moved, stay, took_s, held)
 
     def _cancelled(self, wanted: int) -> VmckptError:
-        """That it was cancelled, or what is worse: a VM that is lost or unknown."""
+        """The cancellation, or a worse error: a VM that is lost or unknown."""
         what = f"cancelled: {len(self._moved)} of {counted(wanted, 'VM')} moved"
         for kind in (VmLostError, OutcomeUnknownError):
             grave = [one for one in sorted(self._stay.values()) if one.code == kind.exit_code]

@@ -1,4 +1,4 @@
-"""What a drain tells while it runs."""
+"""The events that a drain reports while it runs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +9,7 @@ from vmckpt.fleet.drain.plan import DrainPlan
 
 
 class Planned(NamedTuple):
-    """What will be done, from now on; told again where it has to be changed."""
+    """What will be done from now on; reported again after each change."""
 
     plan: DrainPlan
 

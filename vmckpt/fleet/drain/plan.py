@@ -1,4 +1,4 @@
-"""What a drain will do: which VM goes where, in which order, how long all of it takes."""
+"""Plan a drain: where each VM goes, in which order, and how long all of it takes."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,24 +23,24 @@ from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.sequence.steps import all_of
 from vmckpt.units import format_duration
 
-# What is measured at each guest when nothing else is said; all are looked at at the same time.
+# The default time for which each guest is measured, all concurrently.
 LOOK_S = 4.0
-# So many questions to hosts at the same time.
+# Concurrent queries to hosts.
 ASKED_AT_ONCE = 8
-# How much moves are in one another's way where no drain has shown it yet: between hosts that are
-# parts of this machine, who share its processors, and between others.
+# How much moves slow one another down before any drain has been measured: between hosts that are
+# parts of this machine and share its processors, and between others.
 CROWDING_HERE, CROWDING = 0.5, 0.0
 WAY_BACK = "way-back"
-# Where nothing is known of any pair of hosts: enough for an order, not for a forecast.
+# If nothing is known of any pair of hosts: enough for an order, not for a forecast.
 _UNKNOWN_AROUND_S, _UNKNOWN_BYTES_PER_S = 1.0, 1e9
 NO_LIMITS_BUT_SENSE = HostLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
-    """What the operator wants. `to`: only these hosts; the words of `apart` and `together` are VMs.
+    """The operator's options. `to`: only these hosts; the names in `apart` and `together` are VMs.
 
-    `one_way`: a VM may go where it could not come back from. `look_s`: how long to look at guests.
+    `one_way`: a VM may go where it could not return from. `look_s`: how long to measure guests.
     """
 
     to: tuple[str, ...] = ()
@@ -55,12 +55,12 @@ class DrainOptions:
 
     @property
     def options(self) -> MigrationOptions:
-        """Those of every migration."""
+        """The options of every migration."""
         return MigrationOptions(bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, in_turn=True)
 
 
 class Stay(NamedTuple):
-    """Why a VM stays where it is, and what would help."""
+    """Why a VM stays, and the remedy."""
 
     vm: str
     why: str
@@ -70,9 +70,9 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """`band_s` is the forecast: a tenth, half, nine tenths of outcomes; None: nothing is known.
+    """`band_s` is the forecast: the 10th, 50th and 90th percentile; None: nothing is known.
 
-    `expected` is what each move would cost by single moves alone.
+    `expected` is the cost of each move by single moves alone.
     """
 
     table: Timetable
@@ -103,7 +103,7 @@ class DrainPlan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """As JSON."""
         spans = self.table.spans
         moves = [
             {
@@ -131,7 +131,7 @@ class DrainPlan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans for these VMs, as often as it takes. What was found out is not asked again.
+    """Plans for these VMs, repeatedly if needed; results of checks are reused.
 
     `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `look_at_hosts`.
     """
@@ -146,7 +146,7 @@ class Planner:
     _examined: dict[tuple[str, str], Examined] = field(default_factory=dict)
 
     def close(self, vm: str, host: str, why: str) -> None:
-        """The VM does not go there."""
+        """Exclude the host for the VM."""
         self.closed.setdefault(vm, {})[host] = why
 
     async def plan(
@@ -156,7 +156,7 @@ class Planner:
         to: Sequence[Host],
         stopped: tuple[str, ...] = (),
     ) -> DrainPlan:
-        """For the VMs of these names, to some of these hosts. Changes nothing."""
+        """The plan for these VMs, to some of these hosts. Changes nothing."""
         leaving = [vm for vm in seen if vm.name in names and vm.name in self.vms]
         hosts = await look_at_hosts(to, seen, self.asked.limits, names, self.to_open)
         rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
@@ -254,14 +254,16 @@ class Planner:
     async def _examine(
         self, placed: DrainPlacement, leaving: Sequence[VmInfo], hosts: Sequence[HostSeen]
     ) -> bool:
-        """Ask both ends of moves that were not asked about yet; whether that changes the plan."""
+        """Check both ends of moves that were not checked yet; returns whether that changes the
+        plan.
+        """
         by_name = {one.host.name: one.host for one in hosts if one.room is not None}
         wanted = [(move.vm, move.target) for move in placed.moves]
         new = [pair for pair in wanted if pair not in self._examined]
         await self._ask(new, by_name)
         refused = {vm for vm, target in new if target in self.closed.get(vm, {})}
         if refused:
-            # What is against one host is often against all.
+            # An obstacle on one host often exists on all.
             rest = [
                 (vm, host) for vm in refused for host in by_name if (vm, host) not in self._examined
             ]
@@ -292,14 +294,14 @@ class Planner:
 def words(kind: str, vm: VmInfo, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
     """What a VM has in common with others, by its spec and by the operator's options."""
     own = vm.placement.apart if kind == "apart" else vm.placement.together
-    # Between the two kinds of words there is no confusion: a spec's never has a comma first.
+    # The two kinds cannot be confused: a spec's label never begins with a comma.
     return frozenset(own) | {f",{number}" for number, vms in enumerate(asked) if vm.name in vms}
 
 
 def _with_words(
     one: HostSeen, asked: DrainOptions, seen: Sequence[VmInfo], leaving: Sequence[str]
 ) -> HostSeen:
-    """With what the operator's options say of the VMs that stay there."""
+    """Add the labels from the operator's options to the VMs that stay there."""
     if one.room is None:
         return one
     there = [vm for vm in seen if vm.host == one.host.name and vm.is_on and vm.name not in leaving]
@@ -332,7 +334,7 @@ async def planner(
     tell: Callable[[str], None],
     to_open: Collection[str] = (),
 ) -> tuple[Planner, list[Stay]]:
-    """A planner for these VMs, each looked at; and those that cannot even be looked for.
+    """A planner for these VMs, each measured; and those that cannot even be searched for.
 
     `tell` as for `drivers.find`, `to_open` as for `look_at_hosts`.
     """
@@ -357,7 +359,7 @@ async def planner(
 
 
 async def _measured(driver: Driver, for_s: float) -> DirtyRate | None:
-    """None for a VM that is paused or busy: it is moved without a forecast, if free."""
+    """None for a VM that is paused or busy: it moves without a forecast, once it is free."""
     if for_s == 0:
         return None
     try:

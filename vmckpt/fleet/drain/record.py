@@ -14,13 +14,13 @@ from vmckpt.forecast.drain.timetable import MoveSpan
 from vmckpt.hosts.inventory.inventory import state_dir
 from vmckpt.state.documents import Documents, Schema
 
-# Older ones were on another day.
+# Older ones say little about the present.
 PAST_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRecord:
-    """A host that is drained, or is being drained: where each of its VMs was taken.
+    """A host that is or is being drained: where each of its VMs was taken.
 
     `moving` are those whose move had begun and may not have ended.
     """
@@ -32,11 +32,11 @@ class DrainRecord:
     moving: Mapping[str, str] = field(default_factory=dict)
 
     def begins(self, vm: str, target: str) -> "DrainRecord":
-        """A move from the host is begun."""
+        """A move from the host has begun."""
         return replace(self, moving={**self.moving, vm: target})
 
     def ends(self, vm: str, where: str) -> "DrainRecord":
-        """The VM is `where` for certain."""
+        """The VM is certainly on `where`."""
         moving = {name: target for name, target in self.moving.items() if name != vm}
         away = {name: target for name, target in self.away.items() if name != vm}
         return replace(
@@ -44,13 +44,13 @@ class DrainRecord:
         )
 
     def forgets(self, vm: str) -> "DrainRecord":
-        """The VM is none that could come back."""
+        """Drop the VM: it will not come back."""
         return self.ends(vm, self.host)
 
 
 @dataclass(frozen=True, slots=True)
 class PastRecord:
-    """A drain that is over, as `keep_past` writes it: each move's VM, hosts, cost and times."""
+    """A finished drain, as `keep_past` writes it: each move's VM, hosts, cost and times."""
 
     taken: tuple[tuple[str, str, str, MoveCost, MoveSpan], ...]
     at_once: int
@@ -63,35 +63,35 @@ _PAST = Schema(PastRecord, "remove it: later forecasts of drains do without it")
 
 
 def drains_dir() -> Path:
-    """Where this operator's drains are written down."""
+    """The directory of this operator's drains."""
     return state_dir() / "drains"
 
 
 def save(record: DrainRecord) -> DrainRecord:
-    """Write it down, so that a reboot does not lose it. Raises StorageError."""
+    """Write the record durably. Raises StorageError."""
     _drains().save(record.host, record)
     return record
 
 
 def load(host: str) -> DrainRecord | None:
-    """The host's drain, None when there is none. Raises StorageError on a damaged file."""
+    """The host's drain, None if there is none. Raises StorageError on a damaged file."""
     return _drains().load(host)
 
 
 def load_all() -> list[DrainRecord]:
-    """Every drain that is written down, but for damaged files: of those only their own host's
-    commands can tell.
-    """
+    """Every recorded drain, without damaged files: only their own host's commands report those."""
     return list(_drains().load_all().records.values())
 
 
 def forget(host: str) -> None:
-    """The host's VMs are all back."""
+    """Remove the record: the host's VMs are all back."""
     _drains().remove(host)
 
 
 def keep_past(run: str, past: Past, *, here: bool) -> None:
-    """For the next forecast; `here`: all of its hosts are parts of this machine. StorageError."""
+    """Keep it for the next forecast; `here`: all of its hosts are parts of this machine.
+    StorageError.
+    """
     taken = tuple(
         (*one.move, MoveSpan(*(round(at_s, 4) for at_s in one.span))) for one in past.moves
     )
@@ -102,7 +102,7 @@ def keep_past(run: str, past: Past, *, here: bool) -> None:
 
 
 def load_past(*, here: bool) -> list[Past]:
-    """How long drains took, oldest first; files that cannot be read teach nothing."""
+    """The durations of drains, oldest first; unreadable files are skipped."""
     return [
         Past(
             tuple(

@@ -1,4 +1,4 @@
-"""How a drain, or an undrain, ended."""
+"""The result of a drain or an undrain."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning.
+    """The result. `moved`: VMs and where they are now; `plan` is the original plan.
 
-    `closed`: no VM is put on the host until `undrain`.
+    `closed`: the host accepts no VMs until `undrain`.
     """
 
     host: str
@@ -46,7 +46,7 @@ class DrainResult:
         return 1 if self.moved else RefusedError.exit_code
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """As JSON."""
         return {
             "host": self.host,
             "action": self.action,

@@ -1,4 +1,4 @@
-"""What a drain sees: VMs wherever they are, and what hosts have room for."""
+"""The state that a drain works from: VMs on all hosts, and the hosts' capacity."""
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -25,7 +25,9 @@ ANY_NUMBER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DrainTools:
-    """What a drain asks of VMs and hosts. `is_worked_on`: an operation holds the VM now."""
+    """The functions with which a drain queries VMs and hosts. `is_worked_on`: an operation holds
+    the VM now.
+    """
 
     look: Callable[[], Awaitable[Answers[VmInfo]]] = look_at_all
     find: Callable[[str, Callable[[str], None]], Awaitable[Driver]] = find
@@ -37,7 +39,7 @@ TOOLS = DrainTools()
 
 
 class HostLimits(NamedTuple):
-    """What no host is given beyond: memory that stays free, vCPUs a processor, VMs."""
+    """Limits for every host: memory that stays free, vCPUs per processor, VMs."""
 
     keep_free_bytes: int = parse_size_bytes("512M")
     vcpus_a_cpu: float = 16.0
@@ -45,7 +47,7 @@ class HostLimits(NamedTuple):
 
 
 class HostSeen(NamedTuple):
-    """A host, with room for VMs or with the reason why it gets none."""
+    """A host with its capacity for VMs, or the reason why it gets none."""
 
     host: Host
     room: HostRoom | None
@@ -59,9 +61,9 @@ async def look_at_hosts(
     leaving: Collection[str],
     to_open: Collection[str] = (),
 ) -> list[HostSeen]:
-    """What each host can take besides the VMs that stay there: `leaving` are those that do not.
+    """The capacity of each host besides the VMs that stay there: those not `leaving`.
 
-    `to_open`: hosts that are open before the first move, marked or not.
+    `to_open`: hosts that will be open before the first move, marked or not.
     """
 
     async def look(host: Host) -> HostSeen:
@@ -81,7 +83,7 @@ async def look_at_hosts(
 
 async def _room(host: Host, there: Sequence[VmInfo], limits: HostLimits) -> HostRoom:
     promised = sum(vm.memory_bytes for vm in there)
-    # What guests there have not touched yet looks free, and is theirs all the same.
+    # Memory that guests have not touched yet looks free, but is theirs.
     free = min(await host.available_memory_bytes(), await _memory_bytes(host) - promised)
     vcpus = int(await _processors(host) * limits.vcpus_a_cpu)
     most = ANY_NUMBER if limits.most_vms is None else limits.most_vms

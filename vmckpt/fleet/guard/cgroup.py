@@ -1,7 +1,7 @@
-"""A control group (version 2) that holds a guard's command with all that it ever starts.
+"""A control group (version 2) that holds a guard's command with all processes it starts.
 
-Nothing that a process does by itself takes it or its children out of one: no double fork, no
-session of its own. There is none where this user may not make one; `make` says so by None.
+A process cannot take itself or its children out of one: not by a double fork, nor by a new session.
+`make` returns None if this user may not create one.
 """
 
 import os
@@ -19,7 +19,7 @@ _POLL_S = 0.01
 
 
 def make(name: str) -> Path | None:
-    """A new, empty group below this process's own; None where that is not possible."""
+    """Create an empty group below this process's own; None if that is not possible."""
     try:
         own = Path("/proc/self/cgroup").read_text().splitlines()
         [path] = [line.removeprefix("0::/") for line in own if line.startswith("0::/")]
@@ -51,7 +51,7 @@ def enter(group: Path) -> None:
 
 
 def kill_all(group: Path, within_s: float) -> list[int]:
-    """SIGKILL all that is in it; what has not ended after `within_s`. Raises OSError."""
+    """SIGKILL all processes in it; returns those still there after `within_s`. Raises OSError."""
     given_up_s = time.monotonic() + within_s
     while found := members(group):
         try:
@@ -68,16 +68,16 @@ def kill_all(group: Path, within_s: float) -> list[int]:
 
 
 def members(group: Path) -> list[int]:
-    """What runs in it and in the groups below it; zombies are left out."""
+    """The processes in it and in the groups below it, without zombies."""
     found: list[int] = []
     for folder, _, _ in os.walk(group):
-        with suppress(FileNotFoundError):  # one that has just been removed
+        with suppress(FileNotFoundError):  # a group that was just removed
             found += map(int, (Path(folder) / "cgroup.procs").read_text().split())
     return [pid for pid in found if identify(pid)]
 
 
 def dissolve(group: Path) -> None:
-    """Remove it; what still runs there goes on, in the group above it."""
+    """Remove it; processes still in it continue in its parent group."""
     for folder, _, _ in os.walk(group, topdown=False):
         with suppress(OSError):
             for pid in (Path(folder) / "cgroup.procs").read_text().split():

@@ -24,14 +24,14 @@ from vmckpt.vm.inventory import Vm
 
 POLL_S, HERE_POLL_S = 0.1, 0.02
 GUEST_POLL_S = 0.5
-# A guest that reboots has no agent for a while; one that never comes back is no success.
+# A rebooting guest has no agent for a while; one that does not come back is a failure.
 AGENT_SILENT_S = 120.0
 WORK_DIRECTORY = "guarded"
-# What a command prints on a host takes no more room there once so much of it was shown.
+# On a host, shown output is freed in steps of this size.
 SHOWN_BYTES = 16 << 20
 WORKER_MODULE, ENDING_MODULE = "vmckpt.fleet.guard.worker", "vmckpt.fleet.guard.ending"
 
-# Has the worker written down before there is one.
+# Records the worker before it exists.
 Begun = Callable[[GuardWorker], Awaitable[None]]
 Print = Callable[[str], None]
 
@@ -62,7 +62,7 @@ async def run_command(vm: Vm, record: GuardRecord, begun: Begun, say: Print, out
 
 
 def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> list[str]:
-    # By its module: the whole command line takes 80 ms more.
+    # By its module: vmckpt's whole command line takes 80 ms more.
     return [own[0], "-m", WORKER_MODULE, str(result), *command]
 
 
@@ -76,7 +76,7 @@ async def _here(vm: Vm, record: GuardRecord, begun: Begun, output: int) -> str:
         command = _worker_command(own, directory / RESULT, record.request.command)
         child = _begin_here(command, environment(record, vm.host.name), output)
         while True:
-            over = child.returncode is not None  # in this order: it writes, then it ends
+            over = child.returncode is not None  # in this order: it writes the result, then it ends
             if (text := await host.read_text(directory / RESULT)) or over:
                 return _verdict(text)
             await asyncio.sleep(HERE_POLL_S)
@@ -90,7 +90,7 @@ def _begin_here(
 ) -> "subprocess.Popen[bytes]":
     """In the terminal's foreground, as the command would be without its workers."""
     child = subprocess.Popen(command, stdout=output, env=environ)
-    # It may outlast this guard, and is reaped if it does not.
+    # It may outlive this guard, and is reaped if it does not.
     threading.Thread(target=child.wait, daemon=True).start()
     return child
 
@@ -105,7 +105,7 @@ async def _on_host(host: Host, record: GuardRecord, begun: Begun, say: Print) ->
     try:
         process = await host.spawn(command, log)
         while True:
-            # In this order: what it wrote before it ended is read after that.
+            # In this order: its last output is read after its end.
             over = await host.exists(result) or not await host.is_alive(process)
             while more := await host.read_from(log, told_bytes):
                 told_bytes += len(more)
@@ -122,7 +122,7 @@ async def _on_host(host: Host, record: GuardRecord, begun: Begun, say: Print) ->
 
 
 async def _free(host: Host, log: Path, shown_bytes: int) -> None:
-    """Its room is the host's again; on a file system without holes (fallocate(1)) it stays."""
+    """Free the space of shown output; a file system without holes (fallocate(1)) keeps it."""
     await host.run(["fallocate", "-p", "-o", "0", "-l", str(shown_bytes), "--", str(log)])
 
 
@@ -135,8 +135,8 @@ async def _directory(host: Host, record: GuardRecord) -> Path:
 async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -> None:
     """End a guard's command, if it was begun, with all that it started, and remove its files.
 
-    Raises HostDownError when something of it does not end, or may run unseen: its workers were
-    killed and it had no control group. With `insist` the operator has seen to the second.
+    Raises HostDownError if some process does not end, or may run undetected: its workers were
+    killed and it had no control group. With `insist` the operator has ruled out the latter.
     """
     found = await _have_it(host, "end", worker)
     if found.left:
@@ -154,7 +154,7 @@ async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -
 
 
 async def release_worker(host: Host, worker: GuardWorker) -> None:
-    """What the command left running is the guard's no more. One that is not over is ended."""
+    """Release processes that the command left running. A command that is not over is ended."""
     await _have_it(host, "release", worker)
     await host.remove(Path(worker.directory))
 
@@ -223,7 +223,7 @@ async def _agent(vm: Vm) -> AsyncIterator[GuestAgent]:
 
 
 def environment(record: GuardRecord, host: str) -> dict[str, str]:
-    """What commands after a rollback find in their environment."""
+    """The environment of commands after a rollback."""
     more = {
         "VMCKPT_GUARD": record.run,
         "VMCKPT_CHECKPOINT": record.checkpoint or "",

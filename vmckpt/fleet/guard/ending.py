@@ -1,9 +1,10 @@
-"""End a guard's command on the machine that it runs on, whatever became of its workers.
+"""End a guard's command on its machine, even if its workers are gone.
 
     python -m vmckpt.fleet.guard.ending end|release DIRECTORY
 
-`release` ends nothing of a command that is over: what it left running stays. Prints one object,
-{"left": [PID, ...], "sure": BOOL}: what does not end, and whether there can be nothing else.
+`release` ends nothing of a finished command: what it left running stays. Prints one object,
+{"left": [PID, ...], "sure": BOOL}: the processes that do not end, and whether there are certainly
+no others.
 """
 
 import json
@@ -41,7 +42,7 @@ from vmckpt.hosts.processes.process import (
 from vmckpt.hosts.processes.process import kill as kill_process
 
 MODULE = "vmckpt.fleet.guard.worker"
-# A worker gives the command's processes KILL_S to end, and its group as long again.
+# A worker gives the command's processes KILL_S to end, and its group the same again.
 NEVER = "never begun"
 END_S = 2 * KILL_S + 10
 _POLL_S = 0.01
@@ -49,7 +50,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What does not end; `sure`: there is nothing else of the command."""
+    """The processes that do not end; `sure`: there are no others of the command."""
 
     left: tuple[int, ...]
     sure: bool
@@ -65,7 +66,7 @@ def end(directory: Path) -> Left:
     except (OSError, ValueError):
         return Left(_end_marked(directory), sure=False)
     if workers.boot == NEVER:
-        # Not begun, nor will it be now; unless by an earlier vmckpt, which made no such file.
+        # Not begun, and now it cannot be; unless by an earlier vmckpt, which made no such file.
         return Left(_ended(find_by_argument(_mark(directory), trusted_users())), sure=True)
     if workers.boot != BOOT.read_text().strip():
         return Left((), sure=True)
@@ -76,7 +77,7 @@ def end(directory: Path) -> Left:
 
 
 def release(directory: Path) -> Left:
-    """What the command left running is no more the guard's. One that is not over is ended."""
+    """Release processes that the command left running. A command that is not over is ended."""
     if not (directory / RESULT).exists():
         return end(directory)
     with suppress(OSError, ValueError):
@@ -90,7 +91,7 @@ def release(directory: Path) -> Left:
 
 def _certain(directory: Path, workers: Workers, told: tuple[int, ...] | None) -> Left:
     left, sure = set(told or ()), told is not None
-    if not sure:  # root's processes may have left the group, as systemd-run --scope has them do
+    if not sure:  # root's processes may have left the group, for example by systemd-run --scope
         left |= set(_end_marked(directory))
     if workers.group is not None and workers.group.exists():
         left |= set(cgroup.kill_all(workers.group, KILL_S))
@@ -100,14 +101,14 @@ def _certain(directory: Path, workers: Workers, told: tuple[int, ...] | None) ->
 
 
 def _wait_for_workers(directory: Path, workers: Workers) -> None:
-    """Tell them to end, and wait until they have, or cannot any more."""
+    """Tell the workers to end, and wait until they have, or cannot any more."""
     given_up_s = time.monotonic() + END_S
     told = False
     while (alive := [one for one in workers.processes if is_alive(one)]) and _over(
         directory
     ) is None:
         if not told:
-            # The first is the keeper; its runner hears of its end by itself.
+            # The first is the keeper; its runner learns of its end by itself.
             interrupt(alive[0])
             told = True
         if time.monotonic() > given_up_s:
@@ -116,7 +117,7 @@ def _wait_for_workers(directory: Path, workers: Workers) -> None:
 
 
 def _end_marked(directory: Path) -> tuple[int, ...]:
-    """End what has the command's environment; what does not end."""
+    """End processes with the command's environment; returns those that do not end."""
     wanted = f"\0{MARK}={directory}\0".encode()
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):

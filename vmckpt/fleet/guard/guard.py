@@ -1,9 +1,9 @@
-"""A guard: a checkpoint that is proved first, then the risky work, then a look at what came of it.
+"""A guard: a proved checkpoint, then the risky work, then a health check.
 
-It fails closed: whatever goes wrong before the command is begun, the command is not begun, and the
-VM is as it was. Whatever goes wrong from then on, the VM is put back, or, where the operator wants
-to be asked, the guard stays open. Each step is written down before it is taken; a dead-man's switch
-goes on from there when this process is killed, and `resume` when the machine was.
+It fails closed: if anything fails before the command begins, the command is not run, and the VM is
+unchanged. If anything fails later, the VM is rolled back, or the guard stays open if the operator
+chose to be asked. Each step is recorded before it is taken. If this process is killed, a dead-man's
+switch continues from there; after a reboot, `resume` does.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
 from vmckpt.vm.paths import file_name
 
 TRIGGER, TAG = "guard", "guard"
-# A copy has proved itself when its vCPUs have run for so long and QEMU is content.
+# A copy counts as proved when its vCPUs have run for this long without an error in QEMU.
 PROOF_S = 1.0
 
 
@@ -126,10 +126,10 @@ async def resume(record: GuardRecord, tools: GuardTools) -> GuardRecord | None:
 
 
 async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
-    """The operator keeps what came of it, whatever became of the host that its command ran on.
+    """Keep the VM as it is, on the operator's order, even if the command's host is gone.
 
-    Raises BusyError while the guard is at work, RefusedError where its command was not begun, or
-    the VM was rolled back.
+    Raises BusyError while the guard is at work, RefusedError if its command was not begun, or the
+    VM was rolled back.
     """
     async with _only_one(record.vm):
         record = _begun(record)
@@ -143,14 +143,16 @@ async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
 
 
 async def undo(record: GuardRecord, tools: GuardTools) -> GuardRecord:
-    """The operator wants the VM put back, even after it was kept. Raises BusyError, GuardOpenError,
-    RefusedError (its command was not begun), NotFoundError (the checkpoint has expired).
+    """Roll the VM back on the operator's order, even after it was kept.
+
+    Raises BusyError, GuardOpenError, RefusedError (its command was not begun), NotFoundError (the
+    checkpoint has expired).
     """
     async with _only_one(record.vm):
         record = _begun(record)
         await point_of(record)
         if record.phase.is_over:
-            record = replace(record, restore=None)  # an earlier rollback is not what is asked for
+            record = replace(record, restore=None)  # an earlier rollback is not the one requested
         return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
 
 
@@ -167,11 +169,11 @@ def _begun(record: GuardRecord) -> GuardRecord:
 
 
 async def expire() -> None:
-    """Remove the checkpoints of guards that ended long enough ago, and forget these."""
+    """Remove expired checkpoints of ended guards, and these guards' records."""
     for record in load_all().records.values():
         if not record.has_expired(clock()):
             continue
-        # A store that does not answer, or a checkpoint that is being read, has its time again.
+        # A silent store, or a checkpoint that is being read, is retried later.
         with suppress(VmckptError):
             found = await catalogue(all_hosts(), record.request.store, vm=record.vm)
             entries = await released(record, found)
@@ -207,7 +209,7 @@ def _switch(record: GuardRecord) -> AbstractContextManager[None]:
 
 
 def _require_none_open(vm: str) -> None:
-    # One that cannot be read may be of this VM.
+    # An unreadable record may be this VM's.
     for record in load_all().require_sound():
         if record.vm == vm and not record.phase.is_over:
             raise RefusedError(
@@ -222,7 +224,7 @@ def _checks(request: GuardRequest) -> tuple[HealthCheck, ...]:
 
 
 async def _kept(record: GuardRecord, tell: Tell) -> GuardRecord:
-    """It is over; what its command left running is its no more, where its host answers."""
+    """End the guard; release what its command left running, if its host answers."""
     record = save(record, **ended(record, GuardPhase.KEPT, clock()))
     if (worker := record.worker) is None:
         return record
@@ -235,7 +237,7 @@ async def _kept(record: GuardRecord, tell: Tell) -> GuardRecord:
 
 
 class _Guarding:
-    """One guard, from some phase on. Its record is always what is written down."""
+    """One guard, from a given phase on. The record in memory is always the one on disk."""
 
     def __init__(
         self, record: GuardRecord, tools: GuardTools, checks: tuple[HealthCheck, ...]
@@ -247,7 +249,7 @@ class _Guarding:
         self._record = save(self._record, **changes)
 
     async def from_the_start(self, vm: Vm) -> GuardRecord:
-        """All of it."""
+        """Run all of it."""
         try:
             keep_room(self._record)
             await self._prepare(vm)
@@ -259,7 +261,7 @@ class _Guarding:
         return await self._decide(self._command(vm))
 
     async def from_where_it_was(self) -> GuardRecord | None:
-        """After the death of who was at it, or a reboot."""
+        """Continue after the death of the previous process, or a reboot."""
         match self._record.phase:
             case GuardPhase.PREPARING:
                 await self._never_begun()
@@ -275,7 +277,7 @@ class _Guarding:
         return self._record
 
     async def _cut_off(self) -> GuardRecord:
-        """The command is ended before anything else is done, and before the operator decides."""
+        """End the command before anything else, and before the operator decides."""
         why = "the guard was killed while its command ran"
         if self._record.worker is not None:
             try:
@@ -286,7 +288,7 @@ class _Guarding:
         return await self._failed(why)
 
     async def _decide(self, work: Coroutine[Any, Any, str]) -> GuardRecord:
-        """Keep what `work` finds nothing against; cancelled or broken it counts as failed."""
+        """Keep the VM if `work` finds no fault; a cancelled or failed `work` counts as a fault."""
         try:
             failure = await work
         except asyncio.CancelledError:
@@ -325,7 +327,9 @@ class _Guarding:
             await verify(entry)
 
     async def _run_a_copy(self, entry: CatalogueEntry, host: Host) -> None:
-        """A copy runs for a moment, all of its memory read, cut off from the network, and goes."""
+        """Run a copy briefly, with all of its memory loaded and cut off from networks; then remove
+        it.
+        """
         name = self._copy_name
         wish = RestoreOptions(name=name, in_place=False, eager=True, plugged=False, keep_macs=False)
         try:
@@ -354,7 +358,7 @@ class _Guarding:
                     await host.remove(disk.on(host.state_dir))
 
     async def _never_begun(self) -> None:
-        """The command was not begun: nothing of the guard stays.
+        """The command was not begun: remove everything of the guard.
 
         Raises BusyError, HostDownError: something stays for now, and with it the guard's record.
         """
@@ -378,7 +382,7 @@ class _Guarding:
         await self._remove_copy(host)
 
     async def _remove_points(self) -> None:
-        # A checkpoint that was there before it was written down is known by its tag.
+        # The tag identifies a checkpoint that exists but was not recorded.
         found = await catalogue(all_hosts(), self._request.store, vm=self._record.vm)
         entries = await released(self._record, found)
         mine = [one for one in entries if one.facts and _is_of(one.facts.tags, self._record)]
@@ -400,7 +404,7 @@ class _Guarding:
         return await self._watch()
 
     async def _watch(self) -> str:
-        """Until the time is over, and at least once: what is wrong with the VM, if it stays so."""
+        """Check until the time is over, and at least once; returns a lasting fault of the VM."""
         self._tools.tell("watching the VM")
         in_a_row = 0
         while True:
@@ -415,7 +419,7 @@ class _Guarding:
             await asyncio.sleep(self._request.every_s)
 
     def _has_been_watched(self) -> bool:
-        if self._record.watch_began is None:  # an older vmckpt began it
+        if self._record.watch_began is None:  # begun by an older vmckpt
             return time.time() >= (self._record.watch_until_unix_s or 0)
         return clock().since(self._record.watch_began) >= self._request.watch_s
 

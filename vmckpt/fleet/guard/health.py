@@ -1,4 +1,4 @@
-"""Is the VM well? Each check gives a reason why not, or nothing."""
+"""Check the VM's health: each check returns a reason why not, or nothing."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from vmckpt.vm.inventory import Vm, look
 
 CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
-# A variable of a command's environment may have 128 KiB (execve(2)).
+# Limit of an environment variable of a command: 128 KiB (execve(2)).
 _MOST_CHARS = 16_000
 _HTTP_PORTS = {"http": 80, "https": 443}
 _HTTP_WORDS = "User-Agent: vmckpt\r\nAccept: */*\r\nConnection: close\r\n"
@@ -32,7 +32,7 @@ _MOST_HEAD_BYTES = 64 << 10
 
 
 class CheckKind(Enum):
-    """What a check asks."""
+    """The kind of a check."""
 
     AGENT = "agent"
     TCP = "tcp"
@@ -41,7 +41,7 @@ class CheckKind(Enum):
 
 
 class HealthCheck(NamedTuple):
-    """One thing to ask; `words` is the URL, the command line, or address and port."""
+    """One check; `words` is the URL, the command line, or address and port."""
 
     kind: CheckKind
     words: tuple[str, ...]
@@ -88,7 +88,7 @@ def _no_check(text: str, why: str) -> UsageError:
 
 
 def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool) -> None:
-    """Raises RefusedError when a check, or a command in the guest, cannot be had of this VM."""
+    """Raises RefusedError if a check, or a command in the guest, is not possible with this VM."""
     if vm.spec.guest_agent:
         return
     asked = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
@@ -103,7 +103,7 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
 
 
 async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
-    """What is wrong with the VM now, by QEMU and by all checks; empty: it is well."""
+    """The VM's present faults, by QEMU and by all checks; empty: it is healthy."""
     seen = await look(vm)
     if seen.state != "running":
         return [as_variable(f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}")]
@@ -158,7 +158,9 @@ async def _tcp(vm: Vm, address: str, port: str) -> str:
 
 
 async def _http(url: str) -> str:
-    """By no proxy, and by no more redirects than to itself: what is asked is the guest alone."""
+    """Without a proxy, and following redirects only to the same server: only the guest is
+    queried.
+    """
     asked = urlsplit(url)
     for _ in range(_MOST_REDIRECTS):
         code, reason, location = await _answer(url)
@@ -172,7 +174,7 @@ async def _http(url: str) -> str:
 
 
 async def _answer(url: str) -> tuple[int, str, str]:
-    """Status, its reason, and where else to ask. No more is read than that: a guest says it."""
+    """Status, its reason, and the redirect. No more is read, because a guest controls it."""
     parts = urlsplit(url)
     if not parts.hostname or parts.scheme not in _HTTP_PORTS:
         raise ValueError(f"'{url}' is no URL of a web server")
@@ -199,12 +201,12 @@ async def _answer(url: str) -> tuple[int, str, str]:
 
 
 def as_variable(text: str) -> str:
-    """What a guest or a program has said, as a command may have it in its environment. Pure."""
+    """Text from a guest or a program, made safe for an environment variable. Pure."""
     return "".join(char if char.isprintable() else " " for char in text[:_MOST_CHARS])
 
 
 def variables(vm: str, host: str) -> Mapping[str, str]:
-    """What commands that are run about a VM find in their environment."""
+    """The environment of commands that are run for a VM."""
     return os.environ | {"VMCKPT_VM": vm, "VMCKPT_HOST": host}
 
 

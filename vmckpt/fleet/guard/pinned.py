@@ -1,9 +1,9 @@
-"""The pin of a guard's rollback checkpoint: as long as the guard may need it, nothing removes it.
+"""The pin of a guard's rollback checkpoint, held while the guard may need it.
 
-STATE/guards/RUN.pin is there from before the pin is made until after it was taken out. A pin whose
-guard is not written down any more, and whose file is here, is stale: its guard ended, and the store
-could not be reached. The next command that sees it removes it. Guards of other operators, and those
-of a lost state directory, have no file here: their pins stay until `unpin --force`.
+STATE/guards/RUN.pin exists from before the pin is made until after it is removed. A pin whose guard
+has no record any more, but whose file is here, is stale: its guard ended while the store was
+unreachable. The next command that sees it removes it. Guards of other operators, and those of a
+lost state directory, have no file here: their pins stay until `unpin --force`.
 """
 
 from contextlib import suppress
@@ -25,15 +25,17 @@ async def pin_for(record: GuardRecord, entry: CatalogueEntry) -> None:
 
 
 async def released(record: GuardRecord, found: Catalogue) -> list[CatalogueEntry]:
-    """All entries, without the guard's pin. Raises StorageError, HostDownError: it may be there."""
+    """All entries, without the guard's pin. Raises StorageError, HostDownError: it may still
+    exist.
+    """
     entries = await release_all(found.entries, lambda one: one.guard == record.run)
-    if not found.silent:  # else the pin may be in a store that did not answer
+    if not found.silent:  # otherwise the pin may be in a store that did not answer
         _file(record.run).unlink(missing_ok=True)
     return entries
 
 
 async def without_stale(found: Catalogue, key: Key = None) -> Catalogue:
-    """The catalogue once stale pins were taken out, as far as their stores answer."""
+    """The catalogue after removal of stale pins, as far as their stores answer."""
     if not any(_is_stale(one) for entry in found.entries for one in entry.pins):
         return found
     with suppress(VmckptError):
@@ -45,12 +47,12 @@ def _is_stale(pin: Pin) -> bool:
     if pin.guard is None or not _is_name(pin.guard):
         return False
     ours = _file(pin.guard)
-    # In this order: a guard's record is written before its pin's file, and goes before it.
+    # In this order: a guard's record is written before its pin's file, and removed before it.
     return ours.exists() and not ours.with_suffix(".json").exists()
 
 
 def _is_name(run: str) -> bool:
-    """Whether a run is called so: what a store says does not lead to other folders."""
+    """Whether it is a valid run id: a name from a store must not lead to other folders."""
     return run.replace("-", "").isalnum() and run.isascii()
 
 

@@ -1,4 +1,4 @@
-"""The record of a guard, for completing it from another process: written before each step.
+"""The record of a guard, written before each step, from which another process can complete it.
 
 STATE/guards/RUN.json on the operator's machine. It outlives the command, its dead-man's switch and
 a reboot; it is removed when its checkpoint has expired.
@@ -22,7 +22,7 @@ ROOM_BYTES = 256 << 10
 
 
 class GuardPhase(StrEnum):
-    """How far a guard is."""
+    """The phase of a guard."""
 
     PREPARING = "preparing"
     COMMAND = "command"
@@ -34,12 +34,12 @@ class GuardPhase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the guard has come to one of its two ends."""
+        """Whether the guard has ended, either way."""
         return self in (GuardPhase.KEPT, GuardPhase.ROLLED_BACK)
 
     @property
     def words(self) -> str:
-        """What people read."""
+        """The phase in words."""
         return {
             GuardPhase.PREPARING: "taking and proving its checkpoint",
             GuardPhase.COMMAND: "running its command",
@@ -52,7 +52,7 @@ class GuardPhase(StrEnum):
 
 
 class Where(StrEnum):
-    """Where the command of a guard is run."""
+    """Where a guard's command runs."""
 
     HERE = "here"
     HOST = "host"
@@ -60,17 +60,17 @@ class Where(StrEnum):
 
 
 class OnFailure(StrEnum):
-    """What is done when the command or the VM's health fails."""
+    """What to do if the command or the VM's health fails."""
 
     ROLL_BACK = "roll-back"
     ASK = "ask"
 
 
 class GuardProof(StrEnum):
-    """How the checkpoint is proved to be restorable.
+    """How to prove that the checkpoint can be restored.
 
-    `run`: a copy of it runs, cut off from the network, and is removed; `read`: all of it is read
-    and compared with its checksums, which `run` does too.
+    `run`: run a copy of it, cut off from networks, and remove it; `read`: read all of it and
+    compare checksums, which `run` does too.
     """
 
     RUN = "run"
@@ -79,7 +79,7 @@ class GuardProof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GuardRequest:
-    """What the operator asked for. `address`: where checks of a port find the guest."""
+    """The operator's request. `address`: the guest's address for checks of a port."""
 
     vm: str
     command: tuple[str, ...]
@@ -100,7 +100,9 @@ class GuardRequest:
 
 @dataclass(frozen=True, slots=True)
 class GuardWorker:
-    """Where the process that runs a guard's command is, and its directory, which it is known by."""
+    """The location of the process that runs a guard's command, and its directory, which identifies
+    it.
+    """
 
     host: str
     directory: str
@@ -116,11 +118,11 @@ class GuardRestore:
 
 @dataclass(frozen=True, slots=True)
 class GuardRecord:
-    """A guard, as far as it has come. Times are Unix seconds; None: not yet.
+    """A guard's progress. Times are Unix seconds; None: not yet.
 
-    The watch lasts by `watch_began`, and the checkpoint stays by `over_since`, whatever the wall
-    clock is set to meanwhile; `watch_until_unix_s` and `expires_unix_s` are for people, and for
-    guards of an older vmckpt.
+    The watch is timed by `watch_began`, and the checkpoint's lifetime by `over_since`, independent
+    of the wall clock; `watch_until_unix_s` and `expires_unix_s` are for people, and for guards of
+    an older vmckpt.
     """
 
     run: str
@@ -145,14 +147,14 @@ class GuardRecord:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For programs."""
+        """As JSON."""
         return {"vm": self.vm, **builtins(self)}
 
     def has_expired(self, now: ClockReading) -> bool:
-        """Whether it ended so long ago that its checkpoint goes."""
+        """Whether it ended long enough ago to remove its checkpoint."""
         if not self.phase.is_over:
             return False
-        if self.over_since is None:  # an older vmckpt ended it
+        if self.over_since is None:  # ended by an older vmckpt
             return (self.expires_unix_s or 0) <= now.wall_s
         return now.since(self.over_since) >= self.request.keep_s
 
@@ -163,12 +165,12 @@ _SCHEMA = Schema(
 
 
 def guards_dir() -> Path:
-    """Where guards of this operator are written down."""
+    """The directory of this operator's guards."""
     return state_dir() / "guards"
 
 
 def save(record: GuardRecord, **changes: Any) -> GuardRecord:
-    """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
+    """Write the record with `changes`, durably. Raises StorageError."""
     now = replace(record, **changes)
     try:
         _guards().save(record.run, now)
@@ -184,9 +186,9 @@ def save(record: GuardRecord, **changes: Any) -> GuardRecord:
 
 
 def keep_room(record: GuardRecord) -> None:
-    """Have room for how the guard ends, should the disk be full by then. Raises StorageError.
+    """Reserve space to record the guard's end, in case the disk fills up. Raises StorageError.
 
-    What was rolled back, and is not written down, would be rolled back once more by `resume`.
+    Without that record `resume` would repeat a rollback.
     """
     reserve(_room(record.run), ROOM_BYTES)
 
@@ -208,7 +210,7 @@ def forget(record: GuardRecord) -> None:
 
 
 def ended(record: GuardRecord, phase: GuardPhase, now: ClockReading) -> dict[str, Any]:
-    """What is to be written down of a guard that comes to one of its two ends."""
+    """The record's changes for a guard that ends, either way."""
     return {
         "phase": phase,
         "over_since": now,
@@ -217,12 +219,12 @@ def ended(record: GuardRecord, phase: GuardPhase, now: ClockReading) -> dict[str
 
 
 def load_all() -> Listing[GuardRecord]:
-    """Every guard that is written down, oldest first, and the damage of files that are none."""
+    """Every recorded guard, oldest first, and the damage of unreadable files."""
     return _guards().load_all()
 
 
 def find(text: str) -> GuardRecord:
-    """The guard of that run, else of the VM of that name. Raises NotFoundError, StorageError."""
+    """Find a guard by run, else by VM. Raises NotFoundError, StorageError."""
     return load(text) if is_run(text) else of_vm(text)
 
 
@@ -239,20 +241,20 @@ def load(run: str) -> GuardRecord:
 
 
 def is_run(text: str) -> bool:
-    """Whether it is the run of a guard that is written down. Raises UsageError: it is no name."""
+    """Whether it is the run of a recorded guard. Raises UsageError if it is not a valid name."""
     return _guards().path(file_name(text, "guard")).exists()
 
 
 def of_vm(vm: str) -> GuardRecord:
     """A VM's guard: the one that is not over, else the newest.
 
-    Raises NotFoundError; StorageError where a damaged file may be of a newer one.
+    Raises NotFoundError; StorageError if a damaged file may be a newer one's.
     """
     known = load_all()
     found = [record for record in known.records.values() if record.vm == vm]
     if open_ := next((record for record in found if not record.phase.is_over), None):
         return open_
-    known.require_sound()  # one that cannot be read may be this VM's, and newer
+    known.require_sound()  # an unreadable record may be this VM's, and newer
     if not found:
         raise NotFoundError(
             f"'{vm}' has no guard",

@@ -1,4 +1,4 @@
-"""Rollback: the VM as it was at its guard's checkpoint, wherever it is now."""
+"""Roll a VM back to its guard's checkpoint, wherever it is now."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ from vmckpt.jobs.handle import attach, revoke
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
-# What the command left at work on the VM, a migration say, is waited for so long.
+# How long to wait for operations that the command left running on the VM, such as a migration.
 BUSY_S, BUSY_POLL_S = 120.0, 0.5
 HOOK_TIMEOUT_S = 600.0
 Tell = Callable[[str], None]
@@ -43,11 +43,11 @@ Find = Callable[[str, Tell], Awaitable[Vm]]
 
 
 class GuardOpenError(OutcomeUnknownError):
-    """A guard has neither succeeded nor rolled back: the operator has to decide."""
+    """A guard has neither succeeded nor rolled back: the operator must decide."""
 
 
 def left_open(record: GuardRecord, why: str) -> GuardOpenError:
-    """What is said of a guard that is left open."""
+    """The error for a guard that is left open."""
     return GuardOpenError(
         f"the guard of '{record.vm}' is open",
         why=why,
@@ -71,12 +71,12 @@ async def point_of(record: GuardRecord) -> CatalogueEntry:
 async def roll_back(
     record: GuardRecord, why: str, find: Find, tell: Tell, *, insist: bool = False
 ) -> GuardRecord:
-    """End the command, put the VM back, and run what is to be run after that.
+    """End the command, roll the VM back, and run the commands for after that.
 
-    If `record.restore` has already put it back, it is not restored again: the guest has run since.
-    With `insist` it is rolled back even if it is not certain that the command has ended
-    (`end_worker`), or was put back; and put back again if it does not run.
-    Raises GuardOpenError when it cannot be put back now.
+    If `record.restore` has already restored it, it is not restored again: the guest has run since.
+    With `insist` it is rolled back even if it is uncertain whether the command has ended
+    (`end_worker`), or whether it was restored; and again if it does not run. Raises GuardOpenError
+    if it cannot be rolled back now.
     """
     record = _noted(record, tell, phase=GuardPhase.ROLLING_BACK, why=why)
     tell(f"rolling back: {why}")
@@ -109,7 +109,7 @@ def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
 
 
 async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: bool) -> bool:
-    """Whether the recorded restore put the VM back; one that is at work is cancelled first.
+    """Whether the recorded restore put the VM back; a running one is cancelled first.
 
     With `insist` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM runs.
     """
@@ -144,7 +144,7 @@ async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
 
 
 async def _revoke_restores(record: GuardRecord, host: Host) -> None:
-    """Put back by a killed guard's job later than by us, the VM would lose what it did since."""
+    """A killed guard's job that restored the VM after us would discard what it did since."""
 
     def puts_back(vm: str, asked: Restore) -> bool:
         return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
@@ -188,7 +188,7 @@ async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Vm:
 
 
 async def _home(record: GuardRecord, find: Find, tell: Tell) -> tuple[Host, bool]:
-    """Where the VM is put back, and whether something of it is there."""
+    """The host for the rollback, and whether something of the VM is there."""
     try:
         return (await find(record.vm, tell)).host, True
     except NotFoundError:
@@ -198,7 +198,7 @@ async def _home(record: GuardRecord, find: Find, tell: Tell) -> tuple[Host, bool
 
 
 async def run_hook(words: str, record: GuardRecord, host: Host, tell: Tell) -> None:
-    """Run a command after a rollback. Its failure is reported only: the VM is back."""
+    """Run a command after a rollback. A failure is only reported: the VM is back."""
     try:
         child = await asyncio.create_subprocess_exec(
             *parse_command(words),

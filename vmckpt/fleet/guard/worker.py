@@ -1,15 +1,14 @@
-"""The processes that run a guard's command, and end all of it on request.
+"""Run a guard's command, and end all of it on request.
 
-Two of them, parent and child, each the other's successor: the *runner* waits for the command, the
-*keeper* for the runner. Children of children count as their own (PR_SET_CHILD_SUBREAPER), daemons
-that the command makes too, and all of it is in a control group where one can be made. So when
-either of the two is killed, the other ends the command with all that it started; when both are, the
-group remains (`ending`). What the command leaves running once it is over stays, and the keeper with
-it, until the guard is over.
+Two processes, parent and child, watch each other: the *runner* waits for the command, the *keeper*
+for the runner. All descendants count as their own (PR_SET_CHILD_SUBREAPER), including daemons, and
+are in a control group if one can be created. If either process is killed, the other ends the
+command with all that it started; if both are, the group remains (`ending`). Processes that the
+command leaves running stay, and the keeper with them, until the guard is over.
 
-    worker   who they are; written before the command is begun, by them or by who forbids it
+    worker   the workers' ids; written before the command is begun, by them or to forbid it
     result   {"returncode": N} of the command, or {"error": WHY}
-    over     {"left": [PID, ...]}: nothing of the command runs, or these alone, which do not end
+    over     {"left": [PID, ...]}: no process of the command runs except these, which do not end
 """
 
 import ctypes
@@ -38,8 +37,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 KILL_S = 20.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.01
-# What a terminal sends to all that runs in it is the command's: what it makes of that is its
-# result. Who sees to its end outlives it.
+# A terminal's signals are for the command, which decides the result; the processes that end it must
+# outlive it.
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _OURS = (signal.SIGTERM, signal.SIGUSR1)
 _Handler = signal.Handlers | Callable[[int, FrameType | None], NoReturn]
@@ -47,11 +46,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ToldToEndError(BaseException):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 class _ReleasedError(BaseException):
-    """SIGUSR1 has come: what the command left running is no more the guard's."""
+    """SIGUSR1 was received: release what the command left running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """`over`: nothing of the command runs, or these alone, which do not end."""
+    """`over`: no process of the command runs except these, which do not end."""
 
     left: tuple[int, ...] = ()
 
@@ -86,9 +85,9 @@ class _Given(NamedTuple):
 
 
 def work(result: Path, command: Sequence[str]) -> None:
-    """Run the command; what came of it is in files beside `result`.
+    """Run the command; the outcome is in files beside `result`.
 
-    Returns when nothing of the command runs any more, or once it is released (SIGUSR1).
+    Returns when no process of the command runs any more, or once it is released (SIGUSR1).
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ignored = {
@@ -122,7 +121,7 @@ def work(result: Path, command: Sequence[str]) -> None:
 
 
 def claim(directory: Path, workers: Workers) -> bool:
-    """Write down who the workers are, unless that is written; whether it was written now."""
+    """Record the workers, unless a record exists; returns whether it was written now."""
     part = directory / f".{WORKER}.{os.getpid()}"
     try:
         part.write_text(_encode(workers))
@@ -172,7 +171,7 @@ def _run(given: _Given) -> CommandResult:
 
 
 def _become_the_command(given: _Given, runner: int) -> None:
-    """What was ignored already, as by nohup, stays so for the command."""
+    """Signals that were ignored already, as by nohup, stay ignored for the command."""
     if given.group is not None:
         cgroup.enter(given.group)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -187,7 +186,7 @@ def _become_the_command(given: _Given, runner: int) -> None:
 
 
 def _keep(given: _Given, told: int) -> None:
-    """Until the command is over, then until what it leaves running is."""
+    """Wait until the command is over, then until what it leaves running is."""
     said = b""
     while more := os.read(told, 4096):
         said += more
@@ -205,7 +204,7 @@ def _keep(given: _Given, told: int) -> None:
 
 
 def _let_go_of_output() -> None:
-    """Who reads what the command prints does not wait for the keeper."""
+    """Close the output: its reader must not wait for the keeper."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -213,20 +212,20 @@ def _let_go_of_output() -> None:
 
 
 def _end_all(given: _Given, why: str) -> None:
-    """SIGKILL all of the command, see its end, and write down what did not end."""
+    """SIGKILL all of the command, wait for its end, and record what did not end."""
     _hear(signal.SIG_IGN, signal.SIG_IGN)
     left = set(_kill_descendants())
     if given.group is not None:
         with suppress(OSError):
             left |= set(cgroup.kill_all(given.group, KILL_S if not left else 0))
-    with suppress(FileNotFoundError):  # who told us needs no more than our end
+    with suppress(FileNotFoundError):  # the sender only needs to see us end
         if not (given.directory / RESULT).exists():
             _write(given.directory / RESULT, _encode(CommandResult(error=why)))
         _write(given.directory / OVER, _encode(Over(tuple(sorted(left)))))
 
 
 def _kill_descendants() -> list[int]:
-    """Those that did not end."""
+    """Returns those that did not end."""
     given_up_s = time.monotonic() + KILL_S
     with suppress(ChildProcessError):
         while True:
@@ -253,7 +252,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _encode(record: Workers | CommandResult | Over) -> str:
-    # As `codec.builtins`; nothing is imported any more that the command may have replaced.
+    # As `codec.builtins`; import nothing now, as the command may have replaced files.
     known = {name: value for name, value in asdict(record).items() if value is not None}
     return json.dumps(known, default=str)
 

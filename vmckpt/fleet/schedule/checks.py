@@ -1,4 +1,4 @@
-"""What a schedule is refused for when it is added: its times, and its stores."""
+"""Checks when a schedule is added: its times, and its stores."""
 
 from itertools import islice, pairwise
 
@@ -9,12 +9,12 @@ from vmckpt.fleet.schedule.record import ScheduleRecord
 from vmckpt.fleet.schedule.work import key_of
 from vmckpt.vm.inventory import Vm
 
-# So many times of a calendar are looked at for the shortest time between two.
+# The number of calendar times examined for the shortest interval.
 _LOOKED_AT = 60
 
 
 def require_sense(record: ScheduleRecord) -> None:
-    """Raises UsageError: its times are none, or not far enough apart for its jitter."""
+    """Raises UsageError if it has no times, or they are too close for its jitter."""
     timing, asked = record.timing, record.request
     gap_s = float("inf")
     if isinstance(timing.when, Every):
@@ -44,8 +44,8 @@ def require_sense(record: ScheduleRecord) -> None:
 
 
 async def require_stores(record: ScheduleRecord, vm: Vm) -> None:
-    """Each run will have its stores. Raises RefusedError, NotFoundError: one is not there, is not
-    encrypted although a key is given for it, or is opened by another key.
+    """Check that each run will have its stores. Raises RefusedError, NotFoundError: one does not
+    exist, is unencrypted although a key is given for it, or needs another key.
     """
     key, given = key_of(record), record.request.store
     place = parse_place(given, vm.host) if given else own(vm.host)

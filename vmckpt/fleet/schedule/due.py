@@ -1,4 +1,4 @@
-"""What a schedule has to do now, and when it is due next. No I/O, no clock.
+"""Decide what a schedule must do now, and when it is due next. No I/O, no clock.
 
 Calendar times use the wall clock; the last claimed one is recorded, so that clock changes neither
 repeat nor skip a run. Intervals use CLOCK_BOOTTIME, which cannot be set, and the wall clock across
@@ -15,42 +15,42 @@ from typing import NamedTuple
 from vmckpt.fleet.schedule.instants import Calendar, Day
 from vmckpt.fleet.schedule.request import CatchUp
 
-# A run that could be begun no later than this is not late: `--catch-up skip` has it run.
+# A run that begins within this time is not late: `--catch-up skip` still runs it.
 GRACE_S = 600.0
-# A clock that went back by more was wrong before: due times are counted from where it is now.
+# A clock set back by more was wrong before: due times then count from the present time.
 MOST_BACK_S = 86400.0
-# Between two tries of a run that failed; twice as long after each, up to the second.
+# The delay before a failed run is retried; doubled each time, up to the second value.
 AGAIN_S, LONGEST_AGAIN_S = 30.0, 900.0
-# After another operation held the VM: a dead scheduler's service is done soon.
+# The retry delay after another operation held the VM: a dead scheduler's job ends soon.
 BUSY_AGAIN_S = 3.0
-# Beyond so many, missed times are not counted.
+# Missed times are counted up to this number.
 MOST_MISSED = 1000
 
 
 class ClockReading(NamedTuple):
-    """One reading of the clocks: the wall clock's, and CLOCK_BOOTTIME in which boot."""
+    """One reading of the clocks: the wall clock, and CLOCK_BOOTTIME with the boot id."""
 
     wall_s: float
     boot_s: float
     boot_id: str
 
     def since(self, earlier: "ClockReading") -> float:
-        """Seconds from an earlier moment to this one.
+        """Seconds since an earlier reading.
 
-        Over a reboot by the wall clock, but no less than since that.
+        Across a reboot by the wall clock, but at least the time since boot.
         """
         if self.boot_id == earlier.boot_id:
             return max(0.0, self.boot_s - earlier.boot_s)
         return max(self.boot_s, self.wall_s - earlier.wall_s)
 
     def earlier(self, by_s: float) -> "ClockReading":
-        """So long before this one."""
+        """The reading `by_s` seconds earlier."""
         return ClockReading(self.wall_s - by_s, self.boot_s - by_s, self.boot_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Due again and again, `every_s` after it was due before."""
+    """Due repeatedly, `every_s` after the previous due time."""
 
     every_s: float
     day: Day
@@ -58,7 +58,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When runs are due. `salt` makes one schedule's jitter another than the next one's."""
+    """When runs are due. `salt` gives each schedule a different jitter."""
 
     when: Calendar | Every
     jitter_s: float
@@ -67,7 +67,7 @@ class Timing:
 
     @property
     def day(self) -> Day:
-        """The part of each day in which runs are begun."""
+        """The part of each day in which runs may begin."""
         return self.when.day
 
     def jitter(self, key: int) -> float:
@@ -96,10 +96,10 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleState:
-    """How far a schedule has come. `number` runs were claimed.
+    """A schedule's progress. `number`: how many runs were claimed.
 
     `last_due_s` is the last due time that was claimed or skipped, `anchor` when an interval was
-    last due (None: it never was, and is at once).
+    last due (None: never, and it is due at once).
     """
 
     number: int
@@ -109,14 +109,14 @@ class ScheduleState:
 
 
 class BeginRun(NamedTuple):
-    """A run is to be claimed and begun."""
+    """Claim and begin a run."""
 
     due_s: float
     missed: int
 
 
 class MayTake(Enum):
-    """Whether a claimed run that made nothing yet is made now."""
+    """Whether to retry a claimed run that has made nothing yet."""
 
     YES = "now"
     LATER = "when its part of the day begins"
@@ -124,9 +124,9 @@ class MayTake(Enum):
 
 
 class Settle(NamedTuple):
-    """A claimed run is to be looked after: what became of it, and if nothing, whether to make it.
+    """Settle a claimed run: check its outcome and, if it made nothing, whether to retry it.
 
-    `due_s` and `missed` are what it stands for by now.
+    `due_s` and `missed` are the due times that it covers by now.
     """
 
     may_take: MayTake
@@ -135,13 +135,13 @@ class Settle(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing is to be done before then, by the wall clock; None: never."""
+    """Nothing to do before then, by the wall clock; None: never."""
 
     until_s: float | None
 
 
 class ScheduleDecision(NamedTuple):
-    """What to do, and the state meanwhile; `notes` says what is new in that."""
+    """What to do, and the new state; `notes` explain changes in it."""
 
     state: ScheduleState
     move: BeginRun | Settle | Wait
@@ -169,7 +169,7 @@ def decide(timing: Timing, state: ScheduleState, now: ClockReading) -> ScheduleD
 def claim(
     timing: Timing, state: ScheduleState, begin: BeginRun, now: ClockReading
 ) -> ScheduleState:
-    """The state in which the run that is to begin is claimed."""
+    """The state after the run that is to begin is claimed."""
     number = state.number + 1
     new = ClaimedRun(number, begin.due_s, begin.missed, now)
     return replace(_passed(timing, state, begin.due_s, now), number=number, claim=new)
@@ -178,7 +178,7 @@ def claim(
 def claim_again(
     timing: Timing, state: ScheduleState, settle: Settle, now: ClockReading
 ) -> ScheduleState:
-    """The state in which a claimed run that made nothing is made after all."""
+    """The state after a claimed run that made nothing is retried."""
     old = _require(state)
     new = replace(
         old,
@@ -194,7 +194,7 @@ def claim_again(
 def failed(
     state: ScheduleState, why: str, now: ClockReading, *, is_busy: bool = False
 ) -> ScheduleState:
-    """The state in which the claimed run has failed, and is tried again later."""
+    """The state after the claimed run has failed, to be retried later."""
     held = _require(state)
     again_s = min(LONGEST_AGAIN_S, AGAIN_S * 2.0 ** min(held.tries - 1, 20))
     again_s = BUSY_AGAIN_S if is_busy else again_s
@@ -202,7 +202,7 @@ def failed(
 
 
 def ended(state: ScheduleState) -> ScheduleState:
-    """The state in which the claimed run is over."""
+    """The state after the claimed run is over."""
     return replace(state, claim=None)
 
 
@@ -230,7 +230,7 @@ def upcoming(timing: Timing, state: ScheduleState, now: ClockReading) -> Iterato
 def _intervals(
     timing: Timing, every_s: float, state: ScheduleState, now: ClockReading, first_s: float
 ) -> Iterator[float]:
-    """All that come after the last one that was due, the first of all left out."""
+    """All due times after the last one, without the very first."""
     due_s, number = first_s, state.number + 1
     if state.anchor is not None:
         due_s, number = now.wall_s - now.since(state.anchor), state.number
@@ -240,7 +240,7 @@ def _intervals(
 
 
 class _Late(NamedTuple):
-    """Something is due: since when, how long beyond its jitter, and what else it stands for."""
+    """A due run: since when, how late beyond its jitter, and which others it replaces."""
 
     due_s: float
     late_s: float
@@ -277,26 +277,26 @@ def _late_by_interval(
     opened_s = timing.day.opened_s(now.wall_s)
     due_s, missed = now.wall_s - over_s, int(max(0.0, over_s) // every_s)
     if opened_s is not None and timing.day.has(now.wall_s) and due_s < opened_s:
-        # What was due while its part of the day was over is due when that begins.
+        # A time that was due outside the part of the day is due when that begins.
         due_s, missed = opened_s, 0
     late_s = now.wall_s - due_s - jitter_s
     return None if over_s < 0 or late_s < 0 else _Late(due_s, late_s, missed)
 
 
 def _passed(timing: Timing, state: ScheduleState, due_s: float, now: ClockReading) -> ScheduleState:
-    """The due time is claimed or skipped: the next one is counted from it."""
+    """The due time is claimed or skipped: the next one counts from it."""
     if isinstance(timing.when, Calendar):
         return replace(state, last_due_s=max(state.last_due_s, due_s))
     back_s = now.wall_s - due_s
     every_s = timing.when.every_s
-    # One that is as late as this is counted from when it was begun, or the next would be too soon.
+    # After a run this late the interval counts from its start, or the next would come too soon.
     if back_s > timing.jitter_s + every_s / 2:
         back_s = 0.0
     return replace(state, anchor=now.earlier(max(0.0, back_s)), last_due_s=due_s)
 
 
 def _next(timing: Timing, state: ScheduleState, now: ClockReading) -> float | None:
-    """When something is due for which it is too early now."""
+    """The time of the next run that is not due yet."""
     if isinstance(timing.when, Calendar):
         for at in timing.when.after(state.last_due_s):
             begins_s = at + timing.jitter(int(at))
@@ -325,7 +325,7 @@ def _claimed(
         late_s = now.since(held.begun)
     newer = _late(timing, state, now)
     if newer is not None:
-        # It counts for this one too: two checkpoints in a row would be useless.
+        # It replaces this one too: two checkpoints in a row would be useless.
         due_s, late_s, missed = newer.due_s, newer.late_s, missed + 1 + newer.missed
     may = MayTake.YES if is_open else MayTake.LATER
     if timing.catch_up is CatchUp.SKIP and late_s > GRACE_S:
@@ -334,7 +334,7 @@ def _claimed(
 
 
 def _believed(state: ScheduleState, now: ClockReading) -> tuple[ScheduleState, tuple[str, ...]]:
-    """The state for clocks as they are: another boot's anchor is counted in this one from here."""
+    """The state adjusted to the clocks: after a reboot an anchor counts from now."""
     if state.anchor is not None and state.anchor.boot_id != now.boot_id:
         state = replace(state, anchor=now.earlier(now.since(state.anchor)))
     if state.last_due_s - now.wall_s > MOST_BACK_S:

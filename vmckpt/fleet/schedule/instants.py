@@ -1,7 +1,7 @@
-"""When a calendar's times are, and when a part of the day begins: Unix seconds, in a time zone.
+"""Calendar times, and the beginning of a part of the day: Unix seconds, in a time zone.
 
-cronsim knows cron's expressions, and what Debian's cron makes of the hours that a change of the
-clocks leaves out or has twice. No clock is read here.
+cronsim parses cron expressions, and treats hours that a clock change skips or repeats as Debian's
+cron does. No clock is read here.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from cronsim import CronSim, CronSimError
 from vmckpt.errors import UsageError
 from vmckpt.replicate.operator.keeping import DailyWindow
 
-# Where the newest time before an instant is looked for: one of these is long enough.
+# How far back to search for the newest time before an instant: one of these is enough.
 _BACK_S = (3600.0, 86400.0, 40 * 86400.0, 400 * 86400.0, 9 * 366 * 86400.0)
-# So many times in a row that are not within the window mean that none is.
+# After this many times in a row outside the window, assume that none is inside.
 _MOST_OUTSIDE = 500
 
 
@@ -40,19 +40,19 @@ class Day:
     zone: ZoneInfo
 
     def has(self, unix_s: float) -> bool:
-        """Whether an instant belongs to it."""
+        """Whether an instant is in it."""
         if self.window is None:
             return True
         return self.window.has(datetime.fromtimestamp(unix_s, self.zone).time())
 
     def opened_s(self, unix_s: float) -> float | None:
-        """When it last began, at or before an instant; None: it never does, being all day."""
+        """When it last began, at or before an instant; None: it has no beginning, being all day."""
         if self.window is None:
             return None
         return next(at for at in self._begins(unix_s, range(0, -4, -1)) if at <= unix_s)
 
     def opens_s(self, unix_s: float) -> float:
-        """An instant, if it belongs to it; else when it next begins."""
+        """The instant if it is in it, else the next beginning."""
         if self.has(unix_s):
             return unix_s
         return next(at for at in self._begins(unix_s, range(4)) if at > unix_s)
@@ -68,14 +68,14 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The times that a cron expression names in a zone, those of a part of each day alone."""
+    """The times of a cron expression in a zone, within a part of each day only."""
 
     expression: str
     day: Day
 
     @classmethod
     def parse(cls, expression: str, day: Day) -> "Calendar":
-        """Raises UsageError: it is no expression, or names no time."""
+        """Raises UsageError if it is not a valid expression, or names no time."""
         fields = len(expression.split())
         try:
             if fields != 5:
@@ -90,12 +90,12 @@ class Calendar:
         return cls(expression, day)
 
     def after(self, unix_s: float) -> Iterator[float]:
-        """Its times later than an instant, in order."""
+        """Its times after an instant, in order."""
         outside = 0
         while outside < _MOST_OUTSIDE:
             for at in self._any_after(unix_s):
                 if not self.day.has(at):
-                    # What lies between is not looked at one by one.
+                    # Skip the times in between at once.
                     unix_s, outside = max(unix_s, self.day.opens_s(at) - 1), outside + 1
                     break
                 unix_s, outside = at, 0
@@ -104,7 +104,7 @@ class Calendar:
                 return
 
     def newest(self, after_s: float, until_s: float) -> float | None:
-        """Its last time later than one instant and not later than another; None: there is none."""
+        """Its last time after one instant and up to another; None: there is none."""
         for back_s in _BACK_S:
             found = None
             for at in self.after(max(after_s, until_s - back_s)):
@@ -116,7 +116,7 @@ class Calendar:
         return None
 
     def _any_after(self, unix_s: float) -> Iterator[float]:
-        # An hour that comes twice is begun with again when that is where it is looked from.
+        # Started within a repeated hour, it yields that hour again.
         last_s = unix_s
         for found in CronSim(self.expression, datetime.fromtimestamp(unix_s, self.day.zone)):
             at = found.timestamp()

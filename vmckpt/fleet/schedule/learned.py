@@ -1,9 +1,9 @@
-"""What a schedule has learned: what its checkpoints cost, and how often its VM fails. Pure.
+"""What a schedule has learned: the cost of checkpoints, and how often its VM fails. Pure.
 
-Time counts in which the VM was seen to run: two looks at one QEMU, both alive, and all the time
-between them. A failure is a QEMU that was alive at one look and at the next has ended with the
-guest running: not powered off, stopped, moved or removed; half of the time between counts. Whatever
-else came between two looks counts neither way.
+Observed run time counts: the time between two samples of one QEMU, alive in both. A failure is a
+QEMU that was alive in one sample and has ended in the next with the guest running: not powered off,
+stopped, moved or removed; half of the time between counts. Anything else between two samples is
+ignored.
 """
 
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.forecast.model.interval import FailureRate, best_work_s
 
-# What one checkpoint costs counts for this much of the mean, once there were so many.
+# The weight of one checkpoint's cost in the mean does not fall below one in this many.
 MOST_COSTS = 200
-# How long one may take is forgotten by this much with each that takes less.
+# The remembered maximum duration decays by this much with each faster checkpoint.
 TOOK_FADES = 0.05
-# A checkpoint is not begun before twice the time has passed that the last ones took.
+# The least interval, in multiples of the time that recent checkpoints took.
 LEAST_TIMES_TOOK = 2.0
 # Before anything is known.
 DEFAULT_MTBF_S = 30 * 86400.0
@@ -23,7 +23,7 @@ DEFAULT_MTBF_S = 30 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class VmSample:
-    """One look at a VM: which QEMU it has, and whether that was alive or had ended running."""
+    """One sample of a VM: its QEMU, and whether that was alive or had ended while running."""
 
     at: ClockReading
     qemu: str
@@ -33,9 +33,9 @@ class VmSample:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCost:
-    """Cost of checkpoints: the pause of the guest, and the time until one is safe.
+    """The cost of checkpoints: the pause of the guest, and the time until one is safe.
 
-    Of several: a weighted mean of the former, recent ones more; nearly the maximum of the latter.
+    Of several: a mean of the pause, weighted to recent ones; nearly the maximum of the time.
     """
 
     stall_s: float
@@ -44,7 +44,7 @@ class CheckpointCost:
 
 @dataclass(frozen=True, slots=True)
 class LearnedCosts:
-    """All of it."""
+    """All learned costs."""
 
     up_s: float = 0.0
     failures: int = 0
@@ -53,7 +53,7 @@ class LearnedCosts:
     checkpoints: int = 0
 
     def seen(self, now: VmSample) -> "LearnedCosts":
-        """After one more look."""
+        """With one more sample."""
         before = self.last
         if before is None or not before.alive or before.qemu != now.qemu:
             return replace(self, last=now)
@@ -66,20 +66,20 @@ class LearnedCosts:
         return replace(self, last=now)
 
     def paid(self, cost: CheckpointCost) -> "LearnedCosts":
-        """After one more checkpoint."""
+        """With the cost of one more checkpoint."""
         count, before = self.checkpoints + 1, self.cost or cost
         stall_s = before.stall_s + (cost.stall_s - before.stall_s) / min(count, MOST_COSTS)
         took_s = max(cost.took_s, before.took_s + (cost.took_s - before.took_s) * TOOK_FADES)
         return replace(self, cost=CheckpointCost(stall_s, took_s), checkpoints=count)
 
     def rate(self, assumed_mtbf_s: float) -> FailureRate:
-        """How often the VM fails, by what was assumed and what was seen."""
+        """The VM's failure rate, from the assumed and the observed one."""
         return FailureRate.prior(assumed_mtbf_s).observed(self.failures, self.up_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How often, and what decided it; `mtbf_s` and `cost_s` are what the rule was given."""
+    """The interval, and what decided it; `mtbf_s` and `cost_s` are the rule's input."""
 
     every_s: float
     by: str
@@ -88,11 +88,11 @@ class Interval:
 
 
 def interval(learned: LearnedCosts, mtbf_s: float | None, rpo_s: float | None) -> Interval | None:
-    """The exact rule's interval from one checkpoint to the next, held within what is possible.
+    """The interval between checkpoints by the exact rule, within possible limits.
 
-    A checkpoint that is lost with its VM leaves the state of the one before: to keep to `rpo_s` the
-    interval and the time until a checkpoint is safe come to no more. None: nothing is known of what
-    a checkpoint costs, until one was taken.
+    A checkpoint that is lost with its VM leaves the state of the one before. So to meet `rpo_s`,
+    the interval plus the time until a checkpoint is safe must not exceed it. None: the cost of a
+    checkpoint is unknown until one was taken.
     """
     if learned.cost is None:
         return None

@@ -1,6 +1,6 @@
-"""A schedule's file: what was asked for, how far it has come, what its last runs came to.
+"""A schedule's file: the request, the progress, and the results of its last runs.
 
-STATE/schedules/NAME.json on the operator's machine, replaced durably before each step is begun.
+STATE/schedules/NAME.json on the operator's machine, replaced durably before each step begins.
 """
 
 import secrets
@@ -20,13 +20,13 @@ from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.vm.paths import file_name
 
 MOST_RUNS = 50
-# By `auto`, until a checkpoint has said what one costs, which the first one does.
+# The interval of `auto` until the first checkpoint has shown the cost.
 UNKNOWN_EVERY_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """What a run came to. Times are Unix seconds; `outcome` is done, skipped or missed."""
+    """The result of a run. Times are Unix seconds; `outcome` is done, skipped or missed."""
 
     number: int
     due_s: float
@@ -54,7 +54,7 @@ class PendingCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRecord:
-    """A schedule. `failures` is how many tries failed since a run was well, `why` the last one.
+    """A schedule. `failures`: failed tries since a run succeeded; `why`: the last failure.
 
     `checked`: how many parts of each store's content were read (`--check`).
     """
@@ -77,17 +77,17 @@ class ScheduleRecord:
 
     @property
     def vm(self) -> str:
-        """The VM that it is for."""
+        """The schedule's VM."""
         return self.request.vm
 
     @property
     def interval(self) -> Interval | None:
-        """Of a schedule by `auto`, how often it is now; None: nothing is known yet."""
+        """The present interval of an `auto` schedule; None: nothing is known yet."""
         return interval(self.learned, self.request.mtbf_s, self.request.rpo_s)
 
     @property
     def timing(self) -> Timing:
-        """When it is due. Raises UsageError: its time zone is not there any more."""
+        """When it is due. Raises UsageError if its time zone no longer exists."""
         asked = self.request
         day = Day(DailyWindow.parse(asked.window) if asked.window else None, parse_zone(asked.zone))
         when: Calendar | Every
@@ -102,7 +102,7 @@ class ScheduleRecord:
         return Timing(when, asked.jitter_s, asked.catch_up, self.uid)
 
     def ended(self, run: ScheduleRun, **changes: Any) -> "ScheduleRecord":
-        """After the end of a run."""
+        """The record after the end of a run."""
         return replace(self, runs=(*self.runs, run)[-MOST_RUNS:], **changes)
 
 
@@ -113,7 +113,7 @@ _SCHEMA = Schema(
 
 
 def new_record(name: str, request: ScheduleRequest, now: ClockReading) -> ScheduleRecord:
-    """A schedule that begins now: one by intervals is due at once."""
+    """A new schedule: one with intervals is due at once."""
     uid = secrets.token_hex(8)
     return ScheduleRecord(
         name, uid, request, now, ScheduleState(0, now.wall_s, None), LearnedCosts()
@@ -121,22 +121,22 @@ def new_record(name: str, request: ScheduleRequest, now: ClockReading) -> Schedu
 
 
 def schedules_dir() -> Path:
-    """Where this operator's schedules are."""
+    """The directory of this operator's schedules."""
     return state_dir() / "schedules"
 
 
 def scheduler_lock_path() -> Path:
-    """Held by the one process that runs what is due."""
+    """Held by the only process that runs due schedules."""
     return schedules_dir() / "scheduler"
 
 
 def lock_path(name: str) -> Path:
-    """Held while a run of the schedule is under way, or it is changed."""
+    """Held while the schedule runs or is changed."""
     return schedules_dir() / f"{file_name(name, 'schedule')}.lock"
 
 
 def add(record: ScheduleRecord) -> None:
-    """Write a new schedule down. Raises RefusedError: there is one of that name; StorageError."""
+    """Write a new schedule. Raises RefusedError (the name is in use), StorageError."""
     path = _schedules().path(file_name(record.name, "schedule"))
     if path.exists():
         raise RefusedError(
@@ -148,7 +148,7 @@ def add(record: ScheduleRecord) -> None:
 
 
 def save(record: ScheduleRecord) -> ScheduleRecord:
-    """Write it down; it is on the disk when this returns. Raises StorageError."""
+    """Write it durably. Raises StorageError."""
     _schedules().save(record.name, record)
     return record
 
@@ -166,7 +166,7 @@ def load(name: str) -> ScheduleRecord:
 
 
 def load_all() -> Listing[ScheduleRecord]:
-    """Every schedule that is written down, by name, and which cannot be read."""
+    """Every recorded schedule, by name, and the unreadable files."""
     return _schedules().load_all()
 
 

@@ -1,4 +1,4 @@
-"""What the operator asked of a schedule."""
+"""The operator's request for a schedule."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ class CatchUp(StrEnum):
 
 
 class When(StrEnum):
-    """By what a schedule's runs are due."""
+    """What determines when a schedule's runs are due."""
 
     EVERY = "every"
     CRON = "cron"
@@ -23,11 +23,11 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRequest:
-    """A schedule, as it was asked for.
+    """A schedule as requested.
 
-    `every_s` belongs to EVERY, `cron` to CRON, `mtbf_s` (what is assumed before failures were seen)
-    and `rpo_s` to AUTO. `window` is a part of each day, `zone` the time zone in which that and
-    `cron` are meant. `copies` are stores that each checkpoint is copied to.
+    `every_s` belongs to EVERY, `cron` to CRON, `mtbf_s` (assumed until failures are observed) and
+    `rpo_s` to AUTO. `window` is a part of each day, `zone` the time zone of that and of `cron`.
+    `copies` are stores to which each checkpoint is copied.
     """
 
     vm: str
@@ -47,5 +47,5 @@ class ScheduleRequest:
     max_pause_s: float = 0.010
     key_file: str | None = None
     key_command: str | None = None
-    # After each run this part of the stores' content is read and compared with its checksums.
+    # After each run this percentage of the stores' content is read and verified.
     check_percent: float | None = None

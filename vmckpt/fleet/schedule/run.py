@@ -3,7 +3,8 @@
 Before anything starts, the run is claimed in the schedule's file. A process that finds a claim and
 holds the schedule's lock knows that the claiming process is gone: it checks whether the claimed
 checkpoint exists, and continues from there. The checkpoint's id is derived from the claim, and a
-store has it once, so nothing is taken twice even if a job of the dead process is still running.
+store accepts an id only once, so nothing is taken twice even if a job of the dead process is still
+running.
 """
 
 import hashlib
@@ -50,7 +51,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a schedule did, or that stands in its way."""
+    """Something that a schedule did, or a problem that it has."""
 
     schedule: str
     vm: str
@@ -61,7 +62,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A checkpoint that is there."""
+    """An existing checkpoint."""
 
     id: str
     name: str
@@ -71,7 +72,7 @@ class Point:
 
 
 class ScheduleActions(Protocol):
-    """What is done to VMs and stores. Whatever cannot be done raises VmckptError."""
+    """The operations on VMs and stores. A failure raises VmckptError."""
 
     async def find(self, record: ScheduleRecord) -> Point | None:
         """The claimed run's checkpoint; None: it does not exist, and is not being taken.
@@ -82,33 +83,33 @@ class ScheduleActions(Protocol):
     async def take(
         self, record: ScheduleRecord, begins: Callable[[str, str], None]
     ) -> Point | None:
-        """Take it; `begins` gets its store and host first. None: the VM does not run."""
+        """Take it; `begins` first receives its store and host. None: the VM does not run."""
 
     async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
-        """Copy it to the stores that it is to be copied to; those that did not have it yet."""
+        """Copy it to the schedule's stores; returns those that did not have it yet."""
 
     async def prune(self, record: ScheduleRecord, taken: str) -> "Gone":
-        """Remove what the schedule's rule does not keep.
+        """Remove checkpoints that the schedule's rule does not keep.
 
-        Only of the VM that checkpoint `taken` is of, and never that one.
+        Only of the VM of checkpoint `taken`, and never that one.
         """
 
     async def check(self, record: ScheduleRecord) -> "Checked":
-        """Of each of its stores read the part of the content that is next."""
+        """Read the next part of each of its stores."""
 
     async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         """State of the VM; None: unknown."""
 
 
 class Gone(NamedTuple):
-    """The checkpoints that were removed, by name; `clocks`: what is wrong with hosts' clocks."""
+    """The checkpoints that were removed, by name; `clocks`: problems of hosts' clocks."""
 
     names: list[str]
     clocks: str = ""
 
 
 class Checked(NamedTuple):
-    """What a check found: `damaged` stores, and those that were not checked and why, in words.
+    """The result of a check: `damaged` stores, and those not checked, with reasons.
 
     `parts`: how many parts of each store's content have been read, in all.
     """
@@ -129,7 +130,7 @@ class SchedulerTools:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of looking after a schedule once: how its run ended, or why it did not."""
+    """The result of serving a schedule once: how its run ended, or why there was none."""
 
     schedule: str
     outcome: str | None
@@ -153,7 +154,7 @@ async def run(name: str, tools: SchedulerTools) -> RunResult:
 
 
 class _Running:
-    """One schedule, under its lock. Its record is always what is written down."""
+    """One schedule, under its lock. The record in memory is always the one on disk."""
 
     def __init__(self, record: ScheduleRecord, tools: SchedulerTools) -> None:
         self._record, self._tools = record, tools
@@ -179,14 +180,15 @@ class _Running:
                 return await self._attempt(lambda: self._settle(settle))
 
     async def _settle(self, settle: Settle) -> str:
-        """What became of a run that was claimed before.
+        """The outcome of a run that was claimed before.
 
-        One whose host or store cannot tell is asked about until the next run is due, and then let
-        be: the VM may be on another host by then, and its next checkpoint waits for no dead one.
+        If its host or store does not answer, it is queried until the next run is due, and then
+        abandoned: the VM may be on another host by then, and its next checkpoint must not wait for
+        a dead one.
         """
         try:
             found = await self._tools.work.find(self._record)
-        except BusyError:  # it may be under way
+        except BusyError:  # it may be running
             raise
         except VmckptError as exc:
             if settle.due_s <= self._claim.due_s and settle.may_take is not MayTake.NO:
@@ -223,7 +225,7 @@ class _Running:
         return await self._finish(point, None, is_last_try=False)
 
     async def _finish(self, point: Point, took_s: float | None, *, is_last_try: bool) -> str:
-        """What comes after a checkpoint is there. `took_s` of None: it was begun just now."""
+        """The steps after the checkpoint. `took_s` of None: it was begun just now."""
         outcome, why = DONE, ""
         try:
             for place in await self._tools.work.copy(self._record, point):
@@ -241,14 +243,14 @@ class _Running:
         return self._end(outcome, point.id, "; ".join(filter(None, told)), learned=learned)
 
     async def _prune(self, taken: str) -> str:
-        """What cannot be removed now is removed after another run; in words, why it was not."""
+        """Prune; what cannot be removed now is removed after another run. Returns why, in words."""
         try:
             gone = await self._tools.work.prune(self._record, taken)
         except Exception as exc:  # noqa: BLE001 - the checkpoint is there, whatever it is
             error = as_error(self._record.name, exc)
             text = f"what is not to be kept, or its space, is still there: {error}"
             self._tell("not-pruned", text)
-            return "" if isinstance(error, BusyError) else text  # another one's gc is no trouble
+            return "" if isinstance(error, BusyError) else text  # another gc is no problem
         if gone.clocks:
             self._tell("note", gone.clocks)
         if gone.names:
@@ -256,7 +258,7 @@ class _Running:
         return ""
 
     async def _check(self) -> str:
-        """Read a part of each store: what is damaged or was not checked, in words.
+        """Read a part of each store; returns what is damaged or was not checked, in words.
 
         The run is done all the same.
         """
@@ -306,7 +308,7 @@ class _Running:
         )  # fmt: skip
         changes |= {"state": ended(self._record.state), "making": None}
         if outcome in (DONE, SKIPPED):
-            # Of one that is done: damage of a store, for people to see.
+            # For a completed run: damage of a store, shown to people.
             changes |= {"failures": 0, "why": why if outcome == DONE else ""}
         if outcome == DONE:
             changes |= {"done_total": self._record.done_total + 1, "last_done_s": now.wall_s}
@@ -356,7 +358,7 @@ def _id(record: ScheduleRecord, number: int) -> str:
 
 
 def as_error(schedule: str, exc: Exception) -> VmckptError:
-    """What stands in a schedule's way, as an error of ours."""
+    """A schedule's problem as a VmckptError."""
     if isinstance(exc, VmckptError):
         return exc
     if isinstance(exc, OSError):

@@ -25,19 +25,19 @@ from vmckpt.sequence.steps import finish
 from vmckpt.units import format_duration
 from vmckpt.vm.lifecycle import owner
 
-# Files are read so often: a schedule that is added, and a clock that was set, are noticed by then.
+# How often files are read, to notice new schedules and clock changes.
 LOOK_S, _LEAST_S = 2.0, 0.01
-# VMs whose failures are counted are looked at so often, and what was seen written down so often.
+# How often VMs with counted failures are sampled, and the samples written.
 OBSERVE_S, NOTE_S = 15.0, 600.0
-# So many runs at a time, each on a VM of its own. One that is under way for so long, whose host or
-# store does not get on, keeps no other from its turn.
+# Concurrent runs, each for a different VM. A run that lasts longer than the second value, because
+# its host or store hangs, no longer delays others.
 PARALLEL, TURN_S = 4, 3600.0
-# An interrupted run may be found done, and the next one be due then.
+# An interrupted run may turn out to be done, with the next one due.
 _MOST_ROUNDS = 3
 
 
 async def run_due(names: Sequence[str], tools: SchedulerTools) -> list[RunResult]:
-    """Run all that is due of these schedules, of all without names; returns when that is done.
+    """Run all due runs of these schedules (all without names), and return at the end.
 
     While a run is late (see TURN_S), the other schedules are served as by `serve`. Raises BusyError
     if another scheduler is running, NotFoundError.
@@ -82,7 +82,7 @@ async def _only_one(action: str) -> AsyncIterator[None]:
 
 
 async def _observe(name: str, tools: SchedulerTools) -> None:
-    """Look at the VM of a schedule by `auto`, and write down what is new."""
+    """Sample the VM of an `auto` schedule, and record changes."""
     async with local_host().lock(lock_path(name), owner("schedule")):
         record = load(name)
         if record.request.when is not When.AUTO:
@@ -120,7 +120,7 @@ class _Serving:
         self._results: list[RunResult] | None = None
 
     async def for_ever(self) -> None:
-        """Until it is cancelled."""
+        """Serve until cancelled."""
         while True:
             now = self._tools.clock()
             until_s = self._look_after_all(now)
@@ -128,7 +128,7 @@ class _Serving:
             self._forget_ended()
 
     async def until_nothing_is_due(self) -> list[RunResult]:
-        """Until no run is active and none is to begin; their results, and unreadable files."""
+        """Serve until no run is active or due; returns the results, and unreadable files."""
         results: list[RunResult] = []
         self._results = results
         while True:
@@ -145,14 +145,14 @@ class _Serving:
             self._forget_ended()
 
     async def end(self) -> None:
-        """Cut off what is under way; returns when it has ended."""
+        """Cancel running work; returns when it has ended."""
         for one in self._tasks.values():
             one.task.cancel()
         if self._tasks:
             await asyncio.wait([one.task for one in self._tasks.values()])
 
     def _look_after_all(self, now: ClockReading) -> float:
-        """Begin what is due; when to look again at the latest, by the wall clock."""
+        """Begin due runs; returns when to check again at the latest, by the wall clock."""
         known = load_all()
         for exc in () if self._names else known.damaged:
             self._tell_once("-", "-", exc)
@@ -181,7 +181,7 @@ class _Serving:
         return any(_is_late(one, now) for one in self._tasks.values())
 
     def _note(self, result: RunResult) -> None:
-        """Of a problem that lasts, one result."""
+        """Record a result; a lasting problem counts once."""
         if self._results is None or (result.outcome is None and result.error is None):
             return
         known = {(one.schedule, str(one.error)) for one in self._results if one.error}
@@ -189,7 +189,7 @@ class _Serving:
             self._results.append(result)
 
     def _look_after(self, record: ScheduleRecord, now: ClockReading) -> float:
-        """Begin what is due; when the schedule is to be looked at again, by the wall clock."""
+        """Begin a due run; returns when to check the schedule again, by the wall clock."""
         try:
             move = decide(record.timing, record.state, now).move
         except UsageError as exc:
@@ -217,7 +217,7 @@ class _Serving:
         if record.request.when is not When.AUTO:
             return False
         last = self._observed.get(record.name)
-        # A silent host takes longer to look at than it is until the next time.
+        # Sampling a silent host takes longer than the interval.
         if last is not None and (self._is_ending(now) or now.since(last) < OBSERVE_S):
             return False
         self._observed[record.name] = now

@@ -1,4 +1,4 @@
-"""How schedules are, for lists and monitors."""
+"""The status of schedules, for lists and monitoring."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from vmckpt.units import format_duration
 
 
 def status(record: ScheduleRecord, now: ClockReading) -> dict[str, Any]:
-    """All of it, JSON. `next_unix_s` of a schedule that is due is now; None: it never is."""
+    """The full status as JSON. `next_unix_s` of a due schedule is now; None: never."""
     why = record.why
     try:
         next_s = next(upcoming(record.timing, record.state, now), None)
@@ -47,20 +47,20 @@ def status(record: ScheduleRecord, now: ClockReading) -> dict[str, Any]:
 
 
 class Now(NamedTuple):
-    """Every schedule that is known here, and which files cannot be read."""
+    """Every known schedule, and the unreadable files."""
 
     statuses: list[dict[str, Any]]
     damaged: list[StorageError]
 
 
 def all_now() -> Now:
-    """How all of them are at this moment."""
+    """The present status of all."""
     now, known = clock(), load_all()
     return Now([status(record, now) for record in known.records.values()], known.damaged)
 
 
 def next_by_vm(all_of_them: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each VM the schedule, as `status` has it, whose run comes first."""
+    """For each VM the schedule, in the format of `status`, with the earliest run."""
     found: dict[str, dict[str, Any]] = {}
     for one in all_of_them:
         before = found.get(one["vm"])

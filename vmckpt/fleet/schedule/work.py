@@ -1,4 +1,4 @@
-"""What a schedule does to VMs and stores."""
+"""The operations of schedules on real VMs and stores."""
 
 import time
 from collections.abc import Callable
@@ -35,13 +35,15 @@ from vmckpt.vm.ended import ran_to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import lock_path
 
-# Tags of a schedule's checkpoints: its name, when the run was due, and whose schedule it is (the
-# machine that has it): two operators' schedules may have one name and one store.
+# Tags of a schedule's checkpoints: its name, when the run was due, and the machine that has the
+# schedule: two operators' schedules may share a name and a store.
 TAG, DUE, BY = "schedule", "due", "scheduler"
 
 
 class Checkpoints:
-    """`ScheduleActions` on real VMs; `tell` hears what was ended because its process was killed."""
+    """`ScheduleActions` on real VMs; `tell` receives what was ended because its process was
+    killed.
+    """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -53,7 +55,7 @@ class Checkpoints:
             return None
         try:
             host, place = find_host(making.host), parse_place(making.place)
-        except NotFoundError:  # the inventory has it no more: what is there is out of reach
+        except NotFoundError:  # it left the inventory: what is there is out of reach
             return None
         # In this order: a process that has released the lock has committed, or never will.
         holder = await host.lock_owner(lock_path(host.state_dir, record.vm))
@@ -93,7 +95,7 @@ class Checkpoints:
         try:
             await create(vm, asked.store, wish, lambda _: None, key_of(record))
         except VmckptError:
-            # Whatever was said: when it is there all is well.
+            # Whatever the error: if the checkpoint exists, all is well.
             with suppress(VmckptError):
                 found = await self.find(replace(record, making=_begun(making, place, vm)))
                 if found is not None:
@@ -142,7 +144,7 @@ class Checkpoints:
                 places |= {place.label: place for place in one.places}
         gone, clocks = list[CatalogueEntry](), ""
         if taken in entries:
-            # Those of another VM of that name are another's: two sites may share a store.
+            # Leave out those of another VM of that name: two sites may share a store.
             every = list(entries.values())
             whose = owners(one.manifest for one in every)
             me = await _this_scheduler()
@@ -164,7 +166,7 @@ class Checkpoints:
         return Gone([one.name for one in gone], clocks)
 
     async def check(self, record: ScheduleRecord) -> Checked:
-        """A part that could not be read comes next again: none is left out."""
+        """If a part could not be read, it is read next time: none is left out."""
         percent, parts = record.request.check_percent, dict(record.checked)
         damaged, silent = list[str](), list[str]()
         if percent is None:
@@ -209,18 +211,18 @@ def _begun(making: PendingCheckpoint, place: StoreLocation, vm: Vm) -> PendingCh
 
 
 async def _this_scheduler() -> str:
-    """This machine, for a tag: the first part of its identity, for which a table has room."""
+    """This machine, for a tag: the first part of its identity, to fit a table."""
     return (await host_identity(local_host())).partition("-")[0]
 
 
 def _is_by(scheduler: str, entry: CatalogueEntry) -> bool:
-    """Earlier versions did not say whose a checkpoint is: it counts for every schedule so named."""
+    """Earlier versions had no such tag: their checkpoints count for every schedule of that name."""
     tags = entry.facts.tags if entry.facts else {}
     return tags.get(BY, scheduler) == scheduler
 
 
 def key_of(record: ScheduleRecord) -> KeySource | None:
-    """Where the key of the schedule's stores is had, if it names one."""
+    """The source of the key for the schedule's stores, if any."""
     asked = record.request
     if asked.key_file is not None:
         return KeySource(KeyHolder.FILE, asked.key_file)

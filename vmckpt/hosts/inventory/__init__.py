@@ -1,1 +1,1 @@
-"""The inventory: which hosts there are, and their entries."""
+"""The inventory: the hosts and their entries."""

@@ -1,4 +1,4 @@
-"""The mark of a host that is drained, or is being so: on the host, for every operator to see."""
+"""The mark of a drained host, or one being drained: on the host, visible to every operator."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from vmckpt.hosts.host import Host
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """`run`: the drain that left it."""
+    """`run`: the drain that set it."""
 
     run: str | None = None
 
@@ -25,30 +25,30 @@ def _mark(host: Host) -> Path:
 
 
 async def close(host: Host, facts: Mapping[str, Any]) -> None:
-    """Mark it. Raises HostDownError, StorageError."""
+    """Mark the host. Raises HostDownError, StorageError."""
     await host.make_dir(host.state_dir)
     await host.write_text(_mark(host), json.dumps(facts))
 
 
 async def reopen(host: Host, of_run: str | None = None) -> None:
-    """Take the mark away; with `of_run` only that drain's: another operator may drain it too.
+    """Remove the mark; with `of_run` only that drain's, since another operator may drain it too.
 
     Raises HostDownError, StorageError.
     """
     if of_run is not None:
-        with suppress(MalformedError):  # one that cannot be read goes
+        with suppress(MalformedError):  # an unreadable mark is removed
             if convert(_Mark, parse(await host.read_text(_mark(host)) or "")).run != of_run:
                 return
     await host.remove(_mark(host))
 
 
 async def is_closed(host: Host) -> bool:
-    """Whether nothing is to be put there. Raises HostDownError."""
+    """Whether the host accepts no VMs. Raises HostDownError."""
     return await host.exists(_mark(host))
 
 
 async def require_open(host: Host) -> None:
-    """Raises RefusedError when the host is marked, HostDownError."""
+    """Raises RefusedError if the host is marked, HostDownError."""
     if await is_closed(host):
         raise RefusedError(
             f"{host.name} is drained",

@@ -1,4 +1,4 @@
-"""Inventory entries as JSON: what describes a host, both ways."""
+"""Convert inventory entries from and to JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LOCAL, SSH = "local", "ssh"
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """How a host is reached over SSH, as its file has it."""
+    """How to reach a host over SSH, as in its file."""
 
     address: str
     ssh_config: Path | None = None
@@ -26,7 +26,7 @@ class _Reached:
 
 def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
     """The entry of a host. Raises ValueError on a malformed one, UsageError on its address."""
-    # A person may have written it: what is empty is not there.
+    # A person may have written it: an empty value counts as missing.
     given = {key: value for key, value in data.items() if value != ""} | {"name": name}
     match given.pop("kind", LOCAL):
         case "local":
@@ -48,7 +48,7 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
 
 
 def entry_to_json(entry: "LocalHost | SshEntry") -> dict[str, Any]:
-    """For its file, which has the name; `parse_entry` is the inverse."""
+    """The file's content, without the name; `parse_entry` is the inverse."""
     fields = builtins(HostEntry(**entry_fields(entry)))
     del fields["name"]
     if isinstance(entry, LocalHost):

@@ -1,7 +1,7 @@
-"""Which host it is, whatever an operator calls it: a UUID in STATE/host-id, made when first needed.
+"""A host's identity, independent of operators' names: a UUID in STATE/host-id.
 
-Operators have an inventory each: one's `local` is another's `h1`. What is written down for others
-names a host by this.
+It is created when first needed. Each operator has an inventory: one's `local` is another's `h1`.
+Records for others name a host by this UUID.
 """
 
 import uuid
@@ -12,14 +12,14 @@ from vmckpt.hosts.host import Host
 
 
 async def host_identity(host: Host) -> str:
-    """The host's, made if it has none. Raises HostDownError, StorageError."""
+    """The host's identity, created if it has none. Raises HostDownError, StorageError."""
     if found := await read_host_identity(host):
         return found
     await host.make_dir(host.state_dir)
     part = host.state_dir / f".host-id.{uuid.uuid4()}"
     await host.write_text(part, f"{uuid.uuid4()}\n")
     try:
-        # Of two operators' at once the first one's stays.
+        # If two operators do this at once, the first one wins.
         done = await host.run(["ln", "-T", "--", str(part), str(identity_path(host))])
     finally:
         await host.remove(part)
@@ -33,11 +33,11 @@ async def host_identity(host: Host) -> str:
 
 
 async def read_host_identity(host: Host) -> str | None:
-    """The host's; None: it has none yet. Raises HostDownError."""
+    """The host's identity; None: it has none yet. Raises HostDownError."""
     text = await host.read_text(identity_path(host))
     return text.strip() if text and text.strip() else None
 
 
 def identity_path(host: Host) -> Path:
-    """The file that has it."""
+    """The file that contains it."""
     return host.state_dir / "host-id"

@@ -1,4 +1,4 @@
-"""Which hosts there are: one JSON file each under STATE/hosts, and always `local`, this machine."""
+"""The hosts: one JSON file each under STATE/hosts, and always `local`, this machine."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 def state_dir() -> Path:
     """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others.
 
-    Raises RefusedError when another user may put anything there, UsageError when it is nowhere.
+    Raises RefusedError if another user may write there, UsageError if it is undefined.
     """
     if given := os.environ.get("VMCKPT_STATE_DIR"):
         path = Path(given).absolute()
@@ -54,17 +54,17 @@ def _home() -> Path:
         ) from exc
 
 
-# State directories found to be this user's alone; one that is not there yet is looked at again.
+# State directories known to belong to this user alone; a missing one is checked again later.
 _own = set[Path]()
 
 
 def runs_dir() -> Path:
-    """Where the run records of this machine's commands stand."""
+    """The directory of run records of this machine's commands."""
     return state_dir() / "runs"
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself.
+    """Validate and return `name`.
 
     Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters.
     """
@@ -78,37 +78,37 @@ def check_name(name: str, what: str) -> str:
 
 
 def all_entries() -> "list[LocalHost | SshEntry]":
-    """What the inventory says of every host, `local` first, then by name.
+    """All inventory entries, `local` first, then by name.
 
     Raises UsageError on a malformed file.
     """
     entries = {}
-    for path in sorted((state_dir() / "hosts").glob("[!.]*.json")):  # no editor's own files
+    for path in sorted((state_dir() / "hosts").glob("[!.]*.json")):  # skip editors' own files
         try:
             entries[path.stem] = _read(path)
         except FileNotFoundError:
             if path.is_symlink():
                 raise
-            # That host was removed at this moment.
+            # Another process has just removed that host.
     return [entries.pop(LOCAL, local_host()), *entries.values()]
 
 
 def all_hosts() -> list[Host]:
-    """Every host, in the same order; none is connected to before it is asked.
+    """All hosts in the same order; connections are made on first use.
 
-    A host elsewhere is the same object each time: all that asks it shares one connection. Raises
+    A remote host is the same object each time, so that all users share one connection. Raises
     UsageError on a malformed inventory file.
     """
     return [host_of(entry) for entry in all_entries()]
 
 
 def find_host(name: str) -> Host:
-    """The host of that name. Raises NotFoundError, naming those there are."""
+    """The host of that name. Raises NotFoundError, which names the known hosts."""
     return host_of(find_entry(name))
 
 
 def find_entry(name: str) -> "LocalHost | SshEntry":
-    """What the inventory says of the host of that name. Raises NotFoundError, as `find_host`."""
+    """The inventory entry of that name. Raises as `find_host`."""
     entries = {entry.name: entry for entry in all_entries()}
     if name not in entries:
         raise NotFoundError(
@@ -125,7 +125,7 @@ def local_host() -> LocalHost:
 
 
 def require_new_name(name: str) -> None:
-    """Raises RefusedError when there is a host of that name, UsageError when it is no name."""
+    """Raises RefusedError if the name is in use, UsageError if it is not valid."""
     path = _entry_path(name)
     if name == LOCAL or path.exists():
         raise RefusedError(
@@ -136,20 +136,20 @@ def require_new_name(name: str) -> None:
 
 
 def add_host(entry: "SshEntry") -> None:
-    """Write a host into the inventory. Raises RefusedError, UsageError, StorageError."""
+    """Add an entry to the inventory. Raises RefusedError, UsageError, StorageError."""
     require_new_name(entry.name)
     change_host(entry)
 
 
 def change_host(entry: "LocalHost | SshEntry") -> None:
-    """Write what the inventory says of a host anew. Raises UsageError, StorageError."""
+    """Replace an inventory entry. Raises UsageError, StorageError."""
     text = json.dumps(entry_to_json(entry), indent=1)
     write_durably(_entry_path(entry.name), f"{text}\n")
 
 
 @contextmanager
 def describing(name: str) -> Iterator[None]:
-    """For a block that makes an entry of what was asked for. Raises UsageError: it cannot be."""
+    """For a block that builds an entry from options. Raises UsageError if they are not valid."""
     try:
         yield
     except ValueError as exc:
@@ -159,7 +159,9 @@ def describing(name: str) -> Iterator[None]:
 
 
 def remove_host(name: str) -> None:
-    """Forget a host; nothing on it is touched. Raises NotFoundError, RefusedError."""
+    """Remove a host from the inventory; the host itself is unchanged. NotFoundError,
+    RefusedError.
+    """
     path = _entry_path(name)
     if not path.exists():
         find_host(name)
@@ -177,7 +179,7 @@ async def close_connections() -> None:
 
 
 def reach(entry: "SshEntry") -> "RemoteHost":
-    """The host of an entry; nothing is connected before it is asked."""
+    """The host of an entry; the connection is made on first use."""
     from vmckpt.hosts.remote import host
 
     session = _session(entry.name, entry.address, entry.vmckpt, entry.state_dir)
@@ -185,7 +187,7 @@ def reach(entry: "SshEntry") -> "RemoteHost":
 
 
 async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Greeting":
-    """What a host says of itself that is to be added. Raises UsageError, HostDownError."""
+    """Contact a host that is to be added. Raises UsageError, HostDownError."""
     with describing(name):
         if state_dir is not None and not state_dir.is_absolute():
             raise ValueError(f"'{state_dir}' has to be an absolute path")
@@ -200,7 +202,7 @@ def _session(name: str, address: "Address", vmckpt: str, state_dir: Path | None)
     from vmckpt.hosts.remote import session
 
     async def open_wire() -> session.ServeConnection:
-        # What can speak SSH is imported when the first host is asked something.
+        # The SSH modules are imported when a host is first contacted.
         from vmckpt.hosts.ssh import wire
 
         return await wire.open_wire(name, address, vmckpt)
@@ -208,7 +210,7 @@ def _session(name: str, address: "Address", vmckpt: str, state_dir: Path | None)
     return session.Session(name, state_dir, open_wire)
 
 
-# By name, with the entry that it was made from.
+# By name, with the entry from which it was made.
 _elsewhere: "dict[str, tuple[SshEntry, RemoteHost]]" = {}
 
 
@@ -227,7 +229,7 @@ def _read(path: Path) -> "LocalHost | SshEntry":
 
 
 def host_of(entry: "LocalHost | SshEntry") -> Host:
-    """What asks the host that an entry describes, in the inventory or not."""
+    """The host that an entry describes, whether or not it is in the inventory."""
     if isinstance(entry, LocalHost):
         return entry
     made_from, host = _elsewhere.get(entry.name, (None, None))

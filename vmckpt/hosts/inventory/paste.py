@@ -1,4 +1,4 @@
-"""Lines for an operator's shell: what is done on a host, or to its inventory entry."""
+"""Shell lines to paste: what you do on a host, or to its inventory entry."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.entry import SshEntry
 
-# What a shell reads as more than one word each.
+# Characters that need no quoting in a shell word.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@% ")
 
 
@@ -19,7 +19,7 @@ class Paste:
     root: bool
 
     def there(self, command: str, *, asks: bool = False) -> str:
-        """A line of shell, as the user who is logged in there; `asks`: it may want a password."""
+        """A shell line as the user who logs in there; `asks`: it may ask for a password."""
         if isinstance(self.entry, SshEntry):
             return shlex.join([*_login(self.entry, terminal=asks), command])
         if self.entry.enter:
@@ -27,7 +27,7 @@ class Paste:
         return command
 
     def as_root(self, command: str) -> str:
-        """A line of shell, as root."""
+        """A shell line as root."""
         if self.root:
             return self.there(command)
         words = command if set(command) <= _PLAIN else f"sh -c {in_double_quotes(command)}"
@@ -39,7 +39,7 @@ class Paste:
 
 
 def in_double_quotes(text: str) -> str:
-    """One word for a shell without single quotes, which would be hard to read between others."""
+    """Quote one word with double quotes, which stay readable inside single quotes."""
     escaped = re.sub(r'(["\\$`])', r"\\\1", text)
     return f'"{escaped}"'
 

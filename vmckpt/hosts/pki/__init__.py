@@ -1,1 +1,1 @@
-"""The hosts' certificate authority and certificates."""
+"""The hosts' certificate authority (CA) and certificates."""

@@ -1,4 +1,4 @@
-"""The operator's certificate authority: makes itself once, and certificates for hosts.
+"""The operator's CA: it is created once, and issues certificates for hosts.
 
 Its key stays in STATE/pki/ca/ca-key.pem (0600, in a directory of mode 0700) and is read only here.
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 CA_DAYS = 3650
 HOST_DAYS = 365
-# Hosts whose clocks are behind by less than this accept a certificate at once.
+# A host whose clock is behind by less than this accepts a new certificate at once.
 _BACKDATED = datetime.timedelta(hours=1)
 
 
 def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
-    """A new authority that holds for `days`. Raises RefusedError when there is one already."""
+    """Create a CA that is valid for `days`. Raises RefusedError if there is one already."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -66,24 +66,24 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     pem = _signed(certificate, key)
     directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory.mkdir(exist_ok=True, mode=0o700)
-    # The key comes last: its presence says that the authority is whole.
+    # The key comes last: its presence shows that the CA is complete.
     write_durably(directory / "ca-cert.pem", pem)
     write_durably(directory / "ca-key.pem", _key_pem(key))
     return parse_certificate(pem)
 
 
 def has_authority(state_dir: Path) -> bool:
-    """Whether there is one."""
+    """Whether there is a CA."""
     return authority_key(state_dir).exists()
 
 
 def authority_key(state_dir: Path) -> Path:
-    """Where its key is, if there is one; that it is there says that the authority is whole."""
+    """The path of its key, whose presence shows that the CA is complete."""
     return _directory(state_dir) / "ca-key.pem"
 
 
 def read_authority(state_dir: Path) -> Certificate | None:
-    """The authority's own certificate, None when there is no authority. Raises UsageError."""
+    """The CA's own certificate, None if there is no CA. Raises UsageError."""
     directory = _directory(state_dir)
     if not has_authority(state_dir):
         return None
@@ -94,12 +94,11 @@ def read_authority(state_dir: Path) -> Certificate | None:
 
 
 async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identity:
-    """New keys and certificates for a host, in its pki directory, in place of any it has.
+    """Issue keys and certificates for a host in its pki directory, replacing any it has.
 
-    They name the host and its migration address, and hold for `days`, but no longer than the
-    authority. A QEMU that uses the old ones keeps them. Raises NotFoundError when there is no
-    authority, UsageError when its files are damaged, RefusedError when it has expired,
-    StorageError.
+    They name the host and its migration address, and are valid for `days`, but no longer than the
+    CA. A QEMU that uses the old ones keeps them. Raises NotFoundError (no CA), UsageError (its
+    files are damaged), RefusedError (it has expired), StorageError.
     """
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -162,7 +161,7 @@ def _host_certificate(
     except ValueError:
         if address != host.name:
             names.append(x509.DNSName(address))
-    # No key usage: QEMU before 10.1 asks for key encipherment, which an EC key must not claim.
+    # No key usage: QEMU before 10.1 requires key encipherment, which an EC key must not claim.
     return key, _signed(
         _builder(_name(host.name), ca.subject, key, days, until=ca.not_valid_after_utc)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

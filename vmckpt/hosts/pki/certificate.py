@@ -1,4 +1,4 @@
-"""What a certificate says. The one module that reads X.509; `cryptography` is imported on use."""
+"""Read certificates. The only module that parses X.509; `cryptography` is imported on use."""
 
 import time
 from contextlib import suppress
@@ -13,7 +13,7 @@ class Certificate:
     """One certificate. Times are Unix seconds; `fingerprint` is the SHA-256 of its DER, hex.
 
     `subject` is the distinguished name as QEMU's authorization objects compare it (RFC 4514);
-    `names` are the DNS names and IP addresses it holds for.
+    `names` are the DNS names and IP addresses for which it is valid.
     """
 
     subject: str
@@ -24,11 +24,11 @@ class Certificate:
     pem: str = field(repr=False)
 
     def days_left(self, now_unix_s: float) -> int:
-        """Whole days until it expires; negative when it has."""
+        """Whole days until it expires; negative if it has expired."""
         return int((self.not_after_unix_s - now_unix_s) // DAY_S)
 
     def fault(self, now_unix_s: float) -> str | None:
-        """Why it does not hold now, None when it does."""
+        """Why it is not valid now, None if it is."""
         if now_unix_s >= self.not_after_unix_s:
             return f"it expired on {time.strftime('%Y-%m-%d', time.gmtime(self.not_after_unix_s))}"
         if now_unix_s < self.not_before_unix_s:
@@ -46,7 +46,7 @@ def parse_certificate(pem: str) -> Certificate:
         return _parsed(pem)
     except ValueError:
         raise
-    except Exception as exc:  # of `cryptography`, whose errors have no class in common
+    except Exception as exc:  # `cryptography` has no common error class
         raise ValueError(f"not a valid certificate: {exc}") from exc
 
 
@@ -56,7 +56,7 @@ def _parsed(pem: str) -> Certificate:
 
     found = x509.load_pem_x509_certificate(pem.encode())
     names: set[str] = set()
-    with suppress(x509.ExtensionNotFound):  # an authority names no host
+    with suppress(x509.ExtensionNotFound):  # a CA names no host
         alternatives = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names |= {canonical(name) for name in alternatives.get_values_for_type(x509.DNSName)}
         names |= {str(address) for address in alternatives.get_values_for_type(x509.IPAddress)}
@@ -71,7 +71,7 @@ def _parsed(pem: str) -> Certificate:
 
 
 def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
-    """Whether the authority's key signed the certificate."""
+    """Whether the CA's key signed the certificate."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
@@ -85,7 +85,7 @@ def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
 
 
 def canonical(name: str) -> str:
-    """An IP address in its one spelling, a DNS name in lower case."""
+    """An IP address in canonical form, a DNS name in lower case."""
     try:
         return str(ip_address(name))
     except ValueError:

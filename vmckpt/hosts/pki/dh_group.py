@@ -1,6 +1,6 @@
-"""A Diffie-Hellman group for QEMU's server side, so that it makes none: that stops it up to 1.2 s.
+"""A Diffie-Hellman group for QEMU's server, which would otherwise block up to 1.2 s to make one.
 
-ffdhe3072 of RFC 7919, appendix A.2. Hardly ever used: both ends prefer elliptic curves.
+ffdhe3072 of RFC 7919, appendix A.2. Rarely used: both ends prefer elliptic curves.
 """
 
 DH_PARAMS_FILE = "dh-params.pem"

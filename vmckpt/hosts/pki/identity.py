@@ -1,4 +1,4 @@
-"""What a host can prove itself with, and why a pair of hosts cannot trust one another."""
+"""A host's credentials, and the obstacles to trust between two hosts."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vmckpt.hosts.pki.certificate import Certificate
 
 FILES = ("ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem")
-# What libvirt's client wants, by its own names.
+# The names that libvirt's client requires.
 LIBVIRT_FILES = {
     "cacert.pem": "ca-cert.pem",
     "clientcert.pem": "client-cert.pem",
@@ -20,7 +20,7 @@ LIBVIRT_FILES = {
 
 
 class Identity(NamedTuple):
-    """A host's certificates: `authority` is the one it trusts, itself its `server` and `client`."""
+    """A host's certificates: the `authority` that it trusts, and its own `server` and `client`."""
 
     authority: "Certificate"
     server: "Certificate"
@@ -35,7 +35,7 @@ class TlsObstacle(NamedTuple):
 
 
 def pki_dir(host: Host) -> Path:
-    """The directory that QEMU's tls-creds-x509 takes on this host."""
+    """The directory for QEMU's tls-creds-x509 on this host."""
     return host.state_dir / "pki"
 
 
@@ -45,9 +45,9 @@ def libvirt_dir(host: Host) -> Path:
 
 
 async def read_identity(host: Host, directory: Path | None = None) -> Identity | None:
-    """The host's certificates, in `pki_dir` or another directory; None when it has none at all.
+    """The host's certificates, in `pki_dir` or another directory; None if it has none at all.
 
-    Raises UsageError when some of the files are missing or damaged.
+    Raises UsageError if some of the files are missing or damaged.
     """
     directory = directory or pki_dir(host)
     found = await asyncio.gather(*(host.exists(directory / name) for name in FILES))
@@ -72,9 +72,9 @@ def obstacles(
     now_unix_s: float,
     name: str | None = None,
 ) -> list[TlsObstacle]:
-    """Every reason why `source` cannot connect to `target` with TLS, both proving themselves.
+    """Every reason why `source` cannot connect to `target` with mutual TLS.
 
-    The target's certificate is for `name`, or None: for its address.
+    The destination's certificate must be for `name`; None: for its address.
     """
     from vmckpt.hosts.pki.certificate import is_issued_by
 

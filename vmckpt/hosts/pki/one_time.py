@@ -1,4 +1,4 @@
-"""A key and certificate for one connection, known by fingerprint: no authority vouches for it."""
+"""A key and certificate for one connection, identified by fingerprint, without a CA."""
 
 import datetime
 from hashlib import sha256
@@ -16,7 +16,9 @@ class OneTime(NamedTuple):
 
 
 def make_one_time() -> OneTime:
-    """A new one, valid for a month either way: clocks differ, and the fingerprint decides."""
+    """A new one, valid for a month before and after now: clocks differ, and only the fingerprint
+    counts.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""A child process to its end, within bounds: what it prints may be a guest's or a host's words."""
+"""Run a child process to its end, within limits: a guest or a host may control its output."""
 
 import asyncio
 import os
@@ -13,17 +13,17 @@ _PIECE_BYTES = 64 << 10
 
 
 class TooMuchSaidError(Exception):
-    """It printed more than MOST_SAID_BYTES, and was ended."""
+    """It printed more than MOST_SAID_BYTES, and was killed."""
 
     def __init__(self) -> None:
         super().__init__(f"it printed more than {format_size(MOST_SAID_BYTES)}, and was ended")
 
 
 async def end_of(child: asyncio.subprocess.Process, timeout_s: float) -> tuple[bytes, bytes]:
-    """What a child with a session of its own has printed, on both streams, when it has ended.
+    """The output of a child with its own session, on both streams, after its end.
 
-    Raises TimeoutError, TooMuchSaidError: its session is killed, as when this is cancelled. What
-    left the session may hold the child's output open, and is not waited for after that.
+    Raises TimeoutError, TooMuchSaidError: its session is killed, as on cancellation. A process that
+    left the session may keep the child's output open, and is not waited for after that.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -44,13 +44,13 @@ async def end_of(child: asyncio.subprocess.Process, timeout_s: float) -> tuple[b
 
 
 def end_session(child: asyncio.subprocess.Process) -> None:
-    """SIGKILL to all of the session that a child leads."""
+    """SIGKILL to all processes of the session that a child leads."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 async def _said(child: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
-    """All that it prints, or so much that it is too much; then its session is ended."""
+    """All of its output, up to the limit; beyond it the session is killed."""
     said = bytearray()
     while stream and (piece := await stream.read(_PIECE_BYTES)):
         if len(said) <= MOST_SAID_BYTES:

@@ -13,7 +13,7 @@ from pathlib import Path
 from vmckpt.hosts.processes.process import APPENDED, wait_for_end
 from vmckpt.state.durable import NEW_FILE
 
-# In the environment of a command that acts at its starter's death: the starter's pid.
+# In the environment of a command that acts when its starter dies: the starter's pid.
 STARTER = "VMCKPT_STARTER"
 # The kernel takes 0.3 s per GiB to free a dead process's memory.
 _WAIT_S = 60.0
@@ -21,11 +21,11 @@ _WAIT_S = 60.0
 
 @contextmanager
 def armed(command: Sequence[str], log: Path) -> Iterator[None]:
-    """Have `command` run, its output in the new file `log`, if this process dies within the block.
+    """If this process dies within the block, run `command`, with output to the new file `log`.
 
-    xargs reads a pipe to its end before it runs the command, once, since it was given nothing
-    there. However this process ends, the kernel closes the pipe's only other end. It closes files
-    one by one, so the command first waits (`outlive_starter`) until this process holds no lock.
+    xargs reads a pipe to its end before it runs the command, once, since it received nothing there.
+    However this process ends, the kernel closes the pipe's only other end. It closes files one by
+    one, so the command first waits (`outlive_starter`) until this process holds no lock.
     """
     with os.fdopen(os.open(log, NEW_FILE, 0o600), "wb") as output:
         watcher = subprocess.Popen(
@@ -47,28 +47,28 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
 
 
 def outlive_starter() -> None:
-    """In what may be a command that acts at its starter's death: wait until that is complete.
+    """In a command that may act on its starter's death: wait until the starter has fully ended.
 
-    For at most 60 s: then what it finds locked is refused, as to every other command.
+    For at most 60 s: then a lock that is still held refuses this command like any other.
     """
     if (pid := os.environ.pop(STARTER, "")).isdecimal():
         wait_for_end(int(pid), _WAIT_S)
 
 
 class Attendant:
-    """A program beside this one. Called with a line it tells it that, and never waits.
+    """A program beside this one. Calling it with a line sends that line, without waiting.
 
-    One that answers every line with a byte is found out when it is frozen: `answer_s` says within
-    what. Raises OSError when it has ended, does not read, or has left a line unanswered so long.
+    One that answers every line with a byte is detected when it hangs: `answer_s` is the limit.
+    Raises OSError if it has ended, does not read, or has left a line unanswered for that long.
     """
 
     def __init__(self, ear: socket.socket, answer_s: float | None) -> None:
         self._ear, self._answer_s = ear, answer_s
-        # When each line was sent that has no answer yet.
+        # The send times of unanswered lines.
         self._unanswered: deque[float] = deque()
 
     def __call__(self, line: str) -> None:
-        """Tell it a line."""
+        """Send it a line."""
         if self._answer_s is not None:
             self._take_answers()
             now_s = time.monotonic()

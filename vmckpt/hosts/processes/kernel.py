@@ -1,4 +1,4 @@
-"""What this machine's kernel offers, found by asking it, not by its version."""
+"""Detect the features of this machine's kernel by trying them, not by its version."""
 
 import errno
 import fcntl
@@ -15,11 +15,11 @@ _SOFT_DIRTY_BIT = 55  # of an entry of a pagemap
 
 
 class PageTracking(StrEnum):
-    """How the pages are found that a process has written.
+    """How to find the pages that a process has written.
 
-    PROTECTION: the kernel has PAGEMAP_SCAN (Linux 6.7). SOFT_DIRTY: older ones mark them, where
-    CONFIG_MEM_SOFT_DIRTY is set and nothing of memory is swapped out, which would lose the marks.
-    COMPARISON: neither, so that all of it is read.
+    PROTECTION: the kernel has PAGEMAP_SCAN (Linux 6.7). SOFT_DIRTY: older kernels mark pages, if
+    CONFIG_MEM_SOFT_DIRTY is set and no memory is swapped out, which would lose the marks.
+    COMPARISON: neither, so all memory is read.
     """
 
     PROTECTION = "page protection"
@@ -28,7 +28,7 @@ class PageTracking(StrEnum):
 
 
 def page_tracking() -> PageTracking:
-    """The best of them that there is."""
+    """The best method available."""
     if _scans_pagemaps():
         return PageTracking.PROTECTION
     if _marks_soft_dirty() and not _swaps():
@@ -37,7 +37,7 @@ def page_tracking() -> PageTracking:
 
 
 def _scans_pagemaps() -> bool:
-    # Of an empty range: a kernel that knows the call finds nothing in it.
+    # An empty range: a kernel that knows the call finds nothing in it.
     argument = struct.pack("@Q", _PM_SCAN_ARG_BYTES).ljust(_PM_SCAN_ARG_BYTES, b"\0")
     fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -50,15 +50,15 @@ def _scans_pagemaps() -> bool:
 
 
 def _marks_soft_dirty() -> bool:
-    import ctypes  # milliseconds that only older kernels cost
+    import ctypes  # some milliseconds, on older kernels only
     import mmap
 
-    # A page that was just written is marked, if pages ever are.
+    # A page that was just written is marked, if the kernel marks pages at all.
     with mmap.mmap(-1, _PAGE_BYTES) as page:
         page[0] = 1
         first = ctypes.c_char.from_buffer(page)
         at = ctypes.addressof(first) // _PAGE_BYTES * _ENTRY_BYTES
-        del first  # or the page could not be unmapped
+        del first  # otherwise the page could not be unmapped
         fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             (entry,) = struct.unpack("@Q", os.pread(fd, _ENTRY_BYTES, at))
@@ -68,6 +68,6 @@ def _marks_soft_dirty() -> bool:
 
 
 def _swaps() -> bool:
-    # One line of headings, and one for each area. A kernel without swap has no such file.
+    # A header, and one line per swap area. A kernel without swap has no such file.
     path = Path("/proc/swaps")
     return path.exists() and len(path.read_text().splitlines()) > 1

@@ -1,4 +1,4 @@
-"""How much memory new processes can take: what the kernel has, and what the cgroup may have."""
+"""The memory that new processes can use: the kernel's estimate, within cgroup limits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def available_bytes(host: str) -> int:
 
 
 def _left_in(root: Path) -> list[int]:
-    """What is left below each limit that there is; always one, which is no limit."""
+    """The rest below each existing limit; always one value, which is no limit."""
     found = [1 << 62]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -34,7 +34,7 @@ def _left_in(root: Path) -> list[int]:
 
 
 def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
-    """Of one group and those above it. What can be dropped at once does not count as used."""
+    """For one group and its ancestors. Reclaimable memory does not count as used."""
     here = root / path.lstrip("/")
     for group in (here, *here.parents):
         if not group.is_relative_to(root):

@@ -1,16 +1,15 @@
-"""Commands that root runs as another user: a VM's own, which may be a guest's that has broken out.
+"""Run commands as another user: a VM's own, possibly controlled by a compromised guest.
 
-Of root's such a process has no more than any other user of the host: neither the environment, nor
-the working directory, which may lie behind a directory that is closed to others, nor the keys of
-root's session (keyrings(7)), which a change of user leaves to it.
+Such a process gets no more of root than any other user of the host: not the environment, not the
+working directory, which may be inside a directory closed to others, and not the keys of root's
+session (keyrings(7)), which a change of user would leave accessible.
 """
 
 import errno
 import os
 from collections.abc import Iterable, Sequence
 
-# What of root's environment is left: how programs are found and speak, and what a lab knows its own
-# by.
+# The part of root's environment that is kept: program search path, locale, and a lab's variables.
 _KEPT = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "QEMU_MODULE_DIR", "VMCKPT_LAB"),
@@ -22,7 +21,9 @@ _NR_KEYCTL, _JOIN_SESSION_KEYRING = 250, 1
 
 
 def become(uid: int, groups: Iterable[int], argv: Iterable[str]) -> list[str]:
-    """What root runs so that `argv` runs as a user, for good; it keeps its pid. Pure."""
+    """The command by which root permanently becomes a user and runs `argv`, with the same pid.
+    Pure.
+    """
     return [
         *_BECOME,
         f"--reuid={uid}",
@@ -36,16 +37,16 @@ def become(uid: int, groups: Iterable[int], argv: Iterable[str]) -> list[str]:
 
 
 def leave_session(argv: Sequence[str]) -> None:
-    """If `argv` is to run as another user, this thread has new, empty keys from here on.
+    """If `argv` is to run as another user, give this thread a new, empty session keyring.
 
-    What it starts has the same. Raises OSError.
+    Its child processes inherit it. Raises OSError.
     """
     if tuple(argv[: len(_BECOME)]) != _BECOME:
         return
-    import ctypes  # milliseconds that other commands need not wait for
+    import ctypes  # milliseconds that other commands can save
 
     libc = ctypes.CDLL(None, use_errno=True)
     left = libc.syscall(_NR_KEYCTL, _JOIN_SESSION_KEYRING, None) >= 0
-    # Where a container forbids the call to all, no process can read a key.
+    # If a container forbids the call to all, no process can read a key.
     if not left and (number := ctypes.get_errno()) not in (errno.ENOSYS, errno.EPERM):
         raise OSError(number, f"keyctl: {os.strerror(number)}")

@@ -17,11 +17,11 @@ from vmckpt.state.documents import Schema
 
 KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.001
-# Of /proc/PID/stat: the thread has left user code for good (include/linux/sched.h).
+# In /proc/PID/stat: the thread has left user code permanently (include/linux/sched.h).
 _PF_EXITING = 0x4
-# More of a command line than execve(2) takes, and what most are shorter than.
+# More than execve(2) accepts as a command line, and more than most are.
 _MOST_BYTES, _PIECE_BYTES = 8 << 20, 256 << 10
-# Never through a link that another user made.
+# Never through another user's symbolic link.
 APPENDED = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,12 +33,12 @@ class ProcessId:
     start_ticks: int
 
 
-# process.json of a job or a service: which process does it.
+# process.json of a job or a service: its process.
 PROCESS = Schema(ProcessId, "see that the process has ended, and remove the file")
 
 
 def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
-    """Start a process in a session of its own, its output appended to a file (mode 0600).
+    """Start a process in its own session, with output appended to a file (mode 0600).
 
     It inherits no other descriptor, which could hold a lock. It is reaped if it ends while this
     process lives. Raises OSError.
@@ -67,10 +67,10 @@ def _inheritable() -> list[int]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None when there is none or nothing of it runs any more.
+    """The process that has `pid` now; None if there is none, or none of its threads runs any more.
 
-    Only the kernel's word counts as "there is none" (ENOENT, ESRCH). Raises OutcomeUnknownError
-    when /proc cannot be read (no free descriptor, no memory): the process may well run.
+    Only ENOENT and ESRCH from the kernel mean "none". Raises OutcomeUnknownError if /proc cannot be
+    read (no free descriptor, no memory): the process may well run.
     """
     try:
         stat = read_text(Path(f"/proc/{pid}/stat"))
@@ -83,7 +83,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
-    """The error for a process of which the kernel does not say whether it runs."""
+    """The error for a process whose state the kernel does not report."""
     return OutcomeUnknownError(
         f"cannot tell whether process {pid} runs",
         why=f"the kernel does not answer: {exc.strerror or exc}",
@@ -92,9 +92,9 @@ def unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
 
 
 def from_stat(pid: int, stat: str) -> ProcessId | None:
-    """The process that has `pid`, by its /proc/PID/stat; None when it is a zombie or none.
+    """The process with `pid`, by its /proc/PID/stat; None if it is a zombie or there is none.
 
-    One whose first thread alone has ended looks like a zombie, and its others run on.
+    A process of which only the first thread has ended looks like a zombie, but other threads run.
     """
     fields = _fields(stat)
     if not fields or (fields[0] in "ZX" and int(fields[17]) <= 1):
@@ -128,7 +128,7 @@ def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool
     """SIGKILL exactly this process and wait until none of its threads runs any more.
 
     Unlike after `kill`, the kernel may still be closing its files and freeing its memory, which
-    takes 0.3 s per GiB. False when a thread still runs after `wait_s`.
+    takes 0.3 s per GiB. False if a thread still runs after `wait_s`.
     """
     deadline = time.monotonic() + wait_s
     with _signalled(process, signal.SIGKILL) as pidfd:
@@ -139,9 +139,9 @@ def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool
 
 
 def wait_for_end(pid: int, wait_s: float) -> bool:
-    """Wait until a process has wholly ended: all its files are closed, and its locks free.
+    """Wait until a process has completely ended: all files closed, and all locks free.
 
-    False when it has not after `wait_s`. Raises OutcomeUnknownError as `kill` does.
+    False if it has not after `wait_s`. Raises OutcomeUnknownError as `kill` does.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -157,10 +157,10 @@ def wait_for_end(pid: int, wait_s: float) -> bool:
 
 @contextmanager
 def _signalled(process: ProcessId, signal_number: int) -> Iterator[int | None]:
-    """The pidfd of a process that was sent a signal; None when there is no such process any more.
+    """The pidfd of a process that was sent a signal; None if there is no such process any more.
 
     Safe against pid reuse: the signal goes through a pidfd opened before the identity is checked.
-    Raises OutcomeUnknownError when no pidfd can be had: nothing was sent.
+    Raises OutcomeUnknownError if there is no pidfd to be had: nothing was sent.
     """
     try:
         pidfd = os.pidfd_open(process.pid)
@@ -187,11 +187,11 @@ def _ended(pidfd: int, wait_s: float) -> bool:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether every thread of a process has left user code for good, or there is none.
+    """Whether every thread of a process has left user code permanently, or there is none.
 
-    The kernel may still be freeing its memory then, and has its files open until that is done.
+    The kernel may still be freeing its memory then, and keeps its files open until that is done.
 
-    False as well when that cannot be read: the pidfd says so in the end.
+    False as well if that cannot be read: eventually the pidfd tells.
     """
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
@@ -217,15 +217,17 @@ def _is_flagged(fields: list[str]) -> bool:
 
 
 def _fields(stat: str) -> list[str]:
-    """Of /proc/.../stat, from the state on: the name before may hold spaces and brackets."""
+    """The fields of /proc/.../stat from the state on: the name before may contain spaces and
+    brackets.
+    """
     return stat.rpartition(")")[2].split()
 
 
 def find_by_argument(text: str, users: Collection[int] | None = None) -> list[ProcessId]:
-    """Processes with `text` somewhere in their command line, this one left out.
+    """Processes with `text` in their command line, except this one.
 
-    Anyone may have that in a command line: with `users` only processes that are these alone count.
-    Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
+    Any user can put it there: with `users` only processes that run purely as one of these count.
+    Raises OutcomeUnknownError if /proc cannot be read: an empty list is proof.
     """
     wanted = text.encode()
     found = _found("cmdline", lambda command_line: wanted in command_line, users)
@@ -243,9 +245,9 @@ def _is_of(pid: int, users: Collection[int]) -> bool:
 
 
 def find_by_user(uid: int) -> list[ProcessId]:
-    """Processes that are this user in any way, as long as they run any code of theirs.
+    """Processes with this user as any of their ids, as long as they run any user code.
 
-    Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
+    Raises OutcomeUnknownError if /proc cannot be read: an empty list is proof.
     """
     found = _found("status", lambda status: uid in _users(status))
     return [process for process in found if not is_exiting(process.pid)]
@@ -256,10 +258,10 @@ def _users(status: bytes) -> list[int]:
 
 
 def said_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:
-    """What /proc/PID/cmdline, environ or status has, within bounds. Raises OSError.
+    """The content of /proc/PID/cmdline, environ or status, within limits. Raises OSError.
 
-    A process makes the first two look as long as it likes (PR_SET_MM, prctl(2)). With `users`, of
-    one that is not these alone no more than a piece is read.
+    A process can make the first two as long as it likes (PR_SET_MM, prctl(2)). With `users`, at
+    most one piece is read of a process that does not run purely as one of these.
     """
     said = b""
     with FileIO(f"/proc/{pid}/{file_name}") as file:
@@ -284,7 +286,7 @@ def _found(
         try:
             said = said_of(int(name), file_name, users)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended, or hides from us (hidepid): then it is not one of ours
+            continue  # it has ended, or is hidden (hidepid): then it is not ours
         except OSError as exc:
             raise unknown(int(name), exc) from exc
         if is_wanted(said) and (process := identify(int(name))):

@@ -1,10 +1,10 @@
-"""Memory that was promised to processes: none is promised twice.
+"""Memory reservations for processes: no memory is reserved twice.
 
-A guest's memory is taken page by page as the guest touches it, and where there is none any more it
-dies. So what a process may still come to have counts as taken from before it starts. Each promise
-is a file `/dev/shm/*/promised*`; it counts while its holder runs, or has not been started
-yet by the process that asked for it. A process that asks writes first and then counts: of two that
-ask at once, at least one sees the other.
+A guest's memory is allocated page by page as the guest touches it, and if there is none left the
+guest dies. So all memory that a process may come to use counts as taken from before its start. Each
+reservation is a file `/dev/shm/*/promised*`; it counts while its holder runs, or the process that
+requested it has not started the holder yet. A process writes its request first and then counts: of
+two concurrent requests, at least one sees the other.
 """
 
 import errno
@@ -25,9 +25,9 @@ from vmckpt.procfs import read_lines, read_text, status_fields
 
 PLACE = Path("/dev/shm")
 NAME = "promised"
-# So long one who asked first waits for those who asked after it to give up.
+# How long an earlier request waits for later ones to withdraw.
 _TURN_S, _POLL_S = 2.0, 0.01
-# A QEMU is started within this of its promise, or never.
+# A QEMU is started within this time of its reservation, or never.
 _STARTED_WITHIN_NS = 120 * 10**9
 _BLOCK_BYTES = 512
 _HUGETLBFS = "hugetlbfs"
@@ -35,7 +35,7 @@ _MOST_CHARS = 1 << 16
 
 
 class _Promise(NamedTuple):
-    """A promise as it is written down. `since_ns`: who asked first; `is_given`: it was counted."""
+    """A recorded reservation. `since_ns`: the order of requests; `is_given`: it was granted."""
 
     promise: Promise
     asker: ProcessId
@@ -45,17 +45,16 @@ class _Promise(NamedTuple):
 
 
 def room(directory: Path, available_bytes: int, place: Path = PLACE) -> FreeMemory:
-    """What can still be promised in `directory`. Blocking. Raises OSError."""
+    """What can still be reserved in `directory`. Blocking. Raises OSError."""
     return _room(directory, available_bytes, [one for _, one in _counting(place)])
 
 
 def promise(
     asked: Promise, available: Callable[[], int], *, overcommit: bool, place: Path = PLACE
 ) -> FreeMemory:
-    """Promise it if there is room, else nothing of it stays: `is_given` says which. Blocking.
+    """Reserve memory if there is room, otherwise leave nothing: `is_given` says which. Blocking.
 
-    The directory of its record is there. With `overcommit` it is given whatever there is. Raises
-    OSError.
+    The directory of its record must exist. With `overcommit` it is always granted. Raises OSError.
     """
     me = process.identify(os.getpid()) or ProcessId(os.getpid(), 0)
     mine = _Promise(asked, me, time.monotonic_ns(), is_given=False)
@@ -83,7 +82,7 @@ def promise(
 
 
 def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) -> FreeMemory:
-    """In a directory, or (None) in no file at all."""
+    """For a directory, or (None) for memory in no file."""
     owed = [(one.promise, _outstanding(one)) for one in others]
     in_memory = sum(size for _, size in owed)
     free = available_bytes - in_memory
@@ -102,7 +101,7 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
 
 
 def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
-    """Promises whose holder runs or is being started. Another user's are none."""
+    """Reservations whose holder runs or is being started. Another user's do not count."""
     users = trusted_users()
     holders = _command_lines(users)
     for path in _written(place):
@@ -119,26 +118,26 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
 
 
 def _written(place: Path) -> Iterator[Path]:
-    """The promise files in `place`, where anyone may put links to anywhere.
+    """The reservation files in `place`, where any user may put symbolic links.
 
     A VM's directory may be removed meanwhile.
     """
     with suppress(FileNotFoundError), os.scandir(place) as entries:
         directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         for directory in directories:
-            # Another user's directory may be closed to this one, or a file by now.
+            # Another user's directory may be closed to this one, or may be a file by now.
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 names = os.listdir(directory)
                 yield from (Path(directory, name) for name in names if name.startswith(NAME))
 
 
 def _outstanding(given: _Promise) -> int:
-    """What of it has not been taken yet."""
+    """The part that is not in use yet."""
     one, taken = given.promise, 0
     try:
         if one.file and not one.is_private and one.file.exists():
             taken = one.file.stat().st_blocks * _BLOCK_BYTES
-        elif given.holder_pid is not None:  # what it has written is its own
+        elif given.holder_pid is not None:  # what it has written is private memory
             status = status_fields(read_text(Path(f"/proc/{given.holder_pid}/status")))
             taken = int(status.get("RssAnon", ["0"])[0]) * 1024
     except OSError:
@@ -154,7 +153,7 @@ def _device(path: Path) -> int | None:
 
 
 def _is_set_aside(directory: Path) -> bool:
-    """Whether the file system has its memory already: huge pages."""
+    """Whether the file system's memory is set aside already: huge pages."""
     mounts = [line.split(" ") for line in read_lines(Path("/proc/mounts"))]
     of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]
     return max(of, default=(0, ""))[1] == _HUGETLBFS
@@ -165,7 +164,7 @@ def _command_lines(users: Collection[int]) -> dict[int, bytes]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             pid = int(path.parent.name)
-            # Of a VM's own user as well, whose arguments are within the first piece.
+            # Includes processes of a VM's own user: this argument is within the first piece.
             if b"-pidfile" in (line := process.said_of(pid, "cmdline", users)):
                 found[pid] = line
     return found
@@ -186,7 +185,7 @@ def _write(path: Path, given: _Promise) -> None:
 
 
 def _read(path: Path, users: Collection[int]) -> _Promise:
-    """Raises OSError, also for what anyone else has put there: a pipe would be waited for."""
+    """Raises OSError, also for other users' files: reading a FIFO would block."""
     words = json.loads(_text(path, users))
     file, holder = Path(words["file"]) if words["file"] else None, str(words["holder"])
     one = Promise(path, int(words["size_bytes"]), file, bool(words["is_private"]), holder)

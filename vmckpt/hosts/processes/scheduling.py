@@ -1,9 +1,9 @@
-"""Who comes first on a busy processor: this thread, or those that it would interrupt.
+"""Scheduling priorities on a busy processor.
 
-A guest's vCPUs have no shorter turns for what copies, compresses and sends their state beside them.
+A guest's vCPUs must not be delayed by the threads that copy, compress and send their state.
 
-Where the kernel has groups by session (`sched_autogroup_enabled`, and processes in no cgroup of
-their own) niceness counts among the threads of one session alone, and among sessions their own.
+If the kernel groups threads by session (`sched_autogroup_enabled`, with processes in no cgroup of
+their own), niceness counts only within a session; between sessions their own niceness counts.
 """
 
 import os
@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# A niceness: about a thirtieth of what others get.
+# A niceness: about a thirtieth of the usual share.
 _LAST = 15
-# A session's: a tenth, so that its work comes to an end on a processor that is never idle; and
-# while a guest is paused for it, ten times as much as others if permitted, or as much.
+# Session niceness: a tenth of the usual share, so that its work ends even on a processor that is
+# never idle; while a guest is paused for it, ten times the share if permitted, otherwise the usual
+# one.
 _SESSION_LAST, _SESSION_FIRST, _SESSION_USUAL = 10, -10, 0
 _SESSION = Path("/proc/self/autogroup")
-# It may be changed ten times a second, by all together who are not root.
+# All users except root may together change it ten times a second.
 _CHANGE_S, _TRY_S = 0.5, 0.02
-# Policies of threads that share a processor by turns.
+# Policies of threads that share a processor by time slices.
 _SHARING = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
-# A real-time policy that ends with the thread; others are unlikely to use this priority.
+# A real-time policy that child processes do not inherit; others are unlikely to use this priority.
 _REAL_TIME, _LOWEST = os.SCHED_RR | os.SCHED_RESET_ON_FORK, 1
 
 
@@ -37,16 +38,16 @@ def give_way() -> None:
 
 
 def come_last() -> None:
-    """From here on this thread, and those that it starts, get little where others want the time.
+    """Run this thread, and those that it starts, at low priority from now on.
 
-    For work of a VM beside which other VMs are about to be stopped for a moment.
+    For work on a VM beside which other VMs are about to be paused briefly.
     """
-    os.setpriority(os.PRIO_PROCESS, 0, _LAST)  # of the calling thread alone
+    os.setpriority(os.PRIO_PROCESS, 0, _LAST)  # of the calling thread only
 
 
 class _Session:
-    """This process's: whether it comes last now, or has for long enough, which processors it had
-    before, and whether its threads are idle ones while it comes last.
+    """This process's session: whether it has low priority now, or had it long enough; its previous
+    processors; and whether its threads use SCHED_IDLE at low priority.
     """
 
     def __init__(self) -> None:
@@ -58,12 +59,12 @@ _session = _Session()
 
 
 def session_comes_last() -> None:
-    """From here on all of this process's session gets little where others want the time.
+    """Run this process's whole session at low priority from now on.
 
-    Only that of a process that leads its own session, not its caller's. Where sessions are no
-    groups it has its usual share. Its threads are idle ones (SCHED_IDLE) where they may be usual
-    ones again: a processor that has no other thread counts as free then, for all that wake up or
-    wait. Where they may not, one processor is left to others, by all low sessions the same one.
+    Only if the process leads its session, so that its caller's is not affected. Where sessions are
+    not groups it keeps its usual share. Its threads use SCHED_IDLE if they may return to normal: a
+    processor without other threads then counts as free to all that wake up or wait. If they may
+    not, one processor is left to others, the same one by all low-priority sessions.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -82,13 +83,14 @@ def session_comes_last() -> None:
 
 
 def own_processors() -> int:
-    """How many this process may have, the one that it leaves to others included."""
+    """The number of this process's processors, including the one that it leaves to others."""
     return len(_session.processors | os.sched_getaffinity(0))
 
 
 def session_has_waited() -> None:
-    """It comes last no more, nor ever again, if it did: on a host that is never idle its work comes
-    to an end too. With all of its threads.
+    """End the session's low priority permanently, with all of its threads.
+
+    On a host that is never idle its work must end too.
     """
     if not _session.processors:
         return
@@ -96,7 +98,7 @@ def session_has_waited() -> None:
     if was_last:
         _have(_SESSION_USUAL)
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # one that has ended
+        with suppress(OSError):  # a thread that has ended
             os.sched_setaffinity(int(thread), _session.processors)
             if _session.idles and os.sched_getscheduler(int(thread)) == os.SCHED_IDLE:
                 _share_again(int(thread), os.SCHED_OTHER)
@@ -109,9 +111,9 @@ def take_turns() -> None:
 
 
 def _may_idle_for_a_while() -> bool:
-    """To be a usual one afterwards is what not everybody may: it takes CAP_SYS_NICE, or a limit.
+    """Whether threads may return from SCHED_IDLE: it takes CAP_SYS_NICE, or a limit.
 
-    Tried out by a thread that ends then.
+    Tested by a thread that ends then.
     """
     returned = list[bool]()
 
@@ -136,7 +138,7 @@ def _have(niceness: int) -> None:
 def session_prompt() -> Iterator[None]:
     """Raise the priority of a low-priority session for the block: a guest is paused for it.
 
-    On any processor: this thread.
+    This thread may use any processor.
     """
     if not _session.is_last:
         yield
@@ -171,12 +173,12 @@ def _session_comes_first() -> None:
 def in_real_time(pid: int | None = None) -> Iterator[None]:
     """For the block this thread, and all of process `pid`, preempt threads of normal policies.
 
-    For the milliseconds of a guest's pause. As before where that may not be had (it takes
-    CAP_SYS_NICE); a thread that has a real-time policy or a deadline keeps it. Threads
-    and processes that these start meanwhile are usual ones.
+    For the milliseconds of a guest's pause. Without permission (CAP_SYS_NICE) nothing changes; a
+    thread that has a real-time policy or a deadline keeps it. Threads and processes started
+    meanwhile have normal policies.
     """
     before = list[tuple[int, int]]()
-    # This thread is the first, lest it waits over the others, and the last to be a usual one.
+    # This thread is raised first, so that it does not wait for the others, and lowered last.
     threads = [0, *(_threads(pid) if pid is not None else ())]
     try:
         for thread in threads:

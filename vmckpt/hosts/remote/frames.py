@@ -19,16 +19,18 @@ from vmckpt.errors import HostDownError
 from vmckpt.foreign import MalformedError, parse
 
 MAGIC = b"\x00vmckpt-serve\n"
-# Both sides have to speak the same; it changes when a frame, the form of a value, a question
-# (tests/unit/test_frames.py says when) or the files of a job do.
+# Both sides must have the same; it changes with a frame, the form of a value, a request
+# (tests/unit/test_frames.py says when) or the files of a job.
 PROTOCOL = 7
-# Longer than any file that is read whole; a longer frame is noise.
+# Longer than any file that is read whole; a longer frame is invalid.
 MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IBI")
 
 
 class RpcFrameKind(IntEnum):
-    """What a frame is. Payloads are JSON but for DATA (the bytes) and CREDIT (a 32-bit number)."""
+    """The kind of a frame. Payloads are JSON except DATA (the bytes) and CREDIT (a 32-bit
+    number).
+    """
 
     HELLO = 1
     REQUEST = 2
@@ -47,14 +49,14 @@ _KINDS = frozenset(kind.value for kind in RpcFrameKind)
 
 
 class Frame(NamedTuple):
-    """One message. `number` is the request's or the stream's; 0 where there is none."""
+    """One message. `number` is the request's or the stream's; 0 if it has none."""
 
     kind: RpcFrameKind
     number: int = 0
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """Encode for the wire."""
         return _HEAD.pack(len(self.payload), self.kind, self.number) + self.payload
 
     @property
@@ -67,7 +69,7 @@ class Frame(NamedTuple):
 
     @property
     def credit_bytes(self) -> int:
-        """What a CREDIT gives. Raises ProtocolError."""
+        """The amount of a CREDIT. Raises ProtocolError."""
         if len(self.payload) != 4:
             raise broken("a CREDIT has another length")
         return int.from_bytes(self.payload)
@@ -79,12 +81,12 @@ def with_json(kind: RpcFrameKind, number: int, value: object) -> Frame:
 
 
 def credit(number: int, count_bytes: int) -> Frame:
-    """Leave to send so many bytes more on a stream."""
+    """Permission to send that many more bytes on a stream."""
     return Frame(RpcFrameKind.CREDIT, number, count_bytes.to_bytes(4))
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame:
-    """The next frame. Raises IncompleteReadError at the end, ProtocolError on noise, OSError."""
+    """The next frame. Raises IncompleteReadError at the end, ProtocolError if invalid, OSError."""
     length, kind, number = _HEAD.unpack(await reader.readexactly(_HEAD.size))
     if length > MOST_BYTES or kind not in _KINDS:
         raise broken(f"a frame of kind {kind} with {length} bytes")
@@ -92,11 +94,11 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
 
 
 class ProtocolError(HostDownError):
-    """The other side sent what is no message: of what was asked it gives no answer."""
+    """The other side sent an invalid message: it counts as no answer to any request."""
 
 
 def broken(why: str) -> ProtocolError:
-    """The error for a message that makes no sense."""
+    """The error for an invalid message."""
     return ProtocolError(
         "the connection carries something else than messages",
         why=why,

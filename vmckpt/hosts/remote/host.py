@@ -1,4 +1,4 @@
-"""A host that answers over a session. Each question goes there as it is; see `Host`."""
+"""A host that answers over a session. Each call is sent unchanged; see `Host`."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -29,7 +29,7 @@ from vmckpt.hosts.uids import Uids
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Asked twice these would be done twice.
+# These must not be executed twice.
 _ONCE = frozenset({"run", "spawn"})
 
 
@@ -41,7 +41,7 @@ class RemoteHost(HostEntry):
 
     @property
     def is_this_machine(self) -> bool:
-        """What is sent to it travels."""
+        """Data sent to it leaves this machine."""
         return False
 
     async def require_up(self) -> None:
@@ -69,15 +69,19 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.kill, which, wait_s=wait_s)
 
     async def stop_for_good(self, which: ProcessId) -> bool:
-        """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
+        """SIGKILL exactly this process; True once none of it runs, even if memory is not freed
+        yet.
+        """
         return await self._ask(Host.stop_for_good, which)
 
     async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
-        """Processes of vmckpt's user whose command line holds `argument`, or of anyone."""
+        """Processes whose command line contains `argument`: vmckpt's user's and root's, or
+        anyone's.
+        """
         return await self._ask(Host.find_processes, argument, of_anyone=of_anyone)
 
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
-        """Processes on the host that are this user's."""
+        """Processes on the host that run as this user."""
         return await self._ask(Host.find_processes_of, uid)
 
     async def connect(self, path: Path, *, of_anyone: bool = True) -> socket.socket:
@@ -91,19 +95,19 @@ class RemoteHost(HostEntry):
             yield
 
     async def lock_owner(self, path: Path) -> Owner | None:
-        """Who holds the lock, None when it is free."""
+        """The holder of the lock, None if it is free."""
         return await self._ask(Host.lock_owner, path)
 
     async def exists(self, path: Path) -> bool:
-        """Whether there is something at `path`."""
+        """Whether `path` exists."""
         return await self._ask(Host.exists, path)
 
     async def await_path(self, path: Path, within_s: float) -> bool:
-        """Wait until there is something at `path`, for so long at most; whether there is."""
+        """Wait up to `within_s` until `path` exists; returns whether it does."""
         return await self._ask(Host.await_path, path, within_s)
 
     async def resolve(self, path: Path) -> Path:
-        """Where `path` really is, links followed; what is not there stays as it is."""
+        """The real path, links followed; a missing path is returned unchanged."""
         return await self._ask(Host.resolve, path)
 
     async def is_block_device(self, path: Path) -> bool:
@@ -115,59 +119,61 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.readable, path)
 
     async def usable(self, path: Path) -> bool:
-        """Whether this user may read and write what is at `path`."""
+        """Whether this user may read and write `path`."""
         return await self._ask(Host.usable, path)
 
     async def may_write_below(self, directory: Path) -> bool:
-        """Whether this user may make files in a directory, which need not be there yet."""
+        """Whether this user may create files in a directory, which may not exist yet."""
         return await self._ask(Host.may_write_below, directory)
 
     async def find_executable(self, name: str) -> Executable | None:
-        """The file that a command's name stands for, found as the shell would; None: none."""
+        """The file that a shell would run for this command name; None: none."""
         return await self._ask(Host.find_executable, name)
 
     async def fingerprint(self, path: Path) -> Fingerprint | None:
-        """A file's size and content, for comparing; None when it cannot be read."""
+        """A file's size and content, for comparison; None if it cannot be read."""
         return await self._ask(Host.fingerprint, path)
 
     async def allocation(self, path: Path) -> Allocation | None:
-        """How much of a file is there; None when there is none."""
+        """A file's length and allocation; None if it is missing."""
         return await self._ask(Host.allocation, path)
 
     async def read_text(self, path: Path) -> str | None:
-        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
+        """A whole file; None if it is missing. Invalid UTF-8 becomes U+FFFD."""
         return await self._ask(Host.read_text, path)
 
     async def read_from(self, path: Path, offset_bytes: int) -> bytes:
-        """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
+        """A file's content from an offset on, at most 1 MiB; empty if the file is missing."""
         return await self._ask(Host.read_from, path, offset_bytes)
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace a file (mode 0600) in one step. Raises StorageError."""
+        """Replace a file (mode 0600) atomically and durably. Raises StorageError."""
         await self._ask(Host.write_text, path, text)
 
     async def make_dir(self, path: Path) -> None:
-        """A directory that only its owner may enter, parents included. Raises StorageError."""
+        """Create a directory for its owner only, with its parents. Raises StorageError."""
         await self._ask(Host.make_dir, path)
 
     async def make_private_dir(self, path: Path) -> None:
-        """A directory of this user's alone, where others may write. Raises StorageError."""
+        """Create a directory of this user's in one that others may write to. Raises
+        StorageError.
+        """
         await self._ask(Host.make_private_dir, path)
 
     async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
-        """Give files to one of these users. Raises RefusedError, StorageError."""
+        """Grant files to one of these users. Raises RefusedError, StorageError."""
         return await self._ask(Host.grant, grants, uids)
 
     async def bind_taps(self, which: ProcessId) -> None:
-        """The taps that the process holds go when it ends."""
+        """Have the process's taps removed when it ends."""
         await self._ask(Host.bind_taps, which)
 
     async def list_dir(self, path: Path) -> list[str]:
-        """Sorted names in a directory; empty when there is none."""
+        """Sorted names in a directory; empty if it is missing."""
         return await self._ask(Host.list_dir, path)
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
+        """Remove a file or a whole directory; a missing one is no error. Raises StorageError."""
         await self._ask(Host.remove, path)
 
     async def free_bytes(self, directory: Path) -> int:
@@ -183,11 +189,11 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.memory_room, directory)
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
-        """Promise memory that is free, or with `overcommit` any."""
+        """Reserve free memory, or with `overcommit` any."""
         return await self._ask(Host.promise_memory, promise, overcommit=overcommit)
 
     async def unix_time_s(self) -> float:
-        """What the host's clock says."""
+        """The host's clock."""
         return await self._ask(Host.unix_time_s)
 
     async def listening_ports(self, address: str) -> frozenset[int]:
@@ -195,7 +201,7 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.listening_ports, address)
 
     async def socket_queues(self, which: ProcessId, port: int) -> Queues:
-        """What waits in the process's TCP connections that have `port` at either end."""
+        """The queues of the process's TCP connections with local or remote `port`."""
         return await self._ask(Host.socket_queues, which, port)
 
     async def user_id(self) -> int:
@@ -207,7 +213,7 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.cpu_flags)
 
     async def page_tracking(self) -> str:
-        """How the host finds the pages that a process has written: a `kernel.PageTracking`."""
+        """How the host detects pages that a process has written: a `kernel.PageTracking`."""
         return await self._ask(Host.page_tracking)
 
     async def own_command(self) -> list[str]:
@@ -215,7 +221,7 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.own_command)
 
     async def close(self) -> None:
-        """End the connection; the next question opens another."""
+        """Close the connection; the next call opens another."""
         await self.session.close()
 
     async def _ask(

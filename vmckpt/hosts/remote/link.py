@@ -1,4 +1,4 @@
-"""Frames over one connection: sent whole, handed to whom they belong to, silence noticed."""
+"""Frames over one connection: sent whole, dispatched by number, with detection of silence."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from vmckpt.hosts.remote.frames import Frame, ProtocolError, RpcFrameKind, read_
 from vmckpt.hosts.remote.stream import ByteStream
 
 PING_S = 5.0
-# A stall of the network that is shorter does no harm.
+# A shorter stall of the network does no harm.
 SILENCE_S = 30.0
 _OF_STREAMS = frozenset(
     {RpcFrameKind.DATA, RpcFrameKind.CREDIT, RpcFrameKind.END, RpcFrameKind.CLOSE}
@@ -18,13 +18,13 @@ _OF_STREAMS = frozenset(
 
 
 class LinkLostError(HostDownError):
-    """The connection broke: whether what was asked for took effect is for the asker to know."""
+    """The connection broke: the caller must determine whether the request took effect."""
 
 
 class FrameLink:
     """One connection to the far side. `peer` names it in errors.
 
-    `run` has to be running; each frame that is no stream's goes to `handle`.
+    `run` must be running; each frame that belongs to no stream goes to `handle`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FrameLink:
         self._pongs: set[asyncio.Task[None]] = set()
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame, waiting while the connection takes no more. Raises ConnectionError."""
+        """Send a frame, waiting while the connection accepts no more. Raises ConnectionError."""
         if self.is_closing:
             raise ConnectionResetError(f"the connection to {self._peer} is closed")
         self._writer.write(frame.encode())
@@ -52,19 +52,19 @@ class FrameLink:
 
     def abort(self) -> None:
         """Close the connection at once: `run` ends."""
-        # A pipe whose other end has gone cannot be aborted any more.
+        # A pipe whose other end is closed can no longer be aborted.
         if not self.is_closing:
             self._writer.transport.abort()
 
     def open_stream(self, sock: socket.socket, number: int) -> ByteStream:
-        """A stream for `sock`; it keeps what comes until it is started."""
+        """A stream for `sock`; it buffers what arrives until it is started."""
         sock.setblocking(False)
         stream = ByteStream(sock, number, self.send, self._forget)
         self._streams[number] = stream
         return stream
 
     async def drop_stream(self, number: int) -> None:
-        """Close a stream that is not to be."""
+        """Close a stream that was refused."""
         if stream := self._streams.pop(number, None):
             await stream.close()
 
@@ -72,7 +72,9 @@ class FrameLink:
         self._streams.pop(number, None)
 
     async def run(self) -> LinkLostError:
-        """Carry frames until the connection ends; why it did. It is closed then, streams too."""
+        """Carry frames until the connection ends; returns the reason. It is closed then, with its
+        streams.
+        """
         pinging = asyncio.create_task(self._ping())
         try:
             why = await self._read()
@@ -108,12 +110,12 @@ class FrameLink:
     def _dispatch(self, frame: Frame) -> None:
         if frame.kind is RpcFrameKind.PING:
             if self._pongs:
-                return  # one waits to be taken, and says no less
+                return  # one is already waiting to be taken, and says the same
             pong = asyncio.create_task(self._pong())
             self._pongs.add(pong)
             pong.add_done_callback(self._pongs.discard)
         elif frame.kind in _OF_STREAMS:
-            # Of a stream that is over here something may still be on its way.
+            # Frames of a stream that has ended here may still be in flight.
             if stream := self._streams.get(frame.number):
                 stream.take(frame)
         elif frame.kind is not RpcFrameKind.PONG:

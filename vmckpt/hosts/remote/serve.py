@@ -1,4 +1,4 @@
-"""The far side: answers the questions of `Host` about this machine, over one connection."""
+"""The far side: answers the calls of `Host` about this machine, over one connection."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _ClientHello:
-    """Of the other side: its name for this host, and the state directory here."""
+    """The other side's first message: its name for this host, and the state directory here."""
 
     name: str
     state_dir: Path
@@ -48,9 +48,9 @@ class _ClientHello:
 async def serve(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, state_dir: Path
 ) -> None:
-    """Answer until the other side has gone; what it held here is free then.
+    """Answer until the other side has gone; then release what it held here.
 
-    The other side may name another state directory; it becomes that of this process's children.
+    The other side may name another state directory, which this process's children inherit.
     """
     hello = {
         "protocol": PROTOCOL,
@@ -64,13 +64,13 @@ async def serve(
             theirs = convert(_ClientHello, (await read_frame(reader)).json)
         host = LocalHost(theirs.name, theirs.state_dir, "127.0.0.1")
     except (EOFError, OSError, TimeoutError, ValueError):
-        return  # it has gone, or speaks another protocol, which it knows from our hello
+        return  # it has gone, or speaks another protocol, as it knows from our hello
     os.environ["VMCKPT_STATE_DIR"] = str(theirs.state_dir)
     await _Server(host, reader, writer).run()
 
 
 def _fitting(answer: Frame) -> Frame:
-    """Raises HostDownError when it is none that the asker would take."""
+    """Raises HostDownError if the caller would reject the answer."""
     if (size := len(answer.payload)) <= MOST_BYTES:
         return answer
     raise HostDownError(
@@ -81,7 +81,7 @@ def _fitting(answer: Frame) -> Frame:
 
 
 def _own_address() -> str | None:
-    """This machine's end of the SSH connection that brought the asker here (ssh(1))."""
+    """The local address of the SSH connection over which the caller came (ssh(1))."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 else None
 
@@ -97,7 +97,7 @@ class _Server:
         self._is_own = False
 
     async def run(self) -> None:
-        """Until the connection ends; commands under way are ended, locks freed."""
+        """Run until the connection ends; then running commands are ended and locks freed."""
         try:
             await self._link.run()
         finally:
@@ -114,14 +114,14 @@ class _Server:
             self._tasks[frame.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
         elif frame.kind is RpcFrameKind.CANCEL and (asked := self._tasks.get(frame.number)):
-            # Once it has begun: else it would end without an answer, which is waited for.
+            # After it has begun: otherwise it would end without an answer, which is waited for.
             asyncio.get_running_loop().call_soon(asked.cancel)
 
     async def _answer(self, frame: Frame) -> None:
         try:
             reply = _fitting(with_json(RpcFrameKind.ANSWER, frame.number, await self._do(frame)))
         except asyncio.CancelledError:
-            # Who cancelled it waits for this, and reads no more than that it has ended.
+            # The caller that cancelled it waits for this, and learns only that it has ended.
             reply = with_json(RpcFrameKind.ANSWER, frame.number, None)
         except Exception as exc:  # noqa: BLE001 - any error is sent to the client
             reply = with_json(RpcFrameKind.ERROR, frame.number, pack_error(exc, self._host.name))
@@ -129,7 +129,7 @@ class _Server:
             await self._link.send(reply)
 
     async def _do(self, frame: Frame) -> Any:
-        if not self._is_own:  # it was named by the asker
+        if not self._is_own:  # the caller named it
             require_own(self._host.state_dir)
             self._is_own = True
         request = frame.json

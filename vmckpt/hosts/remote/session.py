@@ -1,4 +1,4 @@
-"""The near side: questions over a connection that is opened on first use, and again when lost."""
+"""The near side: requests over a connection that is opened on first use, and again if lost."""
 
 import asyncio
 import itertools
@@ -38,24 +38,24 @@ from vmckpt.hosts.remote.values import pack, unpack_error
 from vmckpt.sequence.steps import to_the_end
 
 HELLO_TIMEOUT_S = 20.0
-# A host that could not be reached is not tried again at once: a command asks it many things.
+# An unreachable host is not retried at once: a command makes many requests.
 DOWN_FOR_S = 2.0
 CANCEL_TIMEOUT_S = 5.0
 FREED_TIMEOUT_S = SILENCE_S + 10.0
-# A host that says that it is there and answers nothing is as one that is not, and not asked again
-# for a while. Reading a file through takes as long as it is.
+# A host that sends heartbeats but answers no request counts as down, and gets no request for a
+# while. Reading a whole file takes a time that depends on its length.
 ANSWER_S, UNANSWERED_FOR_S = 120.0, 60.0
 _WITHOUT_LIMIT = frozenset({"fingerprint"})
-# What it may take besides, by the question itself.
+# Additional time limits, by the request's own arguments.
 _LIMITS = ("timeout_s", "within_s", "wait_s")
-# What a question of `Host` may raise on the host.
+# What a call of `Host` may raise on the host.
 _OF_QUESTIONS = (HostDownError, StorageError, RefusedError, BusyError, OutcomeUnknownError)
 
 
 class ServeConnection(NamedTuple):
-    """A connection to a `vmckpt serve`, and why the far side said nothing, should it say nothing.
+    """A connection to a `vmckpt serve`, and a function that explains the far side's silence.
 
-    `why_silent` is asked after the connection ended without a greeting.
+    `why_silent` is called after the connection ended without a greeting.
     """
 
     reader: asyncio.StreamReader
@@ -67,11 +67,11 @@ Open = Callable[[], Awaitable[ServeConnection]]
 
 
 class UnansweredError(LinkLostError):
-    """A connection that was given up, since a question over it got no answer."""
+    """A connection that was closed because a request over it got no answer."""
 
 
 class Greeting(NamedTuple):
-    """What the far side says of itself. `address` is its own, where the connection came in on."""
+    """The far side's greeting. `address` is its own, on which the connection came in."""
 
     version: str
     state_dir: Path
@@ -100,9 +100,9 @@ class _Hello:
 
 
 class Session:
-    """Questions to one host, as `name`, all over one connection.
+    """Requests to one host, as `name`, all over one connection.
 
-    `state_dir` is the host's, the far side's own choice when None. Belongs to one event loop.
+    `state_dir` is the host's; None: the far side chooses. Belongs to one event loop.
     """
 
     def __init__(self, name: str, state_dir: Path | None, open_wire: Open) -> None:
@@ -110,11 +110,11 @@ class Session:
         self._opening = asyncio.Lock()
         self._connection: _Connection | None = None
         self._locks: dict[Path, Owner] = {}
-        # Until when it is not tried again, and why.
+        # Until when it is not retried, and why.
         self._down: tuple[float, HostDownError] | None = None
 
     async def greeting(self) -> Greeting:
-        """What the far side says of itself. Raises HostDownError."""
+        """The far side's greeting. Raises HostDownError."""
         return (await self._connected()).greeting
 
     async def ask(self, question: str, arguments: dict[str, Any], *, again: bool) -> Any:
@@ -145,7 +145,7 @@ class Session:
 
     @asynccontextmanager
     async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
-        """Hold a lock on the host; taken anew with each new connection. Raises BusyError."""
+        """Hold a lock on the host, reacquired on each new connection. Raises BusyError."""
         await (await self._connected()).lock(path, owner)
         self._locks[path] = owner
         try:
@@ -157,7 +157,7 @@ class Session:
                 await self.ask("unlock", {"path": str(path)}, again=True)
 
     async def close(self) -> None:
-        """End the connection; the host frees what this side held there."""
+        """Close the connection; the host releases what this side held there."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
@@ -188,7 +188,7 @@ class Session:
             return connection
 
     async def _hold_again(self, connection: "_Connection") -> None:
-        """Nothing is asked over a connection before what this side holds is held again.
+        """Reacquire this side's locks before any request over a new connection.
 
         Raises HostDownError.
         """
@@ -203,7 +203,7 @@ class Session:
                 ) from exc
 
     async def _greet(self, wire: ServeConnection) -> "_Connection":
-        """Both sides say who they are. Raises HostDownError."""
+        """Exchange greetings. Raises HostDownError."""
         reader, writer, why_silent = wire
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -236,7 +236,7 @@ class Session:
 
 
 class _Connection:
-    """One connection: matches answers to questions by number."""
+    """One connection: matches answers to requests by number."""
 
     def __init__(
         self,
@@ -254,16 +254,16 @@ class _Connection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be asked over it any more."""
+        """Whether it can carry no more requests."""
         return self.lost is not None or self._link.is_closing
 
     async def begin(self, hello: Frame) -> None:
-        """Say hello and listen from now on."""
+        """Send hello and receive from now on."""
         self._running = asyncio.create_task(self._run())
         await self._send(hello)
 
     async def close(self) -> None:
-        """Drop it."""
+        """Close it."""
         self._link.abort()
         if self._running is not None:
             await asyncio.wait({self._running})
@@ -273,10 +273,9 @@ class _Connection:
         return await self._ask(next(self._numbers), question, arguments)
 
     async def lock(self, path: Path, owner: Owner) -> None:
-        """Take a lock. Raises BusyError.
+        """Acquire a lock. Raises BusyError.
 
-        An earlier connection of this side may hold it for as long as the host has not noticed that
-        it is lost.
+        An earlier connection of this side may hold it until the host notices that it is lost.
         """
         deadline = time.monotonic() + FREED_TIMEOUT_S
         while True:
@@ -293,10 +292,10 @@ class _Connection:
             await asyncio.sleep(0.2)
 
     async def _give_back(self, path: Path, owner: Owner) -> None:
-        """Free a lock that was granted just as it was asked for no longer."""
-        with suppress(VmckptError, TimeoutError):  # it goes with the connection then
+        """Release a lock that was granted just as its request was cancelled."""
+        with suppress(VmckptError, TimeoutError):  # then it goes with the connection
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                # Another one of this side may hold it.
+                # Another connection of this side may hold it.
                 if await self.ask("lock_owner", {"path": str(path)}) == pack(owner):
                     await self.ask("unlock", {"path": str(path)})
 
@@ -313,7 +312,7 @@ class _Connection:
             mine.close()
             theirs.close()
             await self._link.drop_stream(number)
-            # The far side may have connected before it got the cancellation.
+            # The far side may have connected before it received the cancellation.
             with suppress(HostDownError, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     await self._send(Frame(RpcFrameKind.CLOSE, number))
@@ -322,7 +321,7 @@ class _Connection:
         return mine
 
     def _handle(self, frame: Frame) -> None:
-        """An answer has come."""
+        """Dispatch an answer."""
         asked = self._asked.get(frame.number)
         if asked is None or asked.done():
             return
@@ -332,7 +331,7 @@ class _Connection:
             elif frame.kind is RpcFrameKind.ERROR:
                 asked.set_exception(_of_question(unpack_error(frame.json)))
         except ProtocolError as exc:
-            # Of this answer alone: what else is asked over the connection is another's affair.
+            # Only this answer's error: other requests over the connection are not affected.
             asked.set_exception(exc)
 
     async def _ask(self, number: int, question: str, arguments: dict[str, Any]) -> Any:
@@ -353,17 +352,17 @@ class _Connection:
         finally:
             del self._asked[number]
             if answer.done() and not answer.cancelled():
-                answer.exception()  # retrieved, though another error was raised
+                answer.exception()  # retrieved, although another error was raised
 
     async def _cancel(self, number: int, answer: asyncio.Future[Any]) -> None:
-        """Have the host end what it was asked, and wait until it has."""
+        """Have the host end a request, and wait until it has."""
         with suppress(HostDownError, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 await self._send(Frame(RpcFrameKind.CANCEL, number))
                 await asyncio.wait({answer})
 
     def _given_up(self, question: str) -> LinkLostError:
-        """The connection is of no use: why, for who asked over it last."""
+        """The connection is unusable: the reason, for its last caller."""
         self.lost = self.lost or UnansweredError(
             f"{self._name} does not answer",
             why=f"it says that it is there, and nothing to what it was asked ({question})",
@@ -398,14 +397,14 @@ class _Connection:
 
     @staticmethod
     def _again(lost: LinkLostError) -> LinkLostError:
-        """An error of its own for each who asked: a traceback belongs to one raise."""
+        """A separate error for each caller: a traceback belongs to one raise."""
         return type(lost)(lost.what, why=lost.why, remedy=lost.remedy)
 
 
 def _of_question(error: VmckptError) -> VmckptError:
-    """A host's error; of a class that no question raises, that the host does not answer well.
+    """A host's error unchanged, or as HostDownError if no call can raise its class.
 
-    Else a host could have a command conclude things of VMs on other hosts.
+    Otherwise a host could make a command draw conclusions about VMs on other hosts.
     """
     if isinstance(error, _OF_QUESTIONS):
         return error

@@ -1,4 +1,4 @@
-"""`vmckpt serve` on its standard input and output, as sshd gives them to it."""
+"""`vmckpt serve` on its standard input and output, which sshd provides."""
 
 import asyncio
 import os
@@ -9,9 +9,9 @@ from vmckpt.hosts.remote.serve import serve
 
 
 async def serve_stdio(state_dir: Path) -> None:
-    """Answer on what standard input and output are now.
+    """Serve on the present standard input and output.
 
-    Nothing else comes to read or write there: output goes to standard error from now on.
+    Nothing else reads or writes there: output goes to standard error from now on.
     """
     asked, answered = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -19,7 +19,7 @@ async def serve_stdio(state_dir: Path) -> None:
     os.dup2(2, 1)
     os.close(null)
     if os.path.sameopenfile(asked, answered):
-        # Both are one socket: as a pipe to write to it would seem closed when something comes in.
+        # Both are one socket: a pipe for writing would seem closed when data arrives.
         os.close(answered)
         reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=asked))
         await serve(reader, writer, state_dir)

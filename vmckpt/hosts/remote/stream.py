@@ -1,4 +1,4 @@
-"""One byte stream of many on a connection: a socket here, its other half on the far side."""
+"""One of many byte streams on a connection: a socket here, its counterpart on the far side."""
 
 import asyncio
 import select
@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable
 
 from vmckpt.hosts.remote.frames import Frame, RpcFrameKind, broken, credit
 
-# What may be under way in each direction of a stream before its reader has taken some.
+# The most data in flight in each direction of a stream before its reader has taken some.
 WINDOW_BYTES = 256 << 10
 LINGER_S = 1.0
 _CHUNK_BYTES = 64 << 10
-# An END and a CLOSE, for which no leave is given.
+# An END and a CLOSE, which need no credit.
 _WITHOUT_BYTES = 2
 
 
 class ByteStream:
     """Carries bytes between `sock`, which it owns, and frames, both ways, with flow control.
 
-    An end of file passes through each way by itself; a socket that is closed closes the other.
-    `forget` is called once it is over.
+    An end of file passes through each way separately; closing one socket closes the other. `forget`
+    is called at the end.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class ByteStream:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to carry; what has come before was kept."""
+        """Start to carry bytes; earlier ones were buffered."""
         self._task = asyncio.create_task(self._run())
 
     def take(self, frame: Frame) -> None:
-        """A frame of this stream has come. Raises ProtocolError for more than was granted."""
+        """Handle a frame of this stream. Raises ProtocolError if it exceeds the credit."""
         if frame.kind is RpcFrameKind.CREDIT:
             self._credit_bytes += frame.credit_bytes
             self._more_credit.set()
@@ -51,15 +51,15 @@ class ByteStream:
             raise broken("a stream has more under way than it was given leave for")
         self._come.put_nowait(frame)
         if frame.kind is RpcFrameKind.CLOSE and self._task is not None:
-            # What has arrived is still delivered, unless the local reader does not take it.
+            # Received data is still delivered, unless the local reader does not take it.
             asyncio.get_running_loop().call_later(LINGER_S, self._task.cancel)
 
     async def close(self) -> None:
-        """The connection is gone: so is the socket."""
+        """The connection is gone: close the socket."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        self._sock.close()  # again: a task that never got to run has not
+        self._sock.close()  # again: a task that never ran has not
 
     async def _run(self) -> None:
         inward = asyncio.create_task(self._carry_in())
@@ -68,7 +68,7 @@ class ByteStream:
             both = {inward, outward}
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
             if any(not task.cancelled() and task.exception() for task in done):
-                # This socket or the connection is broken: the far one is to close too.
+                # This socket or the connection is broken: the far one must close too.
                 await self._say_closed()
         finally:
             for task in (inward, outward):
@@ -81,7 +81,7 @@ class ByteStream:
         try:
             await self._send(Frame(RpcFrameKind.CLOSE, self._number))
         except OSError:
-            return  # the connection is gone, and the far side sees that by itself
+            return  # the connection is gone, as the far side sees by itself
 
     async def _carry_out(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,12 +114,12 @@ class ByteStream:
 
 
 def _room(frame: Frame) -> int:
-    """What it takes of the window; one that holds nothing waits too."""
+    """Its share of the window; an empty frame has one too."""
     return max(len(frame.payload), 1)
 
 
 def _is_hung_up(sock: socket.socket) -> bool:
-    """Whether the peer of a Unix socket has closed it, and not only its sending half."""
+    """Whether the peer of a Unix socket has closed it, not only its sending half."""
     poll = select.poll()
     poll.register(sock, 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -1,7 +1,7 @@
 """`vmckpt serve` over TLS between two hosts that do not otherwise trust each other.
 
-The operator starts a listener on the target, and gives the source its address, the fingerprint of
-its one-time certificate, and a one-time token, all over SSH. The listener accepts any number of
+The operator starts a listener on the destination, and gives the source its address, the fingerprint
+of its one-time certificate, and a one-time token, all over SSH. The listener accepts any number of
 connections with the token, and ends after minutes without one.
 """
 
@@ -49,7 +49,7 @@ Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class TlsEndpoint:
-    """Where a target listens, and what both sides know one another by."""
+    """Where a destination listens, and the credentials of both sides."""
 
     address: str
     port: int
@@ -59,7 +59,7 @@ class TlsEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class _ListenRequest:
-    """link.json: where to listen, on which ports (0, 0: any), and the token of those let in."""
+    """link.json: the address, the ports (0, 0: any), and the token for access."""
 
     address: str
     first: int
@@ -69,7 +69,7 @@ class _ListenRequest:
 
 @dataclass(frozen=True, slots=True)
 class _ListenAnswer:
-    """listens.json: the port that it came to, and the certificate's fingerprint."""
+    """listens.json: the port in use, and the certificate's fingerprint."""
 
     port: int
     fingerprint: str
@@ -82,10 +82,10 @@ class _ListenAnswer:
 async def have_listen(
     target: Host, directory: Path, verb: Sequence[str] = ("link",)
 ) -> TlsEndpoint:
-    """Have `target` listen on its migration address, below `directory`, which is removed after it.
+    """Start a listener on the migration address of `target`; `directory` is removed after its end.
 
-    `verb` are the words of vmckpt's command there that does so. Raises OperationFailedError with
-    the target's own words.
+    `verb` are the words of vmckpt's command there that listens. Raises OperationFailedError with
+    the destination's own words.
     """
     token = secrets.token_hex(32)
     first, last = target.migration_ports or (0, 0)
@@ -123,7 +123,7 @@ async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
     """A connection to the host `name`, which listens at `place`. Raises HostDownError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # It is known by its fingerprint, not by a name or an authority.
+    # Its fingerprint identifies it, not a name or a CA.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     where = f"{place.address} port {place.port}"
     try:
@@ -172,7 +172,7 @@ async def listen(directory: Path, state_dir: Path) -> None:
 
 
 def token_of(directory: Path) -> str:
-    """What visitors have to know; to be asked for before `listening`."""
+    """The token that visitors must present; read it before `listening`."""
     return _asked(directory).token
 
 
@@ -183,8 +183,8 @@ def _asked(directory: Path) -> _ListenRequest:
 class Listener:
     """Accepts TLS connections; `visit` is called for those that present the token.
 
-    Connections that have not presented it are few and short-lived, so that no stranger uses up this
-    process's descriptors: at most MOST_STRANGERS at a time, the oldest makes room for the newest.
+    Connections that have not presented it are few and short-lived, so that no stranger exhausts
+    this process's descriptors: at most MOST_STRANGERS at a time; the newest replaces the oldest.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Listener:
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 await self._visit(reader, writer)
         except (OSError, ValueError, TimeoutError):
-            return  # it spoke nothing that we know
+            return  # it spoke an unknown protocol
         finally:
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()
@@ -269,7 +269,7 @@ class Listener:
 
 
 async def listening(directory: Path, visit: Visit) -> Listener:
-    """A listener as was asked for below `directory`, where it says how it is reached.
+    """The listener requested in `directory`, to which it writes its address.
 
     Raises OperationFailedError.
     """
@@ -323,7 +323,7 @@ def _bound(sock: socket.socket, where: Any) -> socket.socket:
 
 
 class _Visits:
-    """Connections to a listener, and since when there is none."""
+    """The connections to a listener, and since when there are none."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -338,7 +338,7 @@ class _Visits:
             self._present.remove(writer)
 
     async def until_over(self, directory: Path) -> None:
-        """Until the directory is removed, or no visitor came for IDLE_S."""
+        """Wait until the directory is removed, or no visitor came for IDLE_S."""
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
         while directory.exists() and loop.time() - seen_s < IDLE_S:
@@ -347,7 +347,7 @@ class _Visits:
             await asyncio.sleep(_LOOK_S)
 
     async def end(self) -> None:
-        """Let those who are here leave by themselves; put out who does not, with all it holds."""
+        """Let present visitors finish; then disconnect the rest, and release all they hold."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SILENCE_S
         while self._present:

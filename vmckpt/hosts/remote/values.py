@@ -1,4 +1,4 @@
-"""Arguments, answers and errors as JSON: their types stand in the protocol `Host`, and only there.
+"""Arguments, answers and errors as JSON; their types are defined only in the protocol `Host`.
 
 A dataclass or NamedTuple is the list of its fields, a path its text, a set a sorted list.
 """
@@ -17,13 +17,13 @@ from vmckpt.errors import StorageError, VmckptError
 from vmckpt.foreign import MOST_INTEGER
 from vmckpt.hosts.remote.frames import broken
 
-# Of each part of an error that another host words.
+# Limit of each part of an error from another host.
 MOST_TEXT = 4000
 _PLAIN = (str, int, float, bool, NoneType)
 
 
 def pack(value: object) -> Any:
-    """The value as JSON can carry it. Raises TypeError for what no question of `Host` has."""
+    """Convert a value to JSON. Raises TypeError for types that no call of `Host` has."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, _PLAIN):
@@ -40,7 +40,7 @@ def pack(value: object) -> Any:
 
 
 def unpack(kind: Any, value: Any) -> Any:
-    """The inverse, for a value of type `kind`. Raises ProtocolError when it is none."""
+    """The inverse, for a value of type `kind`. Raises ProtocolError if it is not one."""
     try:
         return _unpack(kind, value)
     except (TypeError, ValueError, AttributeError) as exc:
@@ -97,7 +97,7 @@ def _hints(what: Any) -> Mapping[str, Any]:
 
 
 def bind(question: Callable[..., Any], *args: object, **kwargs: object) -> dict[str, Any]:
-    """The arguments of a question of `Host`, by name and packed; what is left out is not sent."""
+    """The arguments of a call of `Host`, by name and packed; omitted ones are not sent."""
     bound = inspect.signature(question).bind(None, *args, **kwargs)
     return {name: pack(value) for name, value in list(bound.arguments.items())[1:]}
 
@@ -111,12 +111,14 @@ def unbind(question: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def unpack_answer(question: Callable[..., Any], value: Any) -> Any:
-    """What the question was answered. Raises ProtocolError."""
+    """The call's answer. Raises ProtocolError."""
     return unpack(_hints(question)["return"], value)
 
 
 def pack_error(exc: Exception, host: str) -> list[str]:
-    """A host's error by its class, with what, why and remedy; one that is not ours becomes one."""
+    """A host's error by its class, with what, why and remedy; any other error becomes a
+    VmckptError.
+    """
     if isinstance(exc, OSError):
         exc = StorageError(
             f"cannot use {exc.filename or 'a file'} on {host}",
@@ -134,9 +136,9 @@ def pack_error(exc: Exception, host: str) -> list[str]:
 
 
 def _known(kind: type[VmckptError]) -> type[VmckptError]:
-    """A class of a module of its own is known there as the one that it is a case of.
+    """The class by which the other side knows an error: a base class, if it is defined elsewhere.
 
-    Or as the first one of its exit code, where it has another than that.
+    Or the first class with its exit code, if that differs from the base class's.
     """
     ours = [one for one in vars(errors).values() if isinstance(one, type)]
     classes = [one for one in ours if issubclass(one, VmckptError)]

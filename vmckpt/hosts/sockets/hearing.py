@@ -1,4 +1,4 @@
-"""How long a migrated guest was silent, as an observer outside of it heard."""
+"""A migrated guest's silence, as an observer outside of it heard it."""
 
 import time
 from collections.abc import Callable

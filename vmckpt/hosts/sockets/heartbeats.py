@@ -1,4 +1,4 @@
-"""Guest-visible downtime, asked of a host's observer: a guest's own clock stops with the guest."""
+"""Guest-visible downtime, from a host's observer: a guest's own clock stops with the guest."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ class Silence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """An observer's answer; the last number of a gap is how long it was."""
+    """An observer's answer; the last number of a gap is its length."""
 
     received: int = 0
     lost: int = 0
@@ -33,11 +33,11 @@ class _Reply:
 
 
 async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Silence | None:
-    """How silent guest `guest_id` was between two CLOCK_MONOTONIC instants.
+    """The silence of guest `guest_id` between two CLOCK_MONOTONIC instants.
 
     `longest_gap_ms` is the longest time between two arrivals, `silent_ms` the sum of all gaps over
-    20 ms, `last_ns` the last arrival. None when the host has no observer, or it heard nothing of
-    that guest.
+    20 ms, `last_ns` the last arrival. None if the host has no observer, or it heard nothing of that
+    guest.
     """
     if host.heartbeats is None:
         return None

@@ -1,7 +1,7 @@
-"""What waits in a process's TCP connections.
+"""The queues of a process's TCP connections.
 
-The kernel's tables of sockets (/proc/net/tcp) have no index: reading one takes it 10 ms, however
-little stands there. The process's own descriptors, borrowed for a moment, tell the same at once.
+The kernel's tables of sockets (/proc/net/tcp) have no index: reading one takes 10 ms, however short
+it is. Duplicates of the process's own descriptors give the same answer at once.
 """
 
 import array
@@ -23,10 +23,10 @@ _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def queues(pid: int, port: int) -> Queues:
-    """Of all connections of a process that have `port` at either end; none when it has ended.
+    """The queues of all connections of a process with local or remote `port`; zero if it has ended.
 
-    The kernel lends descriptors to whom it lets trace the process (ptrace(2)); the tables tell
-    everybody else.
+    The kernel duplicates descriptors only for a process that may trace the other (ptrace(2));
+    without that right the tables are read.
     """
     try:
         return _borrowed_queues(pid, port)
@@ -61,7 +61,7 @@ def _sockets(pid: int) -> Iterator[int]:
 
 @contextmanager
 def _borrowed(pidfd: int, fd: int) -> Iterator[socket.socket | None]:
-    """A process's socket, for the block; None when it was closed since, or is no TCP."""
+    """A process's socket, for the block; None if it was closed since, or is not TCP."""
     own = lent(pidfd, fd)
     if own is None:
         yield None
@@ -72,7 +72,9 @@ def _borrowed(pidfd: int, fd: int) -> Iterator[socket.socket | None]:
 
 
 def lent(pidfd: int, fd: int) -> int | None:
-    """A copy of a process's descriptor, the caller's to close; None when it was closed since."""
+    """A duplicate of a process's descriptor, which the caller closes; None if it was closed
+    since.
+    """
     own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
     if own >= 0:
         return int(own)

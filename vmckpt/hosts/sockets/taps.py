@@ -1,4 +1,4 @@
-"""Taps that were made for a process of another user, who may make none: they go when it ends."""
+"""Taps created for a process of another user, who may create none: they go when it ends."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ _TUNSETPERSIST = 0x400454CB  # linux/if_tun.h
 
 
 def bind_to(pid: int) -> None:
-    """No tap that the process holds outlasts it. Raises OSError: it has ended, or is not ours."""
+    """Make the process's taps non-persistent. Raises OSError: it has ended, or is not ours."""
     pidfd = os.pidfd_open(pid)
     try:
         for fd in _taps(pid):

@@ -1,4 +1,4 @@
-"""The kernel's tables of TCP sockets (/proc/net/tcp and tcp6, proc(5)), read."""
+"""Parse the kernel's tables of TCP sockets (/proc/net/tcp and tcp6, proc(5))."""
 
 import ipaddress
 
@@ -8,9 +8,9 @@ ESTABLISHED, LISTEN = "01", "0A"
 
 
 def listening_ports(tables: str, address: str) -> frozenset[int]:
-    """Ports with a listener at `address` or everywhere.
+    """Ports with a listener at `address` or at all addresses.
 
-    Of an address that is a name every listener may be in the way.
+    If the address is a name, every listener counts.
     """
     here = _as_in_proc(address)
     found = set()
@@ -25,7 +25,7 @@ def listening_ports(tables: str, address: str) -> frozenset[int]:
 
 
 def table_queues(tables: str, port: int) -> Queues:
-    """What waits in the connections that have `port` at either end."""
+    """The queues of the connections with local or remote `port`."""
     waiting = [
         queues.partition(":")
         for local, remote, queues in _connections(tables)
@@ -40,7 +40,7 @@ def table_queues(tables: str, port: int) -> Queues:
 def _connections(tables: str) -> list[tuple[int, int, str]]:
     """Local port, remote port, and "SEND:RECEIVE" queues of every connection.
 
-    Where others come and go while the table is read, the kernel may tell of one twice.
+    If others come and go while the table is read, the kernel may list one twice.
     """
     rows = [line.split() for line in tables.splitlines()]
     told = {(row[1], row[2]): row[4] for row in rows if len(row) > 4 and row[3] == ESTABLISHED}
@@ -52,7 +52,7 @@ def _port(address: str) -> int:
 
 
 def _as_in_proc(address: str) -> str | None:
-    """Words of four bytes in the machine's order, as hex digits; None for a name."""
+    """Four-byte words in host byte order, as hex digits; None for a name."""
     try:
         packed = ipaddress.ip_address(address).packed
     except ValueError:

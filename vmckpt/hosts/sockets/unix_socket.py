@@ -1,8 +1,7 @@
-"""Connecting to a Unix socket by a path on which links are followed only if this user made them.
+"""Connect to a Unix socket; symbolic links on the path count only if this user made them.
 
-A QEMU with a user of its own makes its sockets in a directory that it may write to. One that a
-guest has broken out of could put a link there, to another VM's socket, and what is meant for it
-would go to that one.
+A QEMU with its own user creates its sockets in a directory that it may write to. A compromised one
+could put a link there, to another VM's socket, which would then receive its commands.
 """
 
 import errno
@@ -17,8 +16,8 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 def connected(path: Path) -> socket.socket:
-    """A stream that does not block. Raises OSError; ELOOP: another user made a link."""
-    # What is there now: a link in its place since would be refused, not followed.
+    """A non-blocking stream. Raises OSError; ELOOP: another user made a link."""
+    # The present file: a link that replaces it is refused, not followed.
     fd = os.open(followed(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return _connected(f"/proc/self/fd/{fd}")
@@ -27,7 +26,7 @@ def connected(path: Path) -> socket.socket:
 
 
 def followed(path: Path) -> Path:
-    """Where the links at `path` lead, which this user or root made. Raises OSError."""
+    """The target of the links at `path`, if this user or root made them. Raises OSError."""
     for _ in range(_MOST_LINKS):
         found = path.lstat()
         if not stat.S_ISLNK(found.st_mode):
@@ -39,7 +38,7 @@ def followed(path: Path) -> Path:
 
 
 def listens_as(sock: socket.socket) -> int:
-    """The user at the other end: who had the socket that was connected to listen (unix(7))."""
+    """The user at the other end: the one who called listen(2) on that socket (unix(7))."""
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(said)[1])
 
@@ -48,7 +47,7 @@ def _connected(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        # Never waits: a Unix socket whose queue is full says so at once.
+        # Never blocks: a Unix socket with a full queue fails at once.
         sock.connect(path)
     except OSError:
         sock.close()

@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 class _Later(ModuleType):
-    """Stands for a module until something of it is used."""
+    """A placeholder for a module, which is imported on first use."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):  # what the import system looks for
@@ -17,5 +17,5 @@ class _Later(ModuleType):
         return found
 
 
-# paramiko needs it for `Match exec` alone, and importing it is a third of importing paramiko.
+# paramiko needs it only for `Match exec`, and it accounts for a third of paramiko's import time.
 sys.modules.setdefault("invoke", _Later("invoke"))

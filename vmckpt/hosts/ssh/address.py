@@ -1,4 +1,4 @@
-"""Where a host is, in the words of ssh(1)."""
+"""A host's location, in the terms of ssh(1)."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ _URL = re.compile(
 
 
 class Address(NamedTuple):
-    """Where a host is: `host` is a name, an address, or an alias of the SSH configuration.
+    """A host's location: `host` is a name, an address, or an alias of the SSH configuration.
 
-    `user` and `port` None: what the configuration says. `config` replaces ~/.ssh/config.
+    `user` and `port` None: from the configuration. `config` replaces ~/.ssh/config.
     """
 
     host: str
@@ -26,7 +26,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, config: Path | None = None) -> Self:
-        """From ssh://[USER@]HOST[:PORT], as ssh(1) and ProxyJump write it. Raises UsageError."""
+        """Parse ssh://[USER@]HOST[:PORT], as in ssh(1) and ProxyJump. Raises UsageError."""
         found = _URL.fullmatch(text)
         port = int(found["port"]) if found and found["port"] else None
         if found is None or port == 0 or (port or 0) > 65535:

@@ -1,4 +1,4 @@
-"""What the inventory says of a host that is reached over SSH."""
+"""The inventory entry of a host that is reached over SSH."""
 
 from dataclasses import dataclass
 

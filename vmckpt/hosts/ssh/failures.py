@@ -8,7 +8,7 @@ from vmckpt.errors import HostDownError
 
 
 def translated(name: str, login: str, exc: Exception) -> HostDownError:
-    """Why the SSH server of the host `name` did not let `login` in."""
+    """Why the SSH server of the host `name` rejected `login`."""
     match exc:
         case paramiko.PasswordRequiredException():
             why = "the key is protected by a passphrase, and no agent has it"
@@ -34,7 +34,7 @@ def _no_entry(name: str, login: str, why: str, remedy: str) -> HostDownError:
 def unreachable(
     name: str, where: tuple[str, int], timeout_s: float, exc: OSError | ValueError
 ) -> HostDownError:
-    """Why no connection could be made to an address and port."""
+    """Why an address and port could not be reached."""
     host, port = where
     match exc:
         case socket.gaierror():
@@ -56,7 +56,7 @@ def unreachable(
 
 
 def no_proxy(name: str, command: str, exc: OSError | ValueError) -> HostDownError:
-    """Why the command that the configuration names for the way there cannot be run."""
+    """Why the configuration's proxy command cannot be run."""
     return HostDownError(
         f"cannot reach {name}",
         why=f"its ProxyCommand `{command}` does not start: {exc}",
@@ -65,7 +65,7 @@ def no_proxy(name: str, command: str, exc: OSError | ValueError) -> HostDownErro
 
 
 def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -> HostDownError:
-    """Why a jump host made no connection to where it was to."""
+    """Why a jump host could not connect to its destination."""
     return HostDownError(
         f"cannot reach {name}",
         why=f"its jump host {jump} gets no connection to {where[0]} port {where[1]}: {exc}",
@@ -74,7 +74,7 @@ def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -
 
 
 def runs_nothing(name: str, exc: Exception) -> HostDownError:
-    """Logged in, and yet no command may be started."""
+    """Logged in, but no command can be started."""
     return HostDownError(
         f"{name} lets us run no command",
         why=str(exc) or "it closed the connection",

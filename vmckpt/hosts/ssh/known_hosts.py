@@ -1,4 +1,4 @@
-"""Host keys: known, unknown, changed or revoked; only the first is let pass."""
+"""Host keys: known, unknown, changed or revoked; only a known one is accepted."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from paramiko.hostkeys import HostKeyEntry, HostKeys
 from vmckpt.errors import HostDownError
 
 GLOBAL = Path("/etc/ssh/ssh_known_hosts")
-# Marks at the beginning of a line, and of a name that is hashed (sshd(8)).
+# Markers at the beginning of a line, and of a hashed name (sshd(8)).
 _MARK, _REVOKED, _HASHED = "@", "@revoked", "|"
 
 
 class KnownHosts:
-    """What is known of one host's keys; tells paramiko what to do about a key that is not."""
+    """The known keys of one host; decides what paramiko does with an unknown one."""
 
     def __init__(self, name: str, known_as: str, files: Sequence[Path]) -> None:
         self._name, self._known_as, self._files = name, known_as, files
@@ -38,7 +38,7 @@ class KnownHosts:
                 _add(keys, entry)
 
     def missing_host_key(self, _: paramiko.SSHClient, __: str, key: paramiko.PKey) -> NoReturn:
-        """Called by paramiko for a host of which no key is known. Raises HostDownError."""
+        """Called by paramiko for a host without a known key. Raises HostDownError."""
         if key.asbytes() in self._revoked:
             raise HostDownError(
                 f"THE SSH KEY OF {self._name} IS REVOKED: another machine may be listening there",
@@ -54,7 +54,7 @@ class KnownHosts:
         )
 
     def changed(self, key: paramiko.PKey) -> HostDownError:
-        """The host shows another key than the one that is known."""
+        """The error for a host key that differs from the known one."""
         files = " or ".join(str(path) for path in self._files)
         return HostDownError(
             f"THE SSH KEY OF {self._name} HAS CHANGED: another machine may be listening there",
@@ -69,7 +69,7 @@ class KnownHosts:
 
 
 def _lines(path: Path) -> list[list[str]]:
-    """The words of each line that says something."""
+    """The words of each line that is not empty or a comment."""
     if not path.exists():
         return []
     lines = (line.split() for line in path.read_text(errors="replace").split("\n"))
@@ -77,19 +77,19 @@ def _lines(path: Path) -> list[list[str]]:
 
 
 def _entry(words: Sequence[str]) -> HostKeyEntry | None:
-    """The names and the key of a line; None for what paramiko cannot read."""
+    """The names and the key in a line; None if paramiko cannot read it."""
     try:
         entry = HostKeyEntry.from_line(" ".join(words))
         for name in entry.hostnames if entry else ():
             if name.startswith(_HASHED):
-                HostKeys.hash_host("", name)  # else it would fail when a name is looked up
+                HostKeys.hash_host("", name)  # otherwise it would fail when a name is looked up
     except Exception:  # noqa: BLE001 - damage shows in whatever way, also in numbers too large
         return None
     return entry
 
 
 def _add(keys: HostKeys, entry: HostKeyEntry) -> None:
-    """Add a key; of two of one kind that a host has the first counts."""
+    """Add a key; of two keys of one type for a host the first counts."""
     kind = entry.key.get_name()
     for name in entry.hostnames:
         if kind not in (keys.lookup(name) or {}):
@@ -97,5 +97,5 @@ def _add(keys: HostKeys, entry: HostKeyEntry) -> None:
 
 
 def _digest(key: paramiko.PKey) -> str:
-    """As ssh-keygen(1) shows it."""
+    """The fingerprint in ssh-keygen(1)'s format."""
     return "SHA256:" + b64encode(sha256(key.asbytes()).digest()).decode().rstrip("=")

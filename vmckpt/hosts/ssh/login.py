@@ -1,4 +1,4 @@
-"""Logging in to a host as ssh(1) would: keys, agent, jump hosts; its own key is always checked."""
+"""Log in to a host as ssh(1) would: keys, agent, jump hosts; the host key is always checked."""
 
 import socket
 from contextlib import suppress
@@ -21,13 +21,13 @@ _LAST_WORDS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A connection that has logged in, over that to a jump host where there is one."""
+    """A logged-in connection, and the one to a jump host that carries it, if any."""
 
     client: paramiko.SSHClient
     jump: "Login | None"
 
     def close(self) -> None:
-        """End it, and what it goes over."""
+        """Close it, and the connections that carry it."""
         _end(self.client)
         if self.jump is not None:
             self.jump.close()
@@ -36,9 +36,9 @@ class Login:
 def log_in(
     name: str, address: Address, jumps: tuple[str, ...] = (), jumps_left: int = MOST_JUMPS
 ) -> Login:
-    """Log in to the host `name`, over `jumps` if there are any, else as the configuration says.
+    """Log in to the host `name`, over `jumps` if there are any, else by the configuration.
 
-    Blocks. Raises HostDownError for each way that it fails, UsageError for the configuration.
+    Blocks. Raises HostDownError for each kind of failure, UsageError for the configuration.
     """
     settings = read_settings(address)
     jump, stream = _dial(name, settings, jumps or settings.jumps, address.config, jumps_left)
@@ -60,7 +60,7 @@ def _authenticate(client: paramiko.SSHClient, name: str, settings: Settings, str
         known.load(client)
         client.set_missing_host_key_policy(known)
         client.connect(
-            # With a stream of our own this is only what known_hosts is asked for.
+            # With an existing stream this is used only to look up known_hosts.
             settings.known_as,
             port=SSH_PORT,
             username=settings.user,
@@ -79,7 +79,7 @@ def _authenticate(client: paramiko.SSHClient, name: str, settings: Settings, str
 
 
 def _end(client: paramiko.SSHClient) -> None:
-    """Close it, and wait for its thread: the last words of that may go over a jump host."""
+    """Close it, and wait for its thread: its last messages may pass through a jump host."""
     transport = client.get_transport()
     client.close()
     if transport is not None and transport.is_alive():
@@ -89,7 +89,7 @@ def _end(client: paramiko.SSHClient) -> None:
 def _dial(
     name: str, settings: Settings, jumps: tuple[str, ...], config: Path | None, jumps_left: int
 ) -> tuple[Login | None, Any]:
-    """A byte stream to the host's SSH server, over a jump host or a command where so set up."""
+    """A byte stream to the host's SSH server, over a jump host or a proxy command if configured."""
     where = settings.host, settings.port
     if jumps:
         return _dial_over(name, where, jumps, config, jumps_left)
@@ -97,10 +97,11 @@ def _dial(
         return None, _run_proxy(name, settings.command)
     try:
         stream = socket.create_connection(where, settings.timeout_s)
-    # ValueError: a name that the resolver's encoding cannot hold.
+    # ValueError: a name that the resolver's encoding cannot represent.
     except (OSError, ValueError) as exc:
         raise unreachable(name, where, settings.timeout_s, exc) from exc
-    # Else the second of two short messages waits for the receipt of the first: 40 ms, each time.
+    # Otherwise the second of two short messages waits for the first one's acknowledgement: 40 ms
+    # each time.
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return None, _Acknowledging(stream)
 
@@ -108,7 +109,7 @@ def _dial(
 def _run_proxy(name: str, command: str) -> paramiko.ProxyCommand:
     try:
         return paramiko.ProxyCommand(command)
-    # ValueError: quotes that are not closed.
+    # ValueError: unbalanced quotes.
     except (OSError, ValueError) as exc:
         raise no_proxy(name, command, exc) from exc
 
@@ -155,7 +156,7 @@ class _Acknowledging:
 
     def recv(self, most_bytes: int) -> bytes:
         data = self._stream.recv(most_bytes)
-        with suppress(OSError):  # the far side has gone: the next call says so
+        with suppress(OSError):  # the far side has gone: the next call reports it
             self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return data
 

@@ -1,7 +1,7 @@
-"""How to log in to a host, as ~/.ssh/config and /etc/ssh/ssh_config have it.
+"""Login settings of a host from ~/.ssh/config and /etc/ssh/ssh_config.
 
-Of their keywords these hold here: HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump,
-ProxyCommand, UserKnownHostsFile, HostKeyAlias, ConnectTimeout; Host and Match choose as in ssh(1).
+Supported keywords: HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand,
+UserKnownHostsFile, HostKeyAlias, ConnectTimeout; Host and Match select as in ssh(1).
 """
 
 import getpass
@@ -19,7 +19,7 @@ _CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _NO = "none"
 SSH_PORT = 22
-# `Match exec` loads a package when it is first met, which two threads must not do at once.
+# `Match exec` imports a package on first use, which two threads must not do at once.
 _one_at_a_time = threading.Lock()
 CONNECT_TIMEOUT_S = 10.0
 
@@ -28,7 +28,7 @@ CONNECT_TIMEOUT_S = 10.0
 class Settings:
     """All that a login needs. `known_as` is the host's name in the files `known_hosts`.
 
-    `jumps` are gone over in this order. Without `keys` those in ~/.ssh are tried.
+    `jumps` are passed in this order. Without `keys` those in ~/.ssh are tried.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Settings:
 
 
 def read_settings(address: Address) -> Settings:
-    """What holds for an address. Raises UsageError when the configuration cannot be used."""
+    """The settings for an address. Raises UsageError if the configuration is not usable."""
     try:
         me, usual = getpass.getuser(), [Path(path).expanduser() for path in _CONFIGS]
     except (KeyError, OSError, RuntimeError) as exc:
@@ -64,7 +64,8 @@ def read_settings(address: Address) -> Settings:
             found = config.lookup(address.host)
         host, port = found["hostname"], address.port or int(found.get("port", SSH_PORT))
         jumps, command = found.get("proxyjump", _NO), found.get("proxycommand", _NO)
-        # As in ssh(1), an alias stands in known_hosts by itself, a name with a port that is odd.
+        # As in ssh(1), known_hosts has an alias without a port, and a name with any non-standard
+        # port.
         plain = port == SSH_PORT or "hostkeyalias" in found
         name = found.get("hostkeyalias", host)
         files = found.get("userknownhostsfile", _KNOWN_HOSTS).split()
@@ -80,7 +81,7 @@ def read_settings(address: Address) -> Settings:
             command=None if command == _NO else command,
             timeout_s=float(found.get("connecttimeout", CONNECT_TIMEOUT_S)),
         )
-    # ImportError: `Match exec` needs a package that is not there.
+    # ImportError: `Match exec` needs a package that is missing.
     except (OSError, ValueError, ImportError, paramiko.SSHException) as exc:
         raise UsageError(
             f"the SSH configuration for {address.host} cannot be used",

@@ -19,13 +19,13 @@ from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S
 from vmckpt.sequence.in_thread import in_thread
 
 _CHUNK_BYTES = 64 << 10
-# What a shell says of a command that it does not find (POSIX).
+# A shell's exit status for an unknown command (POSIX).
 _NOT_FOUND = 127
-# paramiko's, of a channel whose connection is gone.
+# paramiko's status of a channel whose connection is gone.
 _NO_STATUS = -1
 _LAST_WORDS_S = 1.0
 _START_TIMEOUT_S = 20.0
-# What it logs stands in our errors, without the tracebacks.
+# Our errors contain what it logs, without the tracebacks.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
@@ -58,31 +58,31 @@ async def open_wire(name: str, address: Address, command: str) -> ServeConnectio
 
 
 def _close_late(connecting: asyncio.Task[Login]) -> None:
-    """This connection is no longer needed."""
+    """Close a connection that is no longer needed when it was made."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().close()
 
 
 def _carry_in(login: Login, channel: paramiko.Channel, sock: socket.socket) -> None:
-    """What the host says goes to `sock`; when it has said all the connection is over."""
+    """Forward the host's output to `sock`; at its end the connection is over."""
     with suppress(OSError):  # the near side has closed, or the transport is gone: over either way
         while data := channel.recv(_CHUNK_BYTES):
             sock.sendall(data)
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    # Why it ended may still be on its way.
+    # The reason for its end may still be in flight.
     channel.status_event.wait(_LAST_WORDS_S)
     login.close()
 
 
 def _carry_out(login: Login, channel: paramiko.Channel, sock: socket.socket) -> None:
-    """What is written to `sock` goes to the host; closing it ends the connection."""
+    """Forward data from `sock` to the host; closing it ends the connection."""
     with sock:
         try:
             while data := sock.recv(_CHUNK_BYTES):
                 channel.sendall(data)
             channel.shutdown_write()
-        # EOFError, SSHException: of a transport that broke while this went over it.
+        # EOFError, SSHException: a transport that broke meanwhile.
         except (OSError, EOFError, paramiko.SSHException):
             login.close()
 
@@ -120,7 +120,7 @@ def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> Host
 def _start(name: str, login: Login, argv: list[str]) -> paramiko.Channel:
     try:
         channel = login.client.get_transport().open_session(timeout=CONNECT_TIMEOUT_S)
-        # SSH knows only a line for the far user's shell: each word is quoted for it.
+        # SSH passes one line to the remote user's shell: each word is quoted for it.
         channel.exec_command(shlex.join(argv))
     except (paramiko.SSHException, EOFError, OSError) as exc:
         raise runs_nothing(name, exc) from exc

@@ -1,1 +1,1 @@
-"""Moving a libvirt domain: libvirt's own peer-to-peer migration, watched, steered and settled."""
+"""Migrate a libvirt domain: libvirt's peer-to-peer migration, watched, steered and settled."""

@@ -1,4 +1,4 @@
-"""A domain whose memory is lost becomes a stopped one, where it ran last."""
+"""Make a domain whose memory is lost a stopped one, where it ran last."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from vmckpt.vm.domains.sessions import libvirtd
 async def bury(
     journal: DomainJournal, view: DomainView, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
-    """End what is left of it on both ends, and clean up; may be repeated after an error.
+    """End its remains on both ends, and clean up; may be repeated after an error.
 
     If it ran on the destination, copied disks are newest there, and a persistent domain is defined
     there. Otherwise it stays on the source; copies are kept if it may have run with them before it
@@ -28,7 +28,7 @@ async def bury(
         await leave_on_source(journal, target, note)
         return
     if journal.persistent and IN_POSTCOPY & {view.source, view.target}:
-        # Before anything is ended: as long as one end is in post-copy it can be seen who ran last.
+        # Before anything is ended: while an end is in post-copy, it shows who ran last.
         async with libvirtd(source) as here, libvirtd(target) as there:
             if await here.condition(journal.uuid) is not None:
                 await there.define(await here.definition(journal.uuid))
@@ -41,9 +41,9 @@ async def bury(
 
 
 def _came_to_run(journal: DomainJournal, view: DomainView) -> bool:
-    """Whether the target keeps a definition of it that the migration brought, or it alone has one.
+    """Whether the destination has a definition that the migration brought, or the only one.
 
-    libvirt defines it there, for good, when all of it has arrived, just before it runs.
+    libvirt defines the domain there permanently once all of it has arrived, just before it runs.
     """
     if view.target is not EndState.OFF:
         return False
@@ -51,9 +51,10 @@ def _came_to_run(journal: DomainJournal, view: DomainView) -> bool:
 
 
 def _may_have_run(journal: DomainJournal, view: DomainView) -> bool:
-    """Whether nothing is left that could tell: a definition was on the target before, for one.
+    """Whether no evidence remains, for example because the destination had a definition before.
 
-    The source keeps its own if its host fails just before libvirt tells it that the guest runs.
+    The source keeps its own definition if its host fails just before libvirt tells it that the
+    guest runs.
     """
     defined_before = view.target is EndState.OFF
     return journal.may_postcopy or view.source is not EndState.OFF or defined_before

@@ -1,10 +1,9 @@
-"""Holding a domain's QEMU back from stopping its guest while the target is busy, through libvirt.
+"""Hold a domain's QEMU back from the switchover while the destination is busy, by libvirt.
 
-QEMU stops the guest when what is left fits the downtime at the speed that it goes by, and at the
-end of the first pass the target may be far behind (see migrate/steps/switchover.py). libvirt sets
-that speed only when a migration begins, but the downtime at any time: so the speed is next to
-nothing, and what is allowed once all of memory has gone is so much more downtime that the
-product is right.
+QEMU stops the guest when the rest fits the downtime at the speed that it assumes, and at the end of
+the first pass the destination may be far behind (see migrate/steps/switchover.py). libvirt sets
+that speed only when a migration begins, but the downtime at any time. So the speed is set to almost
+nothing, and once all memory has been sent the downtime is raised until the product is right.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ from vmckpt.vm.domains.sessions import libvirtd
 
 # libvirt's typed parameter, MiB/s.
 PARAMETER = "bandwidth.avail.switchover"
-# What one that cannot do it complains of.
+# What a QEMU without it complains about.
 IN_QEMU = "avail-switchover-bandwidth"
-# In the second pass all of memory has gone once.
+# In the second pass all memory has been sent once.
 WHOLE_SENT_PASS = 2
-# A downtime that differs by less is not worth a call.
+# A smaller relative change of the downtime does not justify a call.
 SAME_WITHIN = 0.2
 LET_GO_EVERY_S = 1.0
 
@@ -44,20 +43,22 @@ class Hold:
 
     @property
     def is_on(self) -> bool:
-        """Whether QEMU has not been allowed anything yet."""
+        """Whether QEMU is still held back."""
         return self._given_ms == 0
 
     def see(self, job: DomainJob) -> None:
-        """Keep the best speed."""
+        """Remember the best speed."""
         self._best_bytes_per_s = max(self._best_bytes_per_s, job.throughput_bytes_per_s)
 
     def give(self, wished_ms: int) -> int:
-        """What to set in libvirt now, so that QEMU allows `wished_ms` at the best speed."""
+        """The value for libvirt with which QEMU allows `wished_ms` at the best speed."""
         self._given_ms = self._needed_ms(wished_ms)
         return self._given_ms
 
     def order(self, job: DomainJob, wished_ms: int) -> int | None:
-        """What to tell libvirt now; None while the guest is held, or when it has been told."""
+        """The value to set in libvirt now; None while the guest is held, or if it is set
+        already.
+        """
         if job.round < WHOLE_SENT_PASS or not self._best_bytes_per_s:
             return None
         if abs(self._needed_ms(wished_ms) - self._given_ms) <= SAME_WITHIN * self._given_ms:

@@ -1,7 +1,8 @@
-"""What is under way with a domain: enough to tidy up after a command that died.
+"""The journal of a domain's migration: enough to clean up after a command that died.
 
-It stands in the operator's state directory; the migration itself is libvirt's, and goes on. What
-an end that was silent still has is kept apart, so that the next migration does not write over it.
+It is in the operator's state directory; libvirt carries out the migration itself and continues it.
+Records of cleanup on a silent end are kept separately, so that the next migration does not
+overwrite them.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +19,14 @@ from vmckpt.vm.paths import left_file, left_vm
 
 @dataclass(frozen=True, slots=True)
 class DomainJournal:
-    """One migration of one domain. `disks` are files made on the target for it.
+    """One migration of one domain. `disks` are files made on the destination for it.
 
-    `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
-    definition was there before. `moved`: it is the target's; only the source is not tidied yet, and
-    `disks` that were copied are still to be handed over. `stayed`: it is the source's; only the
-    target is not. `held_mib_per_s`: see hold.py; the guest's downtime may be `max_downtime_ms`.
-    `offline`: the domain is off. `has_tpm`: one whose state libvirt keeps, and would remove.
+    `may_postcopy`: the guest may run there before its memory has arrived. `known_to_target`: the
+    destination had its definition before. `moved`: the destination has it; only the source is not
+    cleaned up yet, and copied `disks` are still to be handed over. `stayed`: the source has it;
+    only the destination is not cleaned up. `held_mib_per_s`: see hold.py; the guest's downtime may
+    be `max_downtime_ms`. `offline`: the domain is off. `has_tpm`: a TPM whose state libvirt keeps,
+    and would remove.
     """
 
     run: str
@@ -45,65 +47,65 @@ class DomainJournal:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is clear who has the domain, and only the other end is to be tidied."""
+        """Whether it is settled who has the domain, and only the other end needs cleanup."""
         return self.moved or self.stayed
 
     @property
     def owner(self) -> str:
-        """The host that has the domain since it has ended."""
+        """The host that has the domain after the migration."""
         return self.target if self.moved else self.source
 
     @property
     def untidy(self) -> str:
-        """The host that still has something of it since it has ended."""
+        """The host that still has remains of it after the migration."""
         return self.source if self.moved else self.target
 
     @property
     def path(self) -> Path:
-        """The file that it is kept in."""
+        """The journal's file."""
         if self.has_ended:
             return _left_dir() / left_file(_file_name(self.vm), self.run)
         return _path(self.vm)
 
     def held_by(self, host: str) -> Self:
-        """The same, of one that has ended, after the domain went on to another host."""
+        """The same journal of an ended migration, after the domain moved to another host."""
         return replace(self, target=host) if self.moved else replace(self, source=host)
 
     async def write(self) -> None:
-        """Keep it; one that has ended makes room for the next migration's. Raises StorageError."""
+        """Write it; that of an ended migration makes room for the next one. Raises StorageError."""
         await local_host().make_dir(self.path.parent)
         await save_to(local_host(), self.path, _SCHEMA, self)
         if self.has_ended:
             await self._remove_begun()
 
     async def remove(self) -> None:
-        """Forget it."""
+        """Remove it."""
         await local_host().remove(self.path)
         await self._remove_begun()
 
     async def _remove_begun(self) -> None:
-        """What was written of this run before it ended; another run's stays."""
+        """Remove this run's journal from before its end, but not another run's."""
         begun = await self.read(self.vm)
         if begun is not None and begun.run == self.run:
             await local_host().remove(_path(self.vm))
 
     @staticmethod
     async def read(vm: str) -> "DomainJournal | None":
-        """The journal of the domain of that name; None when there is none. Raises UsageError."""
+        """The journal of the domain of that name; None if there is none. Raises UsageError."""
         return await load_from(local_host(), _path(vm), _SCHEMA)
 
     @staticmethod
     async def all_of(vm: str) -> "list[DomainJournal]":
-        """The one of a migration under way or cut off, if any, and `all_left`."""
+        """The journal of a running or interrupted migration, if any, and `all_left`."""
         begun, left = await DomainJournal.read(vm), await DomainJournal.all_left(vm)
         return left if begun is None or begun.has_ended else [begun, *left]
 
     @staticmethod
     async def all_left(vm: str) -> "list[DomainJournal]":
-        """Those that have ended, oldest first. Raises UsageError."""
+        """Those of ended migrations, oldest first. Raises UsageError."""
         names = await local_host().list_dir(_left_dir())
         paths = [_left_dir() / name for name in names if left_vm(name) == _file_name(vm)]
-        # An earlier vmckpt did not keep it apart.
+        # An earlier vmckpt did not keep these separately.
         found = list[DomainJournal]()
         for path in (*paths, _path(vm)):
             one = await load_from(local_host(), path, _SCHEMA)
@@ -116,9 +118,9 @@ _SCHEMA = Schema(DomainJournal, "see where the domain runs (virsh list), and rem
 
 
 async def make_room(vm: str) -> None:
-    """Under the domain's lock: the next migration's journal writes over no other.
+    """Under the domain's lock: keep the next migration's journal from overwriting another.
 
-    Raises BusyError where another migration was cut off meanwhile, StorageError.
+    Raises BusyError if another migration was interrupted meanwhile, StorageError.
     """
     begun = await DomainJournal.read(vm)
     if begun is None:
@@ -129,7 +131,7 @@ async def make_room(vm: str) -> None:
             why=f"run {begun.run}, from {begun.source} to {begun.target}, is not at its end",
             remedy=f"vmckpt migrate --recover {quote(vm)}, then try again",
         )
-    await begun.write()  # an earlier vmckpt did not keep it apart
+    await begun.write()  # an earlier vmckpt did not keep it separately
 
 
 def _path(vm: str) -> Path:

@@ -37,11 +37,12 @@ from vmckpt.vm.domains.sessions import libvirtd, libvirtds
 async def migrate(
     domain: Domain, target: Host, options: MigrationOptions, emit: Emit
 ) -> MigrationReport:
-    """Have libvirt move the running domain to `target`; returns when it runs there only.
+    """Have libvirt move the running domain to `target`; returns when it runs only there.
 
     Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
     BusyError, OperationFailedError or TimedOutError (undone: the domain is on the source),
-    CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (says what both ends said).
+    CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (says what both ends
+    reported).
     """
     source, action = domain.host, f"migrate to {target.name}"
     async with (
@@ -49,12 +50,12 @@ async def migrate(
         dead_mans_switch(domain.name, run.id),
         locked(domain.name, (source, target), action, run.id),
     ):
-        if options.in_turn:  # a drain of the target writes its mark, then looks for locks
+        if options.in_turn:  # its drain marks the host first, then looks for locks
             await require_open(target)
         await make_room(domain.name)
         async with AsyncExitStack() as stack, libvirtds(source, target) as (here, there):
             domain = await seen_again(domain, here)
-            # The second one is made while questions are answered, for the call that takes long.
+            # The second session, for the long call, is opened during the queries.
             checked, caller = await both(
                 preflight(domain, here, there, options),
                 stack.enter_async_context(libvirtd(source)),
@@ -71,7 +72,7 @@ async def migrate(
 
 
 class DomainMigration:
-    """One migration whose checks are passed."""
+    """One migration that has passed its checks."""
 
     def __init__(
         self, domain: Domain, target: Host, checked: DomainPreflight, run: MigrationRun
@@ -101,7 +102,7 @@ class DomainMigration:
     ) -> MigrationReport:
         """Prepare, transfer, release; see `migrate`.
 
-        `sessions` with the source: one to watch by, and one for the call that takes long.
+        `sessions` with the source: one to watch the migration, and one for the long call.
         """
         source, caller = sessions
         transfer = DomainTransfer(
@@ -125,7 +126,7 @@ class DomainMigration:
             async with link.kept(transfer.hold_to):
                 await transfer.run(request, caller)
         except (asyncio.CancelledError, VmckptError) as exc:
-            # A second Ctrl-C must not tidy up before it is known who has the guest.
+            # A second Ctrl-C must not start the cleanup before it is known who has the guest.
             if (meant := await to_the_end(self._meaning(exc))) is not None:
                 raise meant from (None if meant is exc else exc)
             self._run.note("too-late", "it was too late to go back: the VM is on the target")
@@ -137,7 +138,9 @@ class DomainMigration:
         self._run.tell(PhaseBegan(self._run.elapsed_s(), phase))
 
     async def _meaning(self, exc: BaseException) -> BaseException | None:
-        """What an error means for the guest, all tidied up; None: the guest is on the target."""
+        """What an error means for the guest, after cleanup; None: the guest is on the
+        destination.
+        """
         move, view = await settle(
             self._journal, self._ends, lambda text: self._run.note("rescue", text)
         )

@@ -1,4 +1,4 @@
-"""A domain that is off, moved: its definition goes, by libvirt, and its disks are there already."""
+"""Migrate a domain that is off: libvirt moves its definition; its disks are there already."""
 
 import asyncio
 import time
@@ -28,10 +28,10 @@ Ends = tuple[Host, Host]
 async def move_off(
     domain: Domain, target: Host, options: MigrationOptions, emit: Emit
 ) -> MigrationReport:
-    """Have libvirt define the stopped domain at `target`, and here no more.
+    """Have libvirt define the stopped domain at `target`, and no longer here.
 
     Raises RefusedError (nothing was changed), BusyError, OperationFailedError (it is here),
-    CancelledByUserError (likewise), OutcomeUnknownError (says what both ends said).
+    CancelledByUserError (likewise), OutcomeUnknownError (says what both ends reported).
     """
     ends = domain.host, target
     async with (
@@ -59,7 +59,7 @@ async def move_off(
         run.tell(PhaseBegan(run.elapsed_s(), "transfer"))
         await journal.write()
         try:
-            # It takes a moment, and cannot be called back.
+            # It takes a moment, and cannot be cancelled.
             await to_the_end(here.migrate(domain.uuid, *build(checked.options, *way)))
         except (asyncio.CancelledError, VmckptError) as exc:
             if (meant := await to_the_end(_meaning(journal, ends, run, exc))) is not None:
@@ -71,7 +71,7 @@ async def move_off(
 async def _meaning(
     journal: DomainJournal, ends: Ends, run: MigrationRun, exc: BaseException
 ) -> BaseException | None:
-    """What an error means, all tidied up; None: the domain is on the target."""
+    """What an error means, after cleanup; None: the domain is on the destination."""
     move, view = await settle_off(journal, ends)
     if move is DomainMove.TARGET_OWNS:
         return None

@@ -1,4 +1,4 @@
-"""What libvirt says of a migration, as the events that every migration tells."""
+"""Translate libvirt's progress into the events that every migration reports."""
 
 from vmckpt.events.types import Progress
 from vmckpt.forecast.model.convergence import eta_s
@@ -7,7 +7,7 @@ from vmckpt.vm.domains.job import DomainJob
 
 
 def figures(job: DomainJob) -> TransferFigures:
-    """What decisions rest on. Pure."""
+    """The figures for decisions. Pure."""
     return TransferFigures(
         job.round,
         job.remaining_bytes,
@@ -18,7 +18,7 @@ def figures(job: DomainJob) -> TransferFigures:
 
 
 def progress(job: DomainJob, at_s: float, *, postcopy: bool) -> Progress:
-    """The event. While disks are copied its figures are theirs. Pure."""
+    """The event; while disks are copied, with their figures. Pure."""
     if job.copies_disks:
         done = job.disk_total_bytes - job.disk_remaining_bytes
         return Progress(

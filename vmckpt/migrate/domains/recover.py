@@ -27,10 +27,10 @@ LAST_STEP = "transfer"
 
 
 async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
-    """Wait for the end of a migration that was cut off, and tidy up; None when there is none.
+    """Wait for the end of an interrupted migration, and clean up; None if there is none.
 
-    What earlier ones left on hosts that were silent is removed where these answer now.
-    Raises BusyError while a command works on it, VmLostError, OutcomeUnknownError.
+    Remains of earlier ones on formerly silent hosts are removed if these answer now. Raises
+    BusyError while a command works on it, VmLostError, OutcomeUnknownError.
     """
     journal = await DomainJournal.read(name)
     if journal is not None and not journal.has_ended:
@@ -70,7 +70,7 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
 
 
 def _ends(journal: DomainJournal) -> tuple[Host, Host]:
-    """Both hosts. Raises OutcomeUnknownError where one has been forgotten."""
+    """Both hosts. Raises OutcomeUnknownError if one is no longer in the inventory."""
     try:
         return find_host(journal.source), find_host(journal.target)
     except NotFoundError as exc:
@@ -85,7 +85,7 @@ def _ends(journal: DomainJournal) -> tuple[Host, Host]:
 
 
 async def _tidy(left: DomainJournal, note: Callable[[str], None]) -> None:
-    """What a migration whose end is known left on the other end, which was silent; asked once."""
+    """Clean up the end that was silent when a migration ended; tried once."""
     try:
         ends = find_host(left.source), find_host(left.target)
     except NotFoundError as exc:
@@ -114,7 +114,7 @@ async def _tidy_held(
     elif has_it is DomainMove.SOURCE_OWNS and left.stayed:
         await leave_on_source(left, ends[1], note, patience_s=0.0)
     else:
-        # What is there is not a rest any more, but theirs who brought it there.
+        # What is there no longer belongs to the migration, but to those who brought it there.
         note(f"'{left.vm}' has left {left.owner} meanwhile: what {left.untidy} has of it stays")
         await keep_files(ends[1], left.run, left.disks)
         await left.remove()

@@ -1,4 +1,4 @@
-"""What libvirt is asked for: the flags and typed parameters of virDomainMigrateToURI3."""
+"""The request to libvirt: flags and typed parameters of virDomainMigrateToURI3."""
 
 from functools import reduce
 from operator import or_
@@ -25,9 +25,9 @@ class MigrateCall(NamedTuple):
 def build(
     options: MigrationOptions, route: Route, cargo: Cargo, held_mib_per_s: int = 0
 ) -> MigrateCall:
-    """The call for these options; "auto" has been replaced by what it comes to. Pure.
+    """The call for these options, with "auto" already resolved. Pure.
 
-    `held_mib_per_s`: see hold.py; 0: QEMU goes by its own measure.
+    `held_mib_per_s`: see hold.py; 0: QEMU uses its own measurement.
     """
     there = options.at_target
     said: dict[str, Parameter | None] = {
@@ -81,13 +81,13 @@ def _disks(route: Route, cargo: Cargo) -> dict[str, Parameter]:
     return {
         "migrate_disks": names,
         "disks_uri": _uri(route.address, route.disks_port),
-        # So that sparse stays sparse.
+        # To keep sparse images sparse.
         **(zeroes if cargo.detects_zeroes else {}),
     }
 
 
 def unheld(request: MigrateCall) -> MigrateCall:
-    """The same for a QEMU that cannot be held back. Pure."""
+    """The same call for a QEMU that cannot be held back. Pure."""
     parameters = {k: v for k, v in request.parameters.items() if k != hold.PARAMETER}
     return request._replace(parameters=parameters)
 

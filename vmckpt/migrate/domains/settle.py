@@ -1,4 +1,4 @@
-"""Asking both ends until it is clear who has the domain."""
+"""Query both ends until it is clear who has the domain."""
 
 import asyncio
 import time
@@ -29,21 +29,21 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
 
 POLL_S = 0.3
-# How long to wait for an end that is silent or in between; and how long for a
-# post-copy whose link is silent, which QEMU continues by itself when the link is back.
+# How long to wait for an end that is silent or in transition; and for a post-copy whose link is
+# silent, which QEMU continues by itself when the link is back.
 SILENT_S, POSTCOPY_S = 15.0, 300.0
-# How long both have to say the same of a domain that is off.
+# How long both ends must report the same about a domain that is off.
 STEADY_S = 1.0
-# How long a target whose source has ended may still turn out to have got everything.
+# How long a destination whose source has ended may still turn out to have everything.
 ORPHAN_S = 30.0
 
 
 async def settle(
     journal: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> tuple[DomainMove, DomainView]:
-    """Who has the domain, by both libvirtds' word, waiting for what is on its way.
+    """Who has the domain, by both libvirtds; waits for a migration in transition.
 
-    While the source's libvirtd works on it, for as long as that takes.
+    While the source's libvirtd works on it, it waits without a limit.
     """
     waited_for, since_s = None, time.monotonic()
     while True:
@@ -63,9 +63,9 @@ async def settle(
 async def settle_off(
     journal: DomainJournal, ends: tuple[Host, Host]
 ) -> tuple[DomainMove, DomainView]:
-    """Where a domain is that is off, according to both libvirtds; silent ones are waited for.
+    """Where a domain that is off is, by both libvirtds; waits for silent ones.
 
-    Neither reports whether it still works on it, so both have to say the same for a while.
+    Neither reports whether it still works on it, so both must report the same for a while.
     """
     since_s, before = time.monotonic(), None
     while True:
@@ -88,7 +88,7 @@ def _patience_s(view: DomainView) -> float:
 
 
 async def look(uuid: str, ends: tuple[Host, Host]) -> DomainView:
-    """What both ends say at this moment."""
+    """What both ends report now."""
     source, target = ends
     (at_source, job), (at_target, _) = await asyncio.gather(
         _ask(uuid, source, is_source=True), _ask(uuid, target, is_source=False)
@@ -105,10 +105,10 @@ async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[EndState, boo
 
 
 async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[EndState, bool]:
-    """What one end says, and whether (a source) it works on the domain.
+    """What one end reports, and (for a source) whether it works on the domain.
 
-    A source that tells of the domain but not whether it works on it has it locked, or is silent:
-    that happens while it works. A target's is not asked: that of a broken post-copy would never
+    A source that reports on the domain but not whether it works on it has it locked, or is silent:
+    that happens while it works. A destination is not asked: that of a broken post-copy would never
     answer. Raises HostDownError.
     """
     where = await _place(session, uuid)
@@ -124,7 +124,7 @@ async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[End
     except LibvirtRefusedError as exc:
         locked = exc.code == ErrorCode.OPERATION_TIMEOUT
         return EndState.LOCKED if locked else EndState.SILENT, False
-    # The job may have ended between the two questions, and the domain have moved with that.
+    # The job may have ended between the two queries, and the domain may have moved with that.
     return await _place(session, uuid), False
 
 
@@ -141,7 +141,7 @@ def describe(view: DomainView, ends: tuple[Host, Host]) -> str:
 
 
 def lost(journal: DomainJournal, view: DomainView, ends: tuple[Host, Host]) -> VmLostError:
-    """The domain runs nowhere."""
+    """The error for a domain that runs nowhere."""
     return VmLostError(
         f"'{journal.vm}' runs nowhere: its memory is lost",
         why=f"it ended while it was migrated: {describe(view, ends)}",
@@ -152,7 +152,9 @@ def lost(journal: DomainJournal, view: DomainView, ends: tuple[Host, Host]) -> V
 async def unknown(
     journal: DomainJournal, move: DomainMove, view: DomainView, ends: tuple[Host, Host]
 ) -> OutcomeUnknownError:
-    """It cannot be said yet who has it; which QEMUs of it live is said, when that can be seen."""
+    """The error if it is unknown who has it; it names those of its QEMUs that are alive, if
+    known.
+    """
     source, target = ends
     again = f"vmckpt migrate --recover {quote(journal.vm)}"
     if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (view.source, view.target):
@@ -195,7 +197,7 @@ async def unknown(
 
 
 async def _processes(uuid: str, host: Host) -> str:
-    """Whether a QEMU of the domain lives on a host whose libvirtd is silent."""
+    """Whether the domain has a live QEMU on a host whose libvirtd is silent."""
     try:
         found = await host.find_processes(f"-uuid\0{uuid}", of_anyone=True)
     except VmckptError:

@@ -1,4 +1,4 @@
-"""What is left to do once it is clear who has a domain: nothing of it stays on the other end."""
+"""Clean up once it is clear who has a domain: nothing of it stays on the other end."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from vmckpt.vm.domains.flags import ErrorCode
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
 
-# How long a source may take to see that the domain has gone: libvirt holds its locks for 30 s.
+# How long a source may take to notice that the domain has gone: libvirt holds its locks for 30 s.
 FORGET_S = 60.0
 
 
@@ -37,10 +37,10 @@ async def leave_on_source(
     *,
     patience_s: float = SILENT_S,
 ) -> None:
-    """The domain stays: neither images made for it nor a definition that came stay on the target.
+    """The domain stays: remove images made for it, and a new definition, from the destination.
 
-    A target that is silent for longer than `patience_s` is left to the next command on the domain:
-    the journal stays.
+    A destination that is silent for longer than `patience_s` is left to the next command on the
+    domain: the journal stays.
     """
     try:
         if not journal.known_to_target:
@@ -70,10 +70,10 @@ async def leave_on_target(
     session: Libvirtd | None = None,
     patience_s: float = SILENT_S,
 ) -> None:
-    """The domain has moved: neither it nor copied images stay on the source.
+    """The domain has moved: remove it and its copied images from the source.
 
-    `session` is one with the source's libvirtd, where there is one already. A source that is silent
-    for longer than `patience_s` is left to the next command on the domain: the journal stays.
+    `session` is an open one with the source's libvirtd, if any. A source that is silent for longer
+    than `patience_s` is left to the next command on the domain: the journal stays.
     """
     source, target = ends
     if not journal.moved:
@@ -83,7 +83,7 @@ async def leave_on_target(
             await _keep(journal, note)
     try:
         await hand_over_files(source, target, journal.run, journal.disks, note)
-        # They must never be removed again: the domain may come back to where they were.
+        # They must never be removed again: the domain may return to where they were.
         journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")
@@ -100,7 +100,7 @@ async def leave_on_target(
 
 
 async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:
-    """Where it cannot be, what was written before counts: both libvirtds are asked again then."""
+    """If it cannot be written, the earlier journal counts: both libvirtds are asked again then."""
     try:
         await journal.write()
     except StorageError as exc:
@@ -108,7 +108,7 @@ async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:
 
 
 async def _take_along(journal: DomainJournal, target: Host, note: Callable[[str], None]) -> None:
-    """What earlier migrations left on other hosts is removed as long as the target has it."""
+    """Remove what earlier migrations left on other hosts while the destination has the domain."""
     for left in await DomainJournal.all_left(journal.vm):
         if left.run == journal.run:
             continue
@@ -136,11 +136,11 @@ async def _patiently(
     patience_s: float,
     work: Callable[[Libvirtd], Awaitable[None]],
 ) -> None:
-    """Done, tried again for a while with a libvirtd that is being started anew."""
+    """Do the work; retry for a while if a libvirtd is being restarted."""
 
     async def attempt() -> None:
         nonlocal session
-        given, session = session, None  # one that has failed is not used again
+        given, session = session, None  # do not reuse a failed session
         async with nullcontext(given) if given else libvirtd(host) as asked:
             await work(asked)
 
@@ -148,11 +148,11 @@ async def _patiently(
 
 
 async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
-    """The target has no definition of a domain that the source has and that came only now.
+    """Remove a new definition from the destination; the source has the domain.
 
     libvirt defines it there when all of it has arrived, just before it runs. A libvirtd that dies
-    in that moment ends its QEMU when it is started again, and keeps the definition. Raises
-    HostDownError; OutcomeUnknownError while it still waits there for the migration.
+    in that moment ends its QEMU at its next start, but keeps the definition. Raises HostDownError;
+    OutcomeUnknownError while the domain still waits there for the migration.
     """
     where, _ = await look_at(session, journal.uuid, is_source=False)
     if where is EndState.OFF:
@@ -166,11 +166,11 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
 
 
 async def forget(session: Libvirtd, journal: DomainJournal) -> None:
-    """The source has nothing of a domain that the target has, as libvirt itself sees to.
+    """Make the source forget a domain that the destination has; normally libvirt does.
 
-    Unless it is disturbed: one that was restarted meanwhile sees only after a while that all has
-    gone, or is never told that the target runs it, and keeps the sent one, paused. Raises
-    OutcomeUnknownError when it does not end, HostDownError.
+    A libvirtd that was restarted meanwhile notices only after a while that all has gone, or never
+    learns that the destination runs the guest, and keeps the sent one, paused. Raises
+    OutcomeUnknownError if that does not end, HostDownError.
     """
     given_up_s = time.monotonic() + FORGET_S
     while True:
@@ -194,11 +194,11 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
 
 
 async def _undefine(session: Libvirtd, journal: DomainJournal) -> None:
-    """Remove the definition of a domain that is off; what its TPM holds stays.
+    """Undefine a domain that is off; its TPM's state stays.
 
-    That may be on storage that both ends share: the other one's guest needs it. Raises
-    OutcomeUnknownError while libvirtd has it locked. One whose QEMU dies in the moment in which it
-    gives up a post-copy keeps it so until it is started anew (seen with 11.3).
+    That may be on storage that both ends share, and the other end's guest needs it. Raises
+    OutcomeUnknownError while libvirtd has the domain locked. A domain whose QEMU dies at the moment
+    when libvirtd aborts a post-copy stays locked until libvirtd is restarted (seen with 11.3).
     """
     try:
         with suppress(NotFoundError):

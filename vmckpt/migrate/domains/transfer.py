@@ -1,4 +1,4 @@
-"""libvirt's migration under way: watched, steered, given up."""
+"""A running libvirt migration: watched, steered, aborted."""
 
 import asyncio
 import time
@@ -27,24 +27,24 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
-# Each look goes through libvirtd to the QEMU that sends, and takes it and its target some time: no
-# more of them than a display needs; more where post-copy may come; and where it is to come at once
-# so many that the first pass of a small guest is not over, and pre-copy with it, before one.
+# Each query passes through libvirtd to the sending QEMU, and costs it and the destination time. So
+# query only as often as a display needs; more often if post-copy may come; and if it is to come at
+# once, so often that a query comes before the end of a small guest's first pass.
 SAMPLE_S, SAMPLE_POSTCOPY_S, SAMPLE_SOON_S = 0.5, 0.2, 0.05
-# QEMU's own default: not set in libvirt.
+# QEMU's own default, not set in libvirt.
 DEFAULT_DOWNTIME_MS = 300
-# With more than the least downtime pre-copy is done before post-copy can begin.
+# With more, pre-copy could finish before post-copy can begin.
 POSTCOPY_DOWNTIME_MS = 1
 ABORT_EVERY_S = 2.0
-# How long a call that is given up may go without any sign of life.
+# How long an aborted call may go without any sign of life.
 GIVE_UP_S = 60.0
 
 
 class DomainTransfer:
-    """One call of libvirt's migration, watched and steered by a session with the source's libvirtd.
+    """One libvirt migration call, watched and steered by a session with the source's libvirtd.
 
-    `last` are the figures at its end, or the last that were seen; `postcopy` whether the guest may
-    have come to run on the target before its memory was there.
+    `last` are the latest figures; `postcopy`: whether the guest may have run on the destination
+    before its memory was there.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class DomainTransfer:
         return SAMPLE_POSTCOPY_S if self._options.may_postcopy else SAMPLE_S
 
     async def run(self, request: MigrateCall, caller: Libvirtd) -> None:
-        """Have libvirt migrate, by another session; returns when it says that the domain has moved.
+        """Have libvirt migrate, in another session; returns when the domain has moved.
 
-        Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
-        silent), OutcomeUnknownError (libvirtd gave no answer), CancelledError. After each of them
-        ask both ends. One that was begun is given up before, unless the guest is in post-copy; that
-        may be in vain, then libvirt continues it.
+        Raises LibvirtRefusedError (it failed), TimedOutError, OperationFailedError (the link is
+        silent), OutcomeUnknownError (libvirtd did not answer), CancelledError. After each of them,
+        ask both ends. A migration that had begun is aborted first, unless the guest is in
+        post-copy; if the abort fails, libvirt continues it.
         """
         try:
             await self._run(request, caller)
@@ -120,15 +120,15 @@ class DomainTransfer:
                 self.last = jobs.get_nowait()
 
     async def _watch(self, jobs: asyncio.Queue[DomainJob]) -> None:
-        """Tell and steer until all is sent; ended by a cancellation or its error."""
+        """Report and steer until all is sent; ends by cancellation or its error."""
         while True:
-            # The call itself says how it ended; a domain that has moved may be gone before that.
+            # The call itself reports how it ended; a domain that has moved may be gone before that.
             with suppress(LibvirtRefusedError, HostDownError, NotFoundError):
                 await self._look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._sample_s):
                     self.last = await jobs.get()
-                    return  # what is left is libvirt's own to finish
+                    return  # libvirt finishes the rest
 
     async def _look(self) -> None:
         job = await self._source.job(self._uuid)
@@ -138,7 +138,7 @@ class DomainTransfer:
         self._steering.see(figures(job), held=self._hold is not None and self._hold.is_on)
         self._emit(progress(job, self._clock(), postcopy=self.postcopy))
         if job.round == 0:
-            return  # disks are copied, or it is being prepared
+            return  # disks are being copied, or it is being prepared
         if not self.postcopy:
             await self._set_downtime(job)
         if not self.postcopy:
@@ -178,7 +178,7 @@ class DomainTransfer:
         await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
 
     async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
-        """Send no faster than this from here on, in whole MiB/s."""
+        """Limit the bandwidth from now on, in whole MiB/s."""
         if self.last.active and not self.postcopy:
             await self._source.set_max_speed(self._uuid, whole_mib(bandwidth_bytes_per_s))
             if self._hold is not None:
@@ -228,15 +228,15 @@ class DomainTransfer:
                 await self._stop_guest()
 
     async def _give_up(self, call: "asyncio.Future[None]") -> None:
-        """Until libvirt's call has ended: given up, or in post-copy brought to its end.
+        """Wait for the end of libvirt's call: aborted or, in post-copy, completed.
 
-        A call that does neither is left alone after a while; both ends say then what became of it.
+        A call that does neither is left alone after a while; both ends then report the outcome.
         """
         sent_bytes, since_s = -1, time.monotonic()
         while not call.done() and time.monotonic() - since_s < self._patience_s:
             with suppress(LibvirtRefusedError, HostDownError, OutcomeUnknownError):
                 if not self.postcopy:
-                    await self._source.abort(self._uuid)  # refused when it has just ended
+                    await self._source.abort(self._uuid)  # refused if it has just ended
                 elif (sent := (await self._source.job(self._uuid)).transferred_bytes) > sent_bytes:
                     sent_bytes, since_s = sent, time.monotonic()
             await asyncio.wait({call}, timeout=min(ABORT_EVERY_S, self._patience_s))
@@ -245,5 +245,5 @@ class DomainTransfer:
 
 
 def _failed(task: "asyncio.Future[None]") -> bool:
-    """Whether it ended with an error, which is looked at by this."""
+    """Whether it ended with an error, which counts as retrieved."""
     return task.cancelled() or task.exception() is not None

@@ -1,4 +1,4 @@
-"""Where a domain is in the middle of a migration, by what both ends say, and what follows."""
+"""Decide from both ends' reports where a domain is in a migration, and what to do."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from vmckpt.vm.domains.flags import DomainState, PausedReason, RunningReason
 
 
 class EndState(Enum):
-    """What one end says of the domain; SILENT: nothing, LOCKED: not what becomes of it."""
+    """What one end reports. SILENT: nothing; LOCKED: not what is happening to the domain."""
 
     RUNNING = "runs"
     PAUSED = "is paused"
@@ -29,7 +29,7 @@ class DomainView(NamedTuple):
 
 
 class DomainMove(Enum):
-    """What is to be done, or who has the guest."""
+    """What to do next, or who has the guest."""
 
     WAIT = "wait"
     SOURCE_OWNS = "the source has it"
@@ -40,13 +40,13 @@ class DomainMove(Enum):
 
 
 def place(state: DomainState, reason: int) -> EndState:
-    """What a libvirtd's answer means. Pure."""
+    """The meaning of a libvirtd's answer. Pure."""
     match state:
         case DomainState.RUNNING | DomainState.BLOCKED if reason == RunningReason.POSTCOPY:
             return EndState.POSTCOPY
         case DomainState.RUNNING | DomainState.BLOCKED if reason == RunningReason.POSTCOPY_FAILED:
             return EndState.POSTCOPY_FAILED
-        # A target's QEMU is started before it waits: it has nothing yet.
+        # A destination's QEMU is started before it waits: it has nothing yet.
         case DomainState.PAUSED if reason in (PausedReason.MIGRATION, PausedReason.STARTING_UP):
             return EndState.WAITING
         case DomainState.PAUSED if reason == PausedReason.POSTCOPY:
@@ -77,23 +77,21 @@ def decide(view: DomainView) -> DomainMove:
     if view.source in _HAS_IT and view.target in _HAS_IT:
         return DomainMove.UNKNOWN
     if view.target in _HAS_IT:
-        # libvirt lets it run there only when the source has sent all and is stopped for good.
+        # libvirt runs it there only once the source has sent all and is stopped permanently.
         return DomainMove.TARGET_OWNS
     if view.source in _HAS_IT:
-        # libvirt lets the source go on only when the target cannot run it any more, or never heard
-        # that it may.
+        # libvirt resumes the source only if the destination can no longer run it, or was never told
+        # to.
         return DomainMove.SOURCE_OWNS
     if view.source in _HAS_NOTHING and view.target in _HAS_NOTHING:
         return DomainMove.LOST
-    return (
-        DomainMove.WAIT
-    )  # a silent end may come back; a waiting one is on its way to something else
+    return DomainMove.WAIT  # a silent end may return; a waiting one is in transition
 
 
 def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
     """Who has a domain that is off, by where it is defined. Pure.
 
-    libvirt defines it at the target before it forgets it at the source. WAIT as in `decide`.
+    libvirt defines it at the destination before it undefines it at the source. WAIT as in `decide`.
     """
     ends = (view.source, view.target)
     if EndState.SILENT in ends or EndState.LOCKED in ends:
@@ -108,9 +106,9 @@ def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
 
 
 def decide_left(view: DomainView, *, moved: bool) -> DomainMove:
-    """Where a domain is whose migration has ended, `moved` or not, with leftovers. Pure.
+    """Where a domain is after a migration that left remains, `moved` or not. Pure.
 
-    It may have been migrated again since, also by virsh. WAIT: not known now.
+    It may have been migrated again since, also by virsh. WAIT: unknown for now.
     """
     if EndState.SILENT in view[:2]:
         return DomainMove.WAIT
@@ -126,15 +124,15 @@ def decide_left(view: DomainView, *, moved: bool) -> DomainMove:
     if view.job or view.source is EndState.LOCKED:
         return DomainMove.WAIT
     if view.source in _HAS_IT | IN_POSTCOPY:
-        # Unless it runs there too: libvirtd may not have seen yet that it has gone.
+        # Unless it runs there too: libvirtd may not have noticed yet that it has gone.
         return DomainMove.SOURCE_OWNS if view.target is EndState.OFF else DomainMove.WAIT
     return DomainMove.TARGET_OWNS
 
 
 def is_orphan(view: DomainView) -> bool:
-    """Whether the target waits for memory of a source that has ended. Pure.
+    """Whether the destination waits for memory of a source that has ended. Pure.
 
-    It goes on if it has got everything, which its libvirtd then says at once.
+    It continues if it has everything, which its libvirtd then reports at once.
     """
     return view.source in _HAS_NOTHING and view.target is EndState.POSTCOPY
 
@@ -143,8 +141,8 @@ def _under_way(view: DomainView) -> DomainMove:
     if view.source is view.target is EndState.POSTCOPY_FAILED:
         return DomainMove.BROKEN_POSTCOPY
     if view.source in _HAS_NOTHING and not is_orphan(view):
-        return DomainMove.LOST  # with the pages that the target has not got
+        return DomainMove.LOST  # with the pages that the destination lacks
     if view.source in IN_POSTCOPY and view.target in _HAS_NOTHING:
         return DomainMove.LOST  # the guest ran there
-    # While one end alone says that it failed, the two QEMUs may still be connected.
+    # While only one end reports a failure, the two QEMUs may still be connected.
     return DomainMove.WAIT

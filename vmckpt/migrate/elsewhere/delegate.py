@@ -1,7 +1,8 @@
-"""The operator's side of a migration between two hosts elsewhere: begun there, watched from here.
+"""The operator's side of a migration between two other hosts: started there, watched here.
 
-The work is the source host's. This side may lose its connection, come back, or not: the migration
-ends either way, and what it told can be read from the beginning (`migrate/elsewhere/watch.py`).
+The source host does the work. If this side loses its connection, for a while or for good, the
+migration still ends, and all its events can be read from the beginning
+(`migrate/elsewhere/watch.py`).
 """
 
 from collections.abc import Mapping
@@ -36,17 +37,17 @@ async def migrate_there(
     emit: Emit,
     forecast: Mapping[str, Any] | None = None,
 ) -> MigrationReport | Recovery:
-    """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
+    """Have the VM's host move it to `target`, neither being this machine; watch it to its end.
 
-    Raises and returns what `watch` does; RefusedError for what only domains can have: XML, which
-    may hold passwords, goes to no host for nothing.
+    Raises and returns as `watch` does; RefusedError for options that only domains can have: XML,
+    which may hold passwords, is not sent to a host without need.
     """
     require(domain_checks(options), f"'{vm.name}' cannot migrate to {target.name}")
     run, source = new_run(), vm.host
     there = JobFiles.of(target.state_dir, MIGRATE.name, run).path
     job = attach(MIGRATE, source, run)
     try:
-        # Both processes take their time to start: the job waits for its order.
+        # Both processes start slowly: the job waits for its request.
         job, link = await both(begin(MIGRATE, source, run), have_listen(target, there))
     except BaseException:
         await finish(both(_remove(target, there), _remove(source, job.files.path)))
@@ -57,7 +58,7 @@ async def migrate_there(
         there_entry = HostEntry(**entry_fields(target))
         await job.give(vm.name, MigrationRequest(there_entry, options, link, forecast))
     except BaseException:
-        # The listener ends without its directory, and a job at work needs it: the job comes first.
+        # The listener ends without its directory, and a running job needs it: end the job first.
         await finish(job.withdraw(f"the migration of '{vm.name}'"))
         await finish(_remove(target, there))
         raise
@@ -65,6 +66,6 @@ async def migrate_there(
 
 
 async def _remove(host: Host, path: Path) -> None:
-    # The earlier error says more; a process that is left ends by itself without a client.
+    # The earlier error says more; a remaining process ends by itself without a client.
     with suppress(VmckptError):
         await host.remove(path)

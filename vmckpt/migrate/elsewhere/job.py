@@ -1,6 +1,6 @@
-"""A migration that runs on its source host by itself: a kind of job (vmckpt/jobs).
+"""A migration that its source host runs by itself: a kind of job (vmckpt/jobs).
 
-Its order is secret while the link is up.
+Its request is secret while the link is up.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -40,7 +40,7 @@ class MigrationRequest:
     forecast: Mapping[str, Any] | None = None
 
     def open_target(self) -> RemoteHost:
-        """The target host; it connects over the link on first use."""
+        """The destination host; it connects over the link on first use."""
         there = self.target
         session = Session(there.name, there.state_dir, partial(open_link, there.name, self.link))
         return RemoteHost(**entry_fields(there), session=session)
@@ -85,7 +85,7 @@ async def work(job: MigrationJob, target: Host) -> MigrationResult:
 async def finish(job: MigrationJob, target: Host) -> MigrationResult | None:
     """Finish or undo a dead process's migration; retry while a host is silent or a lock is held.
 
-    Raises what `recover` raises; OperationFailedError when nothing had been changed.
+    Raises what `recover` raises; OperationFailedError if nothing had been changed.
     """
     if job.outcome is not None:
         return None
@@ -102,7 +102,7 @@ async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
         return found
     home, arrived = await read_vm(job.host, job.vm), await read_vm(target, job.vm)
     if home is None and arrived is not None:
-        # All was done but for the report.
+        # All was done but the report.
         return Recovery(job.run, job.vm, target.name, STEPS[-1], FINISHED)
     raise OperationFailedError(
         "the migration was interrupted before it had changed anything",
@@ -112,9 +112,9 @@ async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
 
 
 async def let_go(job: MigrationJob, target: Host) -> None:
-    """Stop the target's listener by removing its directory, and close the connection."""
+    """Stop the destination's listener by removing its directory, and close the connection."""
     try:
-        with suppress(HostDownError):  # then the listener times out
+        with suppress(HostDownError):  # otherwise the listener times out
             await target.remove(JobFiles.of(target.state_dir, MIGRATE.name, job.run).path)
     finally:
         if isinstance(target, RemoteHost):

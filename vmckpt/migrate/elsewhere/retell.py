@@ -1,4 +1,4 @@
-"""A migration that a command on this machine carries out, told from its record."""
+"""Replay a migration that a command on this machine carries out, from its record."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,14 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.vm.inventory import running_operations
 
 POLL_S = 0.5
-# Between the release of a VM's lock and the last word of the record.
+# The time between the release of a VM's lock and the last line of the record.
 LAST_WORDS_S = 3.0
 
 
 def is_done_here(run: str) -> bool:
-    """Whether a command on this machine carries it out, or has; else it may be a host's job."""
+    """Whether a command on this machine carries it out, or did; otherwise it may be a host's
+    job.
+    """
     try:
         record = _record(run)
     except NotFoundError:
@@ -31,9 +33,9 @@ def is_done_here(run: str) -> bool:
 
 
 async def retell(run: str, emit: Emit) -> MigrationReport:
-    """All that is in the record, from its beginning; one that is under way is waited for first.
+    """Emit everything in the record from its beginning, once a running migration has ended.
 
-    Raises what the migration raised, OutcomeUnknownError when its command was killed.
+    Raises what the migration raised, OutcomeUnknownError if its command was killed.
     """
     record = _record(run)
     if record.result is None:
@@ -74,7 +76,7 @@ def _events(record: RunRecord) -> Iterator[Event]:
 
 def _report(run: str, result: Mapping[str, Any]) -> MigrationReport:
     if result["outcome"] == "completed":
-        # One that came from a host names the host's own record.
+        # A record that came from a host names the host's own file.
         return convert(MigrationReport, {**result, "run_record": str(_path(run))})
     kind = next((kind for kind in _kinds() if kind.kind == result["outcome"]), OperationFailedError)
     raise kind(

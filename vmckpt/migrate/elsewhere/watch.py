@@ -1,4 +1,4 @@
-"""Watching a migration that runs on its source host by itself, from its beginning to its end."""
+"""Watch a migration that its source host runs by itself, from beginning to end."""
 
 import asyncio
 import json
@@ -36,18 +36,20 @@ from vmckpt.state.documents import damaged
 from vmckpt.state.durable import write_durably
 
 RECONNECT_S = 1.0
-# In a run record's request: the host whose job it is.
+# In a run record's request: the host that runs the job.
 JOB_ON = "job_on"
 
 
 class WatchedNoLongerError(CancelledByUserError):
-    """Asked to stop a second time: the migration goes on, or back, without this command."""
+    """Asked to stop a second time: the migration, or its undoing, continues without this
+    command.
+    """
 
 
 async def find_job(run: str) -> Handle[MigrationRequest, MigrationResult]:
-    """The migration that a run is, on whichever host. Raises NotFoundError, RefusedError.
+    """Find a run's migration on any host. Raises NotFoundError, RefusedError.
 
-    HostDownError when one is silent that may have it.
+    Raises HostDownError if a silent host may have it.
     """
 
     async def has_it(host: Host) -> Handle[MigrationRequest, MigrationResult] | None:
@@ -77,8 +79,9 @@ async def watch(
 ) -> MigrationReport | Recovery:
     """Show a migration's events from its beginning, over as many connections as it takes.
 
-    A Recovery when the job was killed and its dead-man's switch has finished the migration. Raises
-    what `run.migrate` raises. A cancellation cancels the job; a second one only stops watching.
+    Returns a Recovery if the job was killed and its dead-man's switch has finished the migration.
+    Raises what `run.migrate` raises. A cancellation cancels the job; a second one only stops
+    watching.
     """
     emit, source = heard_or_not(emit), job.host
     watching = asyncio.ensure_future(job.outcome(emit, patience_s=math.inf))
@@ -137,7 +140,9 @@ class _RecordedResult(TypedDict, total=False):
 
 
 class _RecordedRun(TypedDict):
-    """Of a run's record: commands read all records, and one that is none would end them."""
+    """The header of a run record: commands read all records, and an invalid one would make them
+    fail.
+    """
 
     format: int
     began_unix_s: float
@@ -147,7 +152,7 @@ class _RecordedRun(TypedDict):
     result: NotRequired[_RecordedResult | None]
 
 
-# Later ones have no date that can be shown.
+# Later times have no date that can be shown.
 LATEST_UNIX_S = 1 << 37
 
 
@@ -156,9 +161,9 @@ async def _conclude(
     watched: asyncio.Future[MigrationResult],
     emit: Emit,
 ) -> MigrationReport | Recovery:
-    """The result as a value or an error; the run record is fetched.
+    """Return or raise the result, and fetch the run record.
 
-    That the record cannot be written is only said: how the migration ended comes first.
+    If the record cannot be written, that is only reported: the migration's outcome comes first.
     """
     source, path = job.host, runs_dir() / f"{job.files.run}.json"
     error = watched.exception()
@@ -194,10 +199,10 @@ async def _conclude(
 
 
 async def _fetch(source: Host, path: Path) -> None:
-    """Write the source's record of a run, unless it is silent or has none.
+    """Copy the source's record of a run, unless the source is silent or has none.
 
-    In one step: on a full disk there is none here, and not a part of one. Raises StorageError, also
-    when it is no record: what this machine has of the run stays then.
+    Atomically: on a full disk there is no partial record. Raises StorageError, also if it is not a
+    record: then this machine's own record of the run stays.
     """
     theirs = source.state_dir / "runs" / path.name
     text = None
@@ -217,7 +222,7 @@ async def _fetch(source: Host, path: Path) -> None:
     except MalformedError as exc:
         raise damaged(theirs, str(exc), "see what that host runs", source.name) from exc
     data["forecast"] = None
-    with suppress(NotFoundError):  # what was asked for is known here, unless that was elsewhere
+    with suppress(NotFoundError):  # the request is known here, unless it was made elsewhere
         own = RunRecord.load(path)
         names = ("vm", "source", "target", JOB_ON)
         data["request"] |= {name: own.request[name] for name in names if name in own.request}
@@ -228,7 +233,7 @@ async def _fetch(source: Host, path: Path) -> None:
 
 
 def _complete(path: Path, result: dict[str, str]) -> None:
-    """Say in a record that was cut off how the run ended."""
+    """Add how the run ended to an incomplete record."""
     with suppress(NotFoundError):
         record = RunRecord.load(path)
         if record.result is None:

@@ -1,4 +1,4 @@
-"""The two QEMUs of a migration: looking at both, and acting until one place has the guest."""
+"""The two QEMUs of a migration: query both, and act until one host has the guest."""
 
 import asyncio
 from contextlib import suppress
@@ -15,14 +15,14 @@ from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu, last_words, processes
 
 LOOK_TIMEOUT_S = 3.0
-# The names of all jobs, nodes and exports of copies begin so.
+# Prefix of all jobs, nodes and exports of copies.
 COPY_PREFIX = "copy-"
-# QEMU's trace line for vCPUs starting; it stands in the log before the first guest instruction.
+# QEMU's trace line for vCPUs starting, logged before the first guest instruction.
 RAN_MARK = "vm_state_notify running 1"
 
 
 class End:
-    """One QEMU of the pair, reached through its operator monitor; reconnects when that was lost."""
+    """One QEMU of the pair, reached through its operator monitor; reconnects if that is lost."""
 
     def __init__(self, host: Host, files: QemuDir, *, certainly_ran: bool = False) -> None:
         self.host, self.files = host, files
@@ -33,7 +33,7 @@ class End:
 
     @property
     def label(self) -> str:
-        """For errors."""
+        """Its name in errors."""
         return f"{self.files.vm_name} on {self.host.name}"
 
     async def alive(self) -> bool:
@@ -41,21 +41,21 @@ class End:
         return bool(await processes(self.host, self.files))
 
     async def ever_ran(self) -> bool:
-        """Whether its vCPUs have ever run, by its own log, which outlives it, or by the journal."""
+        """Whether its vCPUs have ever run, by its log, which outlives it, or by the journal."""
         return self._certainly_ran or RAN_MARK in (
             await self.host.read_text(self.files.stderr) or ""
         )
 
     async def last_words(self) -> str:
-        """The end of what it wrote to stderr; empty as well where that cannot be read."""
-        with suppress(VmckptError, OSError):  # a host that is gone may be why they are asked for
+        """The end of its stderr; empty also if that cannot be read."""
+        with suppress(VmckptError, OSError):  # the caller may ask because its host is gone
             return await last_words(self.host, self.files.stderr)
         return ""
 
     async def monitor(self) -> Monitor:
         """The open session.
 
-        Raises HostDownError when QEMU cannot be reached, as MonitorLostError when that has ended.
+        Raises HostDownError if QEMU cannot be reached, as MonitorLostError if it has ended.
         """
         if self._monitor is None or not self._monitor.is_open:
             await self._drop_monitor()
@@ -74,11 +74,11 @@ class End:
         return await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
 
     def adopt(self, monitor: Monitor) -> None:
-        """Take over a session that is open already, instead of opening one."""
+        """Take over an open session instead of opening one."""
         self._monitor = monitor
 
     async def close(self) -> None:
-        """Drop the sessions; the guest does not notice."""
+        """Drop the sessions; the guest is not affected."""
         await self._drop_monitor()
         await self._drop_rescue()
 
@@ -93,9 +93,9 @@ class End:
             await monitor.close()
 
     async def look(self) -> MigrationEnd:
-        """How this end is, by its monitor, its process and its log.
+        """The state of this end, by its monitor, its process and its log.
 
-        A dead QEMU is an answer, and so is a host that gives none.
+        A dead QEMU is an answer, and so is a silent host.
         """
         run: RunState | None = None
         migration: MigrationStatus | None = None
@@ -104,7 +104,7 @@ class End:
             run = await commands.query_status(monitor, LOOK_TIMEOUT_S)
             migration = await commands.query_migrate(monitor, LOOK_TIMEOUT_S)
         except HostDownError:
-            # A shared one is all that reaches a stuck QEMU, which would not greet again.
+            # A shared one is the only way to reach a stuck QEMU, which would not greet again.
             if not (self._shares_monitor and self._monitor and self._monitor.is_open):
                 await self._drop_monitor()
             run = migration = None
@@ -117,9 +117,9 @@ class End:
     async def rescue(self) -> Monitor:
         """A session for out-of-band commands, which work while QEMU is stuck.
 
-        It has to be open before QEMU is: greeting needs the main loop. An adopted QEMU may have no
-        monitor for it: then the operator's does, which takes such commands too. Raises as `monitor`
-        does.
+        It must be open before QEMU is stuck: the greeting needs the main loop. An adopted QEMU may
+        have no monitor for it; then the operator's is used, which accepts such commands too. Raises
+        as `monitor` does.
         """
         if self._rescue is None or not self._rescue.is_open:
             await self._drop_rescue()
@@ -139,7 +139,7 @@ class End:
         """
         try:
             rescue = await self.rescue()
-            # A QEMU that stops its guest waits for writes on their way to a silent target too.
+            # A QEMU that stops its guest also waits for writes in flight to a silent destination.
             await block.yank_nodes(rescue, COPY_PREFIX)
             return await commands.yank_migration(rescue)
         except (HostDownError, OutcomeUnknownError):
@@ -147,7 +147,8 @@ class End:
 
 
 class Pair(NamedTuple):
-    """Source and target of one migration. `ram_dir` is where the target's RAM file stands.
+    """Source and destination of one migration. `ram_dir`: the directory of the destination's RAM
+    file.
 
     For `stopped` and `stays` see `OwnershipView`.
     """
@@ -160,7 +161,7 @@ class Pair(NamedTuple):
     stays: bool = False
 
     async def view(self) -> OwnershipView:
-        """Both ends, looked at concurrently."""
+        """Both ends, queried concurrently."""
         source, target = await asyncio.gather(self.source.look(), self.target.look())
         return OwnershipView(source, target, self.was_running, self.stopped, self.stays)
 
@@ -170,7 +171,7 @@ class Pair(NamedTuple):
 
 
 async def kill(end: End) -> None:
-    """End a QEMU for certain, keeping its files (its log says whether it ever ran)."""
+    """Make sure that a QEMU has ended; keep its files (its log says whether it ever ran)."""
     for process in await processes(end.host, end.files):
         await end.host.kill(process)
 
@@ -182,7 +183,7 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
 
 
 async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
-    """The error with what the target's QEMU said, where that can be read."""
+    """The error with the messages of the destination's QEMU, if those can be read."""
     words = await target.last_words()
     why = f"{exc.why}; the target said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

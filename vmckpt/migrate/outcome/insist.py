@@ -1,4 +1,4 @@
-"""Asking again: a recovery goes on while a host is silent, or a dead command's lock is held."""
+"""Retry: a recovery continues while a host is silent, or a dead command's lock is held."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -8,12 +8,12 @@ from vmckpt.errors import BusyError, HostDownError
 
 T = TypeVar("T")
 
-# A host that fell silent may be back by then; it frees a dead command's locks after 30 s.
+# A silent host may be back by then; it frees a dead command's locks after 30 s.
 INSIST_S, INSIST_POLL_S = 300.0, 2.0
 
 
 async def insist(attempt: Callable[[], Awaitable[T]]) -> T:
-    """What `attempt` gives, made again for 5 minutes while it raises HostDownError or BusyError.
+    """The result of `attempt`, retried for 5 minutes while it raises HostDownError or BusyError.
 
     Raises its last error; any other at once.
     """

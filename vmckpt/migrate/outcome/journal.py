@@ -1,4 +1,7 @@
-"""What is under way, written on both hosts before it is done: enough to finish or undo it later."""
+"""The migration journal, written on both hosts before each step: enough to finish or undo it.
+
+Recovery reads it after an interruption.
+"""
 
 import re
 from collections.abc import Iterable
@@ -21,12 +24,12 @@ from vmckpt.vm.paths import vm_dir
 if TYPE_CHECKING:
     from vmckpt.preflight.migration.checks import Preflight
 
-# In this order. When one of AFTER_COMMIT has begun, the target has run.
+# In order. Once one of AFTER_COMMIT has begun, the destination has run.
 BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
 BEFORE_COMMIT = (*BEFORE_DEVICES, *STEPS_OUT, "transfer", "switchover")
 AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT
-# Runs and QEMUs: they become the names of files.
+# Ids of runs and QEMUs, which become file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -34,12 +37,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class MigrationJournal:
     """One migration of one VM.
 
-    What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
-    `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
-    VM is off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the
-    guest beforehand. `platform`: what both QEMUs run as. `source` and `target` are the operator's
-    names of these hosts; `source_id` and `target_id` say which they are
-    (hosts/inventory/identity.py; None: an older vmckpt wrote it).
+    What it creates is in the destination's `target_qemu` directory, except the copies of `disks`.
+    `step` is the last one begun; `was_running`: the guest ran when it began. `offline`: the VM is
+    off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the guest
+    beforehand. `platform`: that of both QEMUs. `source` and `target` are the operator's names of
+    these hosts; `source_id` and `target_id` identify them (hosts/inventory/identity.py; None: an
+    older vmckpt wrote it).
     """
 
     run: str
@@ -72,7 +75,7 @@ class MigrationJournal:
 
     @property
     def past_commit(self) -> bool:
-        """Whether the target has run, whatever else is known of it."""
+        """Whether the destination has run, whatever else is known about it."""
         return self.step in AFTER_COMMIT
 
     def is_same_run(self, other: Self) -> bool:
@@ -90,14 +93,12 @@ class MigrationJournal:
             await self.write_to(host, vm_dir(host.state_dir, self.vm).journal)
 
     async def write_to(self, host: Host, path: Path) -> None:
-        """Keep it in a file, which is replaced."""
+        """Write it to a file, atomically."""
         await host.make_dir(path.parent)
         await save_to(host, path, _SCHEMA, self)
 
     async def remove(self, hosts: Iterable[Host]) -> None:
-        """Forget the migration on each host, and what was being written of it when its command was
-        killed.
-        """
+        """Remove the journal from each host, with partial files of a killed command."""
         for host in hosts:
             journal = vm_dir(host.state_dir, self.vm).journal
             await host.remove(journal)
@@ -105,18 +106,18 @@ class MigrationJournal:
 
     @staticmethod
     async def read(host: Host, vm: str) -> "MigrationJournal | None":
-        """The journal on a host, None when there is none. Raises StorageError (damaged)."""
+        """The journal on a host, None if there is none. Raises StorageError (damaged)."""
         return await MigrationJournal.read_from(host, vm_dir(host.state_dir, vm).journal)
 
     @staticmethod
     async def read_from(host: Host, path: Path) -> "MigrationJournal | None":
-        """One that is kept in a file; raises as `read`."""
+        """The journal in a file; raises as `read`."""
         text = await host.read_text(path)
         return None if text is None else MigrationJournal.parse(text, path, host.name)
 
     @staticmethod
     def parse(text: str, path: Path, host: str) -> "MigrationJournal":
-        """What stands in the file of that path on the host. Raises StorageError (damaged)."""
+        """Parse the file of that path on the host. Raises StorageError (damaged)."""
         found = _SCHEMA.decode(text, path, host)
         if path.parent.name != found.vm and not path.name.startswith(f"{found.vm}."):
             raise _SCHEMA.damaged(path, f"it is of '{found.vm}'", host)
@@ -131,7 +132,7 @@ _SCHEMA = Schema(
 def first_journal(
     vm: Vm, target: Host, checked: "Preflight", *, run: str, target_qemu: str, ids: tuple[str, str]
 ) -> MigrationJournal:
-    """The journal of a migration that begins; `ids`: which hosts source and target are."""
+    """The journal of a new migration; `ids` identify the source and destination hosts."""
     options = checked.options
     return MigrationJournal(
         run=run,
@@ -155,12 +156,12 @@ def first_journal(
 
 
 async def find_journal(vm: str, hosts: Iterable[Host]) -> MigrationJournal | None:
-    """The journal of a migration of the VM: of two the one that got further.
+    """The journal of a migration of the VM; of two, the more advanced.
 
-    Writing it on one host may have failed, or been cut off after the other. Hosts that do not
-    answer, or cannot read their disks, are left out: both ends of the migration have it. What both
-    tell goes before what one tells, and that before what a host tells of others. Raises
-    StorageError when one is damaged and none is whole.
+    Writing it on one host may have failed, or been interrupted after the other. Hosts that do not
+    answer, or cannot read their disks, are left out: both ends of the migration have it. A journal
+    that both ends have precedes one that a single end has, and that precedes a host's journal about
+    others. Raises StorageError if one is damaged and none is intact.
     """
     damaged = list[StorageError]()
 
@@ -184,5 +185,5 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> MigrationJournal | Non
 
 
 def newest(found: Iterable[MigrationJournal]) -> MigrationJournal | None:
-    """The one that got furthest."""
+    """The most advanced one."""
     return max(found, key=lambda journal: STEPS.index(journal.step), default=None)

@@ -1,8 +1,9 @@
-"""What a migration leaves on an end that gives no answer, when the other has the guest.
+"""Remains of a migration on an end that does not answer, while the other has the guest.
 
-STATE/left/VM.RUN.json on the end that has it is that run's journal. On the source it says that the
-target never runs, whatever has arrived there; on the target, that the VM is at home there. What the
-other end holds is never taken for the VM: it is removed when its host answers again.
+STATE/left/VM.RUN.json on the end that has the guest is that run's journal. On the source it says
+that the destination never runs, whatever has arrived there; on the destination, that the VM is at
+home there. The remains on the other end are never taken for the VM: they are removed when its host
+answers again.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ from vmckpt.vm.start import end_qemu
 
 
 async def keep_at(journal: MigrationJournal, host: Host) -> None:
-    """This end has the guest for good: that is on its disk when this returns.
+    """Record durably that this end has the guest.
 
     Raises StorageError, HostDownError.
     """
@@ -33,25 +34,25 @@ async def keep_at(journal: MigrationJournal, host: Host) -> None:
 
 
 async def is_kept_at(journal: MigrationJournal, host: Host) -> bool:
-    """Whether it was decided that this end has the guest, beside the other's silence."""
+    """Whether it was decided, while the other end was silent, that this end has the guest."""
     return await host.exists(_path(journal, host))
 
 
 async def leave(journal: MigrationJournal, host: Host) -> None:
-    """This end has the guest, and the VM may be worked on; what the other has is for later."""
+    """The guest is here. Cleanup on the unreachable host is deferred."""
     await keep_at(journal, host)
     await journal.remove((host,))
 
 
 async def forget(journal: MigrationJournal, source: Host, target: Host) -> None:
-    """The migration is done or undone, on both hosts."""
+    """Remove the journal: the migration is done or undone, on both hosts."""
     await journal.remove((source, target))
     for host in (source, target):
         await host.remove(_path(journal, host))
 
 
 async def undo_target(pair: Pair) -> None:
-    """The source has the guest: nothing of the migration stays on the target."""
+    """The source has the guest: remove everything of the migration from the destination."""
     await discard(pair.target, pair.ram_dir)
     await pair.target.host.remove(
         vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path
@@ -61,9 +62,10 @@ async def undo_target(pair: Pair) -> None:
 async def undo_or_leave(
     pair: Pair, journal: MigrationJournal, note: Callable[[str], None], *, may_leave: bool
 ) -> bool:
-    """The source has the guest: whether the target is undone; left if its host is silent.
+    """The source has the guest: undo the destination, or defer that if its host is silent.
 
-    Raises HostDownError when it is and may not be left.
+    Returns whether it was undone. Raises HostDownError if the host is silent and `may_leave` is not
+    set.
     """
     try:
         await undo_target(pair)
@@ -78,10 +80,10 @@ async def undo_or_leave(
 
 
 async def clear_target(journal: MigrationJournal, source: Host, target: Host) -> None:
-    """Remove what was left on the target, for the holder of both locks.
+    """Remove remains on the destination. The caller holds both locks.
 
-    What else of a VM of that name is there stays. Raises OutcomeUnknownError when it is the VM, and
-    what the hosts raise.
+    Anything else of a VM of that name stays. Raises OutcomeUnknownError if it is the VM, and what
+    the hosts raise.
     """
     directory = vm_dir(target.state_dir, journal.vm)
     home = await read_vm(target, journal.vm)
@@ -104,9 +106,9 @@ async def clear_target(journal: MigrationJournal, source: Host, target: Host) ->
 async def clear_source(
     journal: MigrationJournal, source: Host, target: Host, note: Callable[[str], None]
 ) -> None:
-    """Remove what was left on the source, its copied disks too, for the holder of both locks.
+    """Remove remains on the source, with its copied disks. The caller holds both locks.
 
-    Raises OutcomeUnknownError when another QEMU is the VM there, and what the hosts raise.
+    Raises OutcomeUnknownError if another QEMU is the VM there, and what the hosts raise.
     """
     home = await read_vm(source, journal.vm)
     if home is not None and home.qemu.files.qemu_id != journal.source_qemu:
@@ -118,12 +120,12 @@ async def clear_source(
 
 
 async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> list[VmStatus]:
-    """The VMs that were looked at, each where it is: not where it no longer runs.
+    """Remove stale homes from the queried VMs.
 
-    A VM is at home on two hosts while a migration hands it over, and when a host that died comes
-    back after another took the VM on. Which home is stale is on record: in the journal of the
-    migration, on any of `hosts`, or in the home itself (a failover). Changes nothing; a home of
-    which no record tells stays in the list.
+    A VM is at home on two hosts during a migration's handover, and when a dead host returns after
+    another took the VM over. Records tell which home is stale: the migration's journal, on any of
+    `hosts`, or the home itself (after a failover). Changes nothing; a home without such a record
+    stays in the list.
     """
     looks = list(looks)
     counts = Counter(look.vm.name for look in looks)
@@ -134,12 +136,12 @@ async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> lis
     answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
     stale = {home for found in answers.given for home in found}
     stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
-    left = {home.vm for home in homes - stale}  # records that contradict one another hide none
+    left = {home.vm for home in homes - stale}  # contradictory records hide none
     return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
 
 
 class _Home(NamedTuple):
-    """By its QEMU: another operator's record may use other host names."""
+    """Identified by its QEMU: another operator's record may use other host names."""
 
     vm: str
     qemu_id: str
@@ -150,13 +152,13 @@ def _home_of(vm: Vm) -> _Home:
 
 
 async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home]:
-    """Where these VMs are not, by the migrations that the host has on record."""
+    """The stale homes of these VMs, by the migrations that the host has on record."""
     stale = set[_Home]()
     directory = host.state_dir / "left"
     for file in await host.list_dir(directory):
         if left_vm(file) not in names:
             continue
-        with suppress(StorageError):  # a damaged one tells nothing; the others do
+        with suppress(StorageError):  # a damaged record is skipped
             if journal := await MigrationJournal.read_from(host, directory / file):
                 source, target = _ends_of(journal)
                 stale.add(target if await is_source(journal, host) else source)

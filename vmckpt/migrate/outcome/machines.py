@@ -1,4 +1,4 @@
-"""Which hosts a journal means: operators may call one machine by two names, or two by one."""
+"""Identify the hosts of a journal: operators may use two names for one machine, or vice versa."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,13 +13,13 @@ from vmckpt.sequence.steps import both
 
 
 class ForgottenError(OutcomeUnknownError):
-    """An end of a migration that was cut off is not in the inventory any more."""
+    """An end of an interrupted migration is no longer in the inventory."""
 
 
 async def ends(source: Host, target: Host) -> tuple[str, str]:
-    """Which machines the two ends of a migration that begins are.
+    """The machine ids of both ends of a new migration.
 
-    Raises RefusedError where the two cannot be distinguished, HostDownError, StorageError.
+    Raises RefusedError if the two cannot be distinguished, HostDownError, StorageError.
     """
     one, other = await both(host_identity(source), host_identity(target))
     if one == other:
@@ -34,18 +34,18 @@ async def ends(source: Host, target: Host) -> tuple[str, str]:
 
 
 async def source_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
-    """The host that it came from. Raises ForgottenError, HostDownError."""
+    """The source host. Raises ForgottenError, HostDownError."""
     return await _meant(journal.source, journal.source_id, hosts, journal)
 
 
 async def target_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
-    """The host that it goes to. Raises as `source_of`."""
+    """The destination host. Raises as `source_of`."""
     return await _meant(journal.target, journal.target_id, hosts, journal)
 
 
 async def is_source(journal: MigrationJournal, host: Host) -> bool:
-    """Whether the host, on which the journal stands, is the one that it came from."""
-    if journal.source_id in (None, journal.target_id):  # an older vmckpt's, or one is a clone
+    """Whether `host`, which has the journal, is the source."""
+    if journal.source_id in (None, journal.target_id):  # by an older vmckpt, or one host is a clone
         return host.name == journal.source
     return await read_host_identity(host) == journal.source_id
 
@@ -53,10 +53,10 @@ async def is_source(journal: MigrationJournal, host: Host) -> bool:
 async def _meant(
     name: str, identity: str | None, hosts: Sequence[Host], journal: MigrationJournal
 ) -> Host:
-    """The host that a journal means, of some hosts or the inventory, whatever it is called there.
+    """The host that a journal means, among some hosts or the inventory, whatever its name there.
 
-    Another machine of that name has nothing of the migration: the end that has the guest would
-    count as dead. Raises ForgottenError, HostDownError.
+    Another machine of that name has nothing of the migration: the end that has the guest would seem
+    dead. Raises ForgottenError, HostDownError.
     """
     named = next((host for host in hosts if host.name == name), None)
     if named is None:
@@ -69,7 +69,7 @@ async def _meant(
         async def is_it(host: Host) -> Host | None:
             return host if await read_host_identity(host) == identity else None
 
-        # One that does not answer may be it, and another say that it is.
+        # A silent host may be the right one, while another falsely claims to be.
         found = await ask_every(hosts, is_it)
         those = [host for host in found.given if host is not None]
         if len(those) == 1 and not found.silent:

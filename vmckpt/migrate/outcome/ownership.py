@@ -1,4 +1,4 @@
-"""Who owns the guest? One pure decision, for migrations that go wrong and that were cut off."""
+"""Who owns the guest? One pure decision, for failed and interrupted migrations."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -7,10 +7,10 @@ from vmckpt.qemu.replies import MigrationStatus, RunState
 
 
 class MigrationEnd(NamedTuple):
-    """One end as it is now. `run` and `migration` are None while its monitor gives no answer.
+    """The state of one end. `run` and `migration` are None while its monitor does not answer.
 
-    `ever_ran` is the target's own record that its vCPUs have run (it outlives the process).
-    `silent`: its host gives no answer, so that nothing of this is known; it counts as alive.
+    `ever_ran` is the destination's own record that its vCPUs have run (it outlives the process).
+    `silent`: its host does not answer, so nothing of this is known; it counts as alive.
     """
 
     alive: bool
@@ -33,8 +33,9 @@ class MigrationEnd(NamedTuple):
 class OwnershipView(NamedTuple):
     """Both ends. `was_running`: the guest ran when the migration began.
 
-    `stopped`: vmckpt stopped it for the way (method `stop`). `stays`: it was decided beside a
-    silent target that the source goes on, and written down: the target never runs.
+    `stopped`: vmckpt stopped it for the migration (method `stop`). `stays`: it was decided and
+    recorded, while the destination was silent, that the source continues: the destination never
+    runs.
     """
 
     source: MigrationEnd
@@ -44,21 +45,21 @@ class OwnershipView(NamedTuple):
     stays: bool = False
 
 
-# Only in these states is a source's "completed" about this migration: else it is the one that
-# brought the guest to it, or it was put back to work since.
+# Only in these states is a source's "completed" about this migration: otherwise it is about the one
+# that brought the guest here, or the guest was resumed since.
 HANDED_OVER = frozenset({"finish-migrate", "postmigrate"})
 # States of a source that is paused by the migration, or was stopped for it.
 STOPPED_BY_MIGRATION = HANDED_OVER | {"paused", "prelaunch"}
 
 
-# States of a migration that QEMU does nothing more about; of an earlier one too.
+# Final states of a migration in QEMU; they may be those of an earlier one.
 DECIDED = frozenset({"none", "failed", "cancelled", "completed"})
-# With these the target is never run, whatever has arrived there.
+# With these the destination is never run, whatever has arrived there.
 GIVEN_UP = frozenset({"failed", "cancelled"})
 
 
 class OwnershipMove(Enum):
-    """What to do next. The last four end the matter."""
+    """What to do next. The last four are final."""
 
     WAIT = "wait: QEMU is about to settle it"
     CANCEL = "cancel the migration"
@@ -74,11 +75,11 @@ class OwnershipMove(Enum):
 
 
 def decide(view: OwnershipView) -> OwnershipMove:
-    """The next move towards the guest being in exactly one place, given both ends.
+    """The next move towards the guest being on exactly one host, given both ends.
 
-    The rule: the target may run only when the source has said "completed" (or is in post-copy);
-    the source may run again only when the target never ran and never will: it is dead, or waits
-    for a `cont` that is never sent once the source's migration is given up.
+    The rule: the target may run only when the source has said "completed" (or is in post-copy); the
+    source may run again only when the target never ran and never will: it is dead, or waits for a
+    `cont` that is never sent once the source's migration is given up.
     """
     source, target = view.source, view.target
     if source.migration is not None and source.migration.in_postcopy:
@@ -107,7 +108,7 @@ def _with_both(view: OwnershipView, run: RunState, migration: MigrationStatus) -
 
 
 def _beside_silence(view: OwnershipView) -> OwnershipMove:
-    # Whether the target has run, or does, is not known: only the source is acted on.
+    # It is unknown whether the destination has run, or runs: act only on the source.
     source = view.source
     if source.run is None or source.migration is None:
         return OwnershipMove.UNKNOWN
@@ -118,7 +119,7 @@ def _beside_silence(view: OwnershipView) -> OwnershipMove:
     if source.run.running:
         return OwnershipMove.SOURCE_OWNS
     if view.was_running:
-        # What vmckpt paused for the migration only vmckpt resumes.
+        # Only vmckpt resumes what vmckpt paused for the migration.
         held = view.stopped and source.run.status == "paused"
         return (
             OwnershipMove.RUN_SOURCE
@@ -129,8 +130,8 @@ def _beside_silence(view: OwnershipView) -> OwnershipMove:
 
 
 def _fetching(view: OwnershipView) -> OwnershipMove:
-    # The target waits for pages that only the source has. When the source dies the target goes on
-    # if it has got the last one, else it pauses its migration.
+    # The destination waits for pages that only the source has. If the source dies, the destination
+    # continues if it has the last page, otherwise it pauses its migration.
     migration = view.target.migration
     if migration is not None and migration.status == "postcopy-active":
         return OwnershipMove.WAIT
@@ -139,7 +140,7 @@ def _fetching(view: OwnershipView) -> OwnershipMove:
 
 def _silent_source(target: MigrationEnd) -> OwnershipMove:
     # A stall in the device phase blocks the source's main loop, and only cutting the connection
-    # frees it; but in post-copy the guest lives by that connection.
+    # frees it; but in post-copy the guest depends on that connection.
     return OwnershipMove.UNKNOWN if target.ever_ran or target.in_postcopy else OwnershipMove.YANK
 
 
@@ -174,10 +175,10 @@ def _not_migrated(view: OwnershipView, run: RunState) -> OwnershipMove:
         return OwnershipMove.TARGET_OWNS if view.target.alive else OwnershipMove.LOST
     if run.running or not view.was_running:
         return OwnershipMove.SOURCE_OWNS
-    # Only a target that is certainly dead lets a stopped source run again.
+    # A stopped source may run again only if the destination is certainly dead.
     if view.target.alive:
         return OwnershipMove.KILL_TARGET
-    # What has stopped otherwise (an I/O error, a panic) has its own reason, and `cont` no business.
+    # A guest that stopped for another reason (an I/O error, a panic) must not be resumed by `cont`.
     return (
         OwnershipMove.RUN_SOURCE
         if run.status in STOPPED_BY_MIGRATION
@@ -198,6 +199,7 @@ def _without_source(view: OwnershipView) -> OwnershipMove:
             if view.was_running and not target.ever_ran
             else OwnershipMove.TARGET_OWNS
         )
-    # What the source sent last may still be on its way: QEMU completes it, pauses or ends.
+    # Data that the source sent last may still be in flight: QEMU completes, pauses or ends the
+    # migration.
     arriving = status in ("active", "postcopy-active", "completed")
     return OwnershipMove.WAIT if arriving else OwnershipMove.LOST

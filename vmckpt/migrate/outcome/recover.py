@@ -1,4 +1,4 @@
-"""Finishing or undoing a migration whose command died, or whose outcome was unknown."""
+"""Finish or undo a migration whose command died, or whose outcome was unknown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,13 +41,13 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
-# How a recovery ended.
+# The outcomes of a recovery.
 FINISHED, UNDONE = "finished: the VM is on the target", "undone: the VM is on the source"
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What was found of a cut-off migration, and where the VM is now."""
+    """What was found of an interrupted migration, and where the VM is now."""
 
     run: str
     vm: str
@@ -59,12 +59,12 @@ class Recovery:
 async def recover(
     name: str, note: Callable[[str], None], hosts: Sequence[Host] | None = None
 ) -> Recovery | None:
-    """End a cut-off migration of the VM between any of `hosts` (the inventory's) for good.
+    """End an interrupted migration of the VM between any of `hosts` (the inventory's).
 
-    None when there is none. Afterwards the VM is in exactly one place; if that place can tell and
-    the other end is silent, what that has of it is left, and removed by a later call. Raises
-    BusyError while the migration is still being worked on, VmLostError, HostDownError,
-    OutcomeUnknownError (nothing was changed; says which end is silent).
+    None if there is none. Afterwards exactly one host has the VM. If that host is certain and the
+    other end is silent, a later call removes the remains there. Raises BusyError while a command
+    still works on the migration, VmLostError, HostDownError, OutcomeUnknownError (nothing was
+    changed; says which end is silent).
     """
     hosts = hosts or all_hosts()
     journal = await find_journal(name, hosts)
@@ -77,7 +77,7 @@ async def recover(
     except (HostDownError, ForgottenError) as silence:
         return await _recover_alone(journal, hosts, silence, note)
     async with locks:
-        # Which got further is to be known: both have to answer now.
+        # To know which one is more advanced, both must answer now.
         found = [await MigrationJournal.read(host, name) for host in (source, target)]
         here, there = (one if one and one.is_same_run(journal) else None for one in found)
         last = newest(one for one in (here, there) if one)
@@ -91,7 +91,7 @@ async def recover(
                 outcome = UNDONE if here else FINISHED
                 if ended := await _one_sided(last, *ends, outcome, note):
                     return ended
-            # Any file could be named by the target alone.
+            # The destination alone could name any file.
             told = () if here is None else here.disks
             last = replace(last, disks=tuple(disk for disk in last.disks if disk in told))
             ended = await _recover(last, source, target, note, stays=stays)
@@ -113,12 +113,12 @@ async def recover(
 async def _one_sided(
     journal: MigrationJournal, host: Host, other: Host, outcome: str, note: Callable[[str], None]
 ) -> Recovery | None:
-    """How a run ended that only `host` knows of, though `other` answers, if nothing may be done.
+    """How a run that only `host` knows of ended, if nothing may be done; `other` answers.
 
-    Each end has the journal before anything is begun there, in the directory that goes with it. So
-    where `other` has that directory, it had no part in this run, or none any more; else a host that
-    was broken into could have other hosts' VMs ended. Or the command was killed as it wrote the
-    journal there: then it is all that the directory has.
+    Before anything is begun on an end, it gets the journal, in the directory that goes with it. So
+    if `other` has that directory without a journal, it had no part in this run, or no longer has;
+    otherwise a compromised host could have other hosts' VMs ended. Or the command was killed while
+    it wrote the journal there: then the directory has nothing else.
     """
     directory = vm_dir(other.state_dir, journal.vm)
     if await other.exists(directory.path):
@@ -137,7 +137,9 @@ async def _recover_alone(
     silence: HostDownError | ForgottenError,
     note: Callable[[str], None],
 ) -> Recovery | None:
-    """The end that answers has the guest if it can tell so by itself. Raises `silence` if not."""
+    """The end that answers has the guest, if it alone can be certain; otherwise raises
+    `silence`.
+    """
     for end_of, go_on, outcome in (
         (source_of, _stay_alone, UNDONE),
         (target_of, _arrive_alone, FINISHED),
@@ -160,7 +162,7 @@ async def _recover_alone(
 
 
 async def _stay_alone(journal: MigrationJournal, source: Host, note: Callable[[str], None]) -> bool:
-    """Whether the source has the guest, which goes on there without anything of the migration."""
+    """Whether the source has the guest; it then continues there without the migration."""
     home = await read_vm(source, journal.vm)
     if home is None or journal.past_commit:
         return False
@@ -182,7 +184,9 @@ async def _stay_alone(journal: MigrationJournal, source: Host, note: Callable[[s
 async def _arrive_alone(
     journal: MigrationJournal, target: Host, note: Callable[[str], None]
 ) -> bool:
-    """Whether the target has the guest, and needs its source no more; then it is at home there."""
+    """Whether the destination has the guest and no longer needs its source; it is then at home
+    there.
+    """
     end = _target_end(journal, target)
     try:
         home = await read_vm(target, journal.vm)
@@ -209,7 +213,7 @@ async def _at_home_alone(
 
 
 async def _make_home_alone(journal: MigrationJournal, target: End) -> Vm | None:
-    """The VM, at home at the target whose QEMU says that it runs; None if it does not say so."""
+    """Make the VM at home at a destination whose QEMU reports that it runs; None: it does not."""
     source = MigrationEnd(alive=True, silent=True)
     view = OwnershipView(source, await target.look(), journal.was_running)
     if journal.platform is None or decide(view) is not OwnershipMove.TARGET_OWNS:
@@ -232,11 +236,11 @@ def _target_end(journal: MigrationJournal, target: Host) -> End:
 
 
 async def _free_source(source: End, journal: MigrationJournal, note: Callable[[str], None]) -> None:
-    """Its QEMU has the guest, and nothing of the migration any more."""
+    """Its QEMU has the guest: remove all settings of the migration."""
     try:
         await drop_mirrors(source, journal.run)
     except VmckptError as exc:
-        # The guest continues with its own disks, whatever a mirror of them still does.
+        # The guest continues with its own disks, whatever a remaining mirror does.
         note(str(exc))
     await disarm_if_possible(source, note)
     await leave_plain(source, note)
@@ -263,7 +267,7 @@ async def _recover(
     arrived = await read_vm(target, journal.vm)
     try:
         if arrived is not None:
-            # The handover was past the commit: what is left is the source's clean-up.
+            # The handover was past the commit: only the source's cleanup is left.
             move = OwnershipMove.TARGET_OWNS
         else:
             move = await settle(pair, note, partial(keep_at, journal, source))
@@ -299,7 +303,7 @@ async def _recover(
 async def _bring_devices_back(
     end: End, vm: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
 ) -> None:
-    """The VM's devices are plugged in where it is, and their jobs resumed."""
+    """Plug in the VM's devices where it is, and resume their jobs."""
     if vm is None or not journal.was_running or journal.step in BEFORE_DEVICES:
         return
     journey = Journey(vm.spec.passthrough, journal.run, lambda _, text: note(text))
@@ -321,18 +325,18 @@ async def _finish(
 ) -> None:
     if arrived is None and home is not None:
         found = await find_qemu(pair.target, home.qemu.platform)
-        # One that has ended meanwhile makes it a stopped VM, there.
+        # If its QEMU has ended meanwhile, it becomes a stopped VM there.
         qemu = found or Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
         await settle_on_target(pair.target, qemu, pair.source.host)
     await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
-    # Last: the source's journal, which names its disks, goes with it.
+    # Last: it also removes the source's journal, which names its disks.
     await release(pair.source, pair.ram_dir)
 
 
 async def bury(
     pair: Pair, home: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
 ) -> None:
-    """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
+    """The guest's memory is lost: make the VM a stopped one where its QEMU ran last."""
     if not await pair.target.ever_ran() or home is None:
         await kill(pair.source)
         await undo_target(pair)
@@ -346,7 +350,7 @@ async def bury(
 
 
 async def lost(pair: Pair) -> VmLostError:
-    """The guest runs nowhere."""
+    """The error for a guest that runs nowhere."""
     name = pair.source.files.vm_name
     last = pair.target if await pair.target.ever_ran() else pair.source
     return VmLostError(
@@ -357,7 +361,7 @@ async def lost(pair: Pair) -> VmLostError:
 
 
 async def unknown(pair: Pair) -> OutcomeUnknownError:
-    """An end does not answer, and only it knows."""
+    """The error if an end does not answer, and only that end knows."""
     silent = [end for end in (pair.source, pair.target) if await _may_live(end)]
     names = " and ".join(end.host.name for end in silent) or pair.source.host.name
     return OutcomeUnknownError(

@@ -1,4 +1,4 @@
-"""Acting on both ends of a migration until one place has the guest."""
+"""Act on both ends of a migration until one host has the guest."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,11 +13,11 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
 
 POLL_S = 0.01
-# A host that gives no answer may be back soon, and its guest may be waiting for it.
+# A silent host may be back soon, and its guest may be waiting for it.
 SILENT_HOST_S = 300.0
 SILENT_POLL_S = 1.0
 RECONNECT_POLL_S = 1.0
-# A source beside a silent target has said by then what it is.
+# The time limit for the state of a source beside a silent destination.
 ALONE_S, ALONE_POLL_S = 5.0, 0.1
 ENDINGS = frozenset(
     {
@@ -28,18 +28,18 @@ ENDINGS = frozenset(
     }
 )
 
-# Keeps that the target never runs.
+# Records that the destination never runs.
 Keep = Callable[[], Awaitable[None]]
 
 
 async def settle(
     pair: Pair, note: Callable[[str], None], keep: Keep, timeout_s: float = 30.0
 ) -> OwnershipMove:
-    """Give the migration up, or let it end if it is too late, until one place has the guest.
+    """Abort the migration, or let it end if it is too late, until one host has the guest.
 
-    Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU gave no answer for `timeout_s`, or a
+    Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU did not answer for `timeout_s`, or a
     host for 5 minutes; then nothing was done that could make the guest run twice). `note` gets
-    every move. `keep` is called before the source is let run beside a silent target.
+    every move. `keep` is called before the source is resumed beside a silent destination.
     """
     clock = asyncio.get_running_loop().time
     moved_s = clock()
@@ -51,7 +51,7 @@ async def settle(
         move = decide(view)
         migration = view.source.migration
         if migration and migration.transferred_bytes != sent_bytes:
-            # Post-copy under way takes as long as it takes.
+            # A running post-copy has no time limit.
             sent_bytes, moved_s = migration.transferred_bytes, clock()
         if move in ENDINGS - {OwnershipMove.UNKNOWN}:
             return move
@@ -66,7 +66,7 @@ async def settle(
             waited = True
             note(f"{' and '.join(silent)} does not answer: asking for {SILENT_HOST_S:g} s")
         if move is OwnershipMove.WAIT and migration and migration.in_postcopy:
-            # A silent link is noticed by neither QEMU.
+            # Neither QEMU notices a silent link.
             move = OwnershipMove.RECONNECT if clock() > moved_s + SILENCE_S else move
         if move is OwnershipMove.RUN_SOURCE and view.target.silent and not pair.stays:
             pair = pair._replace(stays=await _kept(keep))
@@ -81,7 +81,7 @@ async def settle(
 async def settle_alone(
     source: End, keep: Keep, *, was_running: bool, stopped: bool
 ) -> OwnershipMove:
-    """As `settle`, within 5 s and beside a target that cannot be asked: SOURCE_OWNS or UNKNOWN."""
+    """As `settle`, within 5 s and without the destination: SOURCE_OWNS or UNKNOWN."""
     clock = asyncio.get_running_loop().time
     given_up_s, kept = clock() + ALONE_S, False
     silent = MigrationEnd(alive=True, silent=True)
@@ -94,12 +94,12 @@ async def settle_alone(
         kept = kept or (move is OwnershipMove.RUN_SOURCE and await _kept(keep))
         if kept or move is OwnershipMove.CANCEL:
             with suppress(CommandRefusedError, OutcomeUnknownError, HostDownError):
-                await _act_on_source(move, source)  # the next look shows what became of it
+                await _act_on_source(move, source)  # the next query shows the effect
         await asyncio.sleep(ALONE_POLL_S)
 
 
 async def _kept(keep: Keep) -> bool:
-    """A source that dies next must not have the target go back to where it was stopped."""
+    """If the source dies next, the destination must not continue from the switchover."""
     try:
         await keep()
     except (StorageError, HostDownError):
@@ -108,7 +108,7 @@ async def _kept(keep: Keep) -> bool:
 
 
 async def _act(move: OwnershipMove, pair: Pair, *, repeated: bool) -> None:
-    """One move; a refusal or a lost monitor shows in the next look."""
+    """Make one move; a refusal or a lost monitor shows in the next query."""
     try:
         match move:
             case OwnershipMove.CANCEL | OwnershipMove.RUN_SOURCE:

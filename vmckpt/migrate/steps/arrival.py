@@ -1,4 +1,4 @@
-"""At the switch and after it: the guest runs, is proved alive, and its clock is put right."""
+"""The switchover and after it: run the guest, prove that it is alive, correct its clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,20 +12,22 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.agent import GuestAgent
 
 RESUME_TIMEOUT_S = 5.0
-# What a guest does when it wakes up is new to its QEMU: under TCG it is translated anew, and takes
-# 20 ms until its first packet. What this command has to do then can wait for so long; it made that
-# half as long again on a machine with two processors.
+# A waking guest runs code that is new to its QEMU: under TCG it must be translated, which takes 20
+# ms until the first packet. This command's own work can wait that long; on a machine with two
+# processors it made that half as long again.
 WAKING_S = 0.02
 PROGRESS_TIMEOUT_S = 5.0
 POLL_S = 0.001
 
 
 async def resume(target: End) -> None:
-    """Have the target run the guest. Raises OperationFailedError when it does not within 5 s."""
+    """Run the guest on the destination. Raises OperationFailedError if it does not run within 5
+    s.
+    """
     monitor = await target.monitor()
     with monitor.events("RESUME") as events:
         await commands.cont(monitor)
-        # In post-copy the target may still be loading devices, and runs when it has.
+        # In post-copy the destination may still be loading devices, and runs afterwards.
         while not (state := await commands.query_status(monitor)).running:
             if await events.next(RESUME_TIMEOUT_S) is None:
                 raise OperationFailedError(
@@ -36,14 +38,14 @@ async def resume(target: End) -> None:
 
 
 async def let_wake() -> None:
-    """Keep still while the guest, that has just been resumed, does its first work."""
+    """Stay idle while the resumed guest does its first work."""
     await asyncio.sleep(WAKING_S)
 
 
 async def prove_alive(target: End, process: ProcessId) -> None:
-    """Return when a vCPU has got on since this was called.
+    """Return once a vCPU has made progress since this call.
 
-    Raises OutcomeUnknownError when none does for 5 s: then the source must not be let go.
+    Raises OutcomeUnknownError if none does for 5 s: then the source must not be released.
     OperationFailedError: the QEMU has ended.
     """
     monitor = await target.monitor()
@@ -53,7 +55,7 @@ async def prove_alive(target: End, process: ProcessId) -> None:
 
     async def has_moved() -> bool:
         now = [await target.host.read_text(path) for path in paths]
-        # What a QEMU that died leaves unreadable differs too, and proves nothing.
+        # A dead QEMU's unreadable state differs too, and proves nothing.
         if not await target.host.is_alive(process):
             raise OperationFailedError(
                 f"the QEMU on {target.host.name} has ended",
@@ -71,7 +73,7 @@ async def prove_alive(target: End, process: ProcessId) -> None:
 
 
 async def announce(target: End) -> None:
-    """Have the target tell the network for 3 s where the guest's NICs are now."""
+    """Have the destination announce the guest's NICs to the network for 3 s."""
     await commands.announce_self(await target.monitor())
 
 

@@ -1,7 +1,7 @@
-"""The target's new disk files: made with the run's id, removed only when they carry it.
+"""The destination's new disk files: marked with the run's id, removed only with that mark.
 
-Until the commit a file has two names, PATH and PATH.vmckpt-RUN; the second is the proof that the
-first is this run's. Every function may be repeated after it was cut off anywhere.
+Until the commit a file has two names, PATH and PATH.vmckpt-RUN; the second proves that the first is
+this run's. Every function may be repeated after an interruption anywhere.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MovedDisk:
-    """Where a copied disk stands on source and target, as the journal keeps it.
+    """A copied disk's paths on source and destination, as the journal records them.
 
-    `keep`: the source stays where it is when the VM has moved.
+    `keep`: the source's file stays after the VM has moved.
     """
 
     source: str
@@ -32,8 +32,10 @@ class MovedDisk:
 
 
 async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy]") -> None:
-    """An empty image for every copy of the VM's disks, never over an existing file that is not a
-    leftover of the VM's own. Raises OperationFailedError.
+    """Create an empty image for every copy of the VM's disks.
+
+    An existing file is replaced only if it is a leftover of the same VM. Raises
+    OperationFailedError.
     """
     for copy in copies:
         proof = _proof(copy.target, run)
@@ -42,7 +44,7 @@ async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy
         if copy.replaces and await is_superseded(host, vm, copy.target):
             await host.remove(copy.target)
         await create_image(host, proof, copy.format, copy.size_bytes)
-        # A link fails where something has come to stand meanwhile; a rename would replace it.
+        # A link fails if the name was taken meanwhile; a rename would replace that file.
         done = await host.run(["ln", "-T", "--", str(proof), str(copy.target)])
         if done.returncode:
             raise OperationFailedError(
@@ -50,12 +52,12 @@ async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy
                 why=done.stderr.strip(),
                 remedy="remove or rename what stands there",
             )
-        # By this name it has to be found when the source's image is gone.
+        # The file must be found by this name when the source's image is gone.
         await host.run(["sync", "--", str(copy.target.parent)])
 
 
 async def remove_files(host: Host, run: str, disks: Iterable[MovedDisk]) -> None:
-    """Undo `create_files`; what is not provably this run's stays."""
+    """Undo `create_files`; files that are not provably this run's stay."""
     for path in (Path(disk.target) for disk in disks):
         proof = _proof(path, run)
         if not await host.exists(proof):

@@ -1,4 +1,4 @@
-"""Local disks, copied while the guest writes to them, and alike on both sides at the switchover."""
+"""Copy local disks while the guest writes, so that both sides are identical at the switchover."""
 
 import asyncio
 import time
@@ -22,9 +22,9 @@ from vmckpt.vm.users.users import let_write
 PORTS = (49152, 65535)
 PORT_ATTEMPTS = 1000
 SAMPLE_S = 0.1
-# Nothing copied for this long: the link is silent, or the target's storage.
+# Nothing copied for this long: the link or the destination's storage is silent.
 SILENCE_S = 30.0
-# A guest that writes as fast as the copy goes keeps it from ever catching up.
+# A guest that writes as fast as the copy proceeds keeps it from catching up.
 STALL_S = 10.0
 # The same while the guest is paused until its last writes are copied.
 HAND_OVER_SILENCE_S = 5.0
@@ -32,10 +32,10 @@ DROP_TIMEOUT_S = 30.0
 
 
 class DiskMirrors:
-    """The copies of one migration: mirrors in the source's QEMU, exports in the target's.
+    """The copies of one migration: mirrors in the source's QEMU, exports in the destination's.
 
-    All they make carries the run's id in its name. Without copies every method does nothing. With
-    `write_through` the guest's writes wait for the target from the beginning.
+    The names of all they create contain the run's id. Without copies every method does nothing.
+    With `write_through` the guest's writes wait for the destination from the beginning.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DiskMirrors:
 
     @property
     def any(self) -> bool:
-        """Whether there are disks to copy at all."""
+        """Whether there are disks to copy."""
         return bool(self._copies)
 
     async def mirror(self, credentials: TlsCredentials | None) -> None:
@@ -99,7 +99,7 @@ class DiskMirrors:
             await self._set_speed(source)
 
     async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
-        """Copy and follow within another bandwidth from here on; memory has its part of it."""
+        """Change the bandwidth limit of copying and following; memory uses the rest."""
         if self._copies:
             self._bandwidth = bandwidth_bytes_per_s
             await self._set_speed(await self._source.monitor())
@@ -111,14 +111,14 @@ class DiskMirrors:
             await block.block_job_set_speed(source, self._name(copy), speed)
 
     async def check(self) -> None:
-        """Raises OperationFailedError when a copy no longer follows the guest's writes."""
+        """Raises OperationFailedError if a copy no longer follows the guest's writes."""
         if self._copies:
             await self._jobs(await self._source.monitor())
 
     async def hand_over(self) -> None:
-        """With the guest stopped: the copies have every write, and the target owns them.
+        """With the guest stopped: complete the copies, and give them to the destination.
 
-        Raises OperationFailedError; then the source's disks are the only whole ones.
+        Raises OperationFailedError; then only the source's disks are complete.
         """
         if not self._copies:
             return
@@ -136,7 +136,7 @@ class DiskMirrors:
                     break
                 watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic())
                 await events.next(SAMPLE_S)
-        # The export writes too, and the target cannot take its disks over beside it.
+        # The export writes too: beside it the destination cannot take over its disks.
         target = await self._target.monitor()
         await block.nbd_server_stop(target)
         for copy in self._copies:
@@ -155,7 +155,7 @@ class DiskMirrors:
     async def _serve(self, target: Monitor, credentials: TlsCredentials | None) -> int:
         import random
 
-        # QEMU does not say which port it got for 0.
+        # QEMU does not report the port that it chose for 0.
         host, tls = self._target.host, {}
         if credentials:
             tls["tls-creds"] = credentials.target
@@ -176,7 +176,7 @@ class DiskMirrors:
     async def _export(self, target: Monitor, copy: DiskCopy) -> None:
         node = copy.node
         if copy.read_only:
-            # The guest's own node cannot be written; this one goes before the guest comes.
+            # The guest's own node is not writable; this one is removed before the guest comes.
             node = self._name(copy)
             await let_write(self._target.host, self._target.files, copy.target)
             file = {"driver": "file", "filename": str(copy.target), "discard": "unmap"}
@@ -193,7 +193,7 @@ class DiskMirrors:
             "node-name": self._name(copy),
             "server": {"type": "inet", "host": address, "port": str(port)},
             "export": self._name(copy),
-            # Zeroes become holes, so that sparse stays sparse.
+            # Zeroes become holes, to keep sparse images sparse.
             "discard": "unmap",
             "detect-zeroes": "unmap",
         }
@@ -240,7 +240,7 @@ class DiskMirrors:
 
 
 class CopyWatch:
-    """Whether copying moves, and whether it gets anywhere."""
+    """Detects whether copying proceeds, and whether it approaches its end."""
 
     def __init__(self, now_s: float, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
@@ -249,9 +249,9 @@ class CopyWatch:
         self._nearer_s = now_s
 
     def stalls(self, done: int, left: int, now_s: float) -> bool:
-        """True once when it moves but comes no nearer to its end.
+        """True once if it proceeds but does not approach its end.
 
-        Raises OperationFailedError when nothing moves.
+        Raises OperationFailedError if nothing is copied.
         """
         if done != self._done:
             self._done, self._moved_s = done, now_s
@@ -272,9 +272,9 @@ class CopyWatch:
 async def drop_mirrors(source: End, run: str) -> None:
     """End every mirror of the run in the source's QEMU, in whatever state, and close its nodes.
 
-    Connections are cut first: a QEMU that waits for a silent target then answers again. A QEMU
-    that has ended has none; one that is busy, or still uses a node, is asked again for 30 s. Raises
-    OperationFailedError when a mirror does not end.
+    Connections are cut first, so that a QEMU that waits for a silent destination answers again. A
+    QEMU that has ended has none; one that is busy, or still uses a node, is asked again for 30 s.
+    Raises OperationFailedError if a mirror does not end.
     """
     deadline_s, runs = time.monotonic() + DROP_TIMEOUT_S, False
     while await source.alive():

@@ -1,4 +1,4 @@
-"""The end of post-copy: every page reaches the target, however often the link breaks."""
+"""The end of post-copy: every page reaches the destination, however often the link breaks."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from vmckpt.migrate.outcome.ownership import OwnershipMove, decide
 from vmckpt.migrate.steps.reconnect import reconnect
 from vmckpt.migrate.steps.transfer import Transfer
 
-# How long, and how often, a silent link is reconnected.
+# How long, and at which intervals, to reconnect a silent link.
 RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
 
 
 async def drain(pair: Pair, transfer: Transfer, note: Callable[[str, str], None]) -> bool:
-    """Wait for the last page, rejoining both ends as often as the link breaks.
+    """Wait for the last page, rejoining both ends whenever the link breaks.
 
-    False when they cannot be rejoined, or 300 s brought no byte: settle it.
+    False if they cannot be rejoined, or no byte arrived for 300 s: settle it.
     """
     given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
     while True:

@@ -1,7 +1,7 @@
 """Switch encryption of migrations on and off in both QEMUs.
 
 QEMU sends unencrypted whenever its parameter `tls-creds` is empty, also after a refused call that
-should have set it: so every answer is checked, and the parameters are queried again at the end.
+should have set it. So every answer is checked, and the parameters are queried again at the end.
 """
 
 import os
@@ -25,19 +25,19 @@ from vmckpt.vm.users.users import let_read, user_of
 
 PREFIX = "vmckpt-tls-"
 AUTHZ_PREFIX = "vmckpt-peer-"
-# Both kinds of credentials are 0600 files in this directory of each QEMU (PSK, or it has a user of
-# its own), or in the host's.
+# Both kinds of credentials are files with mode 0600: in this directory of each QEMU (PSK, or a QEMU
+# with its own user), or in the host's.
 PSK_DIR = "tls"
 PSK_USER = "vmckpt"
 _PARAMETERS = ("tls-creds", "tls-hostname", "tls-authz")
 
 
 class TlsCredentials(NamedTuple):
-    """What both QEMUs call their credentials: for RAM, and for disk streams from source to target.
+    """The names of both QEMUs' credentials: for RAM, and for disk streams to the destination.
 
-    The source connects with `source` (its peer has to be `hostname`), the target listens with
-    `target` and lets in whom `authz` allows. The same values are NBD's `tls-creds`,
-    `tls-hostname` and `tls-authz`; None: not checked, since only both ends have the key.
+    The source connects with `source` (its peer must be `hostname`), the destination listens with
+    `target` and admits the peers in `authz`. The same values are NBD's `tls-creds`, `tls-hostname`
+    and `tls-authz`; None: not checked, since only both ends have the key.
     """
 
     source: str
@@ -47,10 +47,10 @@ class TlsCredentials(NamedTuple):
 
 
 async def arm(source: End, target: End, encryption: Encryption, run: str) -> TlsCredentials:
-    """Both QEMUs encrypt what migrates next between them, in a way that is not Scheme.CLEAR.
+    """Have both QEMUs encrypt the next migration between them, by a Scheme other than CLEAR.
 
-    Neither has credentials yet: see `disarm`, to be called after an error on whichever end goes on.
-    Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
+    Neither may have credentials yet: see `disarm`, to be called after an error on whichever end
+    continues. Raises OperationFailedError (a QEMU refused, or did not apply it), HostDownError,
     StorageError, OutcomeUnknownError.
     """
     name = PREFIX + run
@@ -82,10 +82,10 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Tls
 
 
 async def disarm(end: End) -> None:
-    """This QEMU has no credentials any more, of whichever migration.
+    """Remove this QEMU's credentials, of whichever migration.
 
-    Not to be called while one is under way. A QEMU that has ended has none. Raises what the
-    commands raise.
+    Not to be called during a migration. A QEMU that has ended has none. Raises what the commands
+    raise.
     """
     try:
         monitor = await end.monitor()
@@ -103,7 +103,9 @@ async def disarm(end: End) -> None:
 
 
 async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
-    """The same where nothing hangs on it: what stays is said, and swept away by the next `arm`."""
+    """The same where a failure does no harm: it is reported, and the next `arm` removes the
+    rest.
+    """
     try:
         await disarm(end)
     except (CommandRefusedError, HostDownError, OutcomeUnknownError, OperationFailedError) as exc:
@@ -114,7 +116,7 @@ async def _load_certificates(
     source: End, target: End, credentials: TlsCredentials, peer: str
 ) -> None:
     monitor = await target.monitor()
-    # Any certificate of the authority would do otherwise, and no other host has business here.
+    # Otherwise any certificate of the CA would be accepted, and no other host should connect.
     await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})
     for end, endpoint in ((target, "server"), (source, "client")):
         directory = await _certificates_for(end, endpoint)
@@ -124,7 +126,9 @@ async def _load_certificates(
 
 
 async def _certificates_for(end: End, endpoint: str) -> Path:
-    """Where its QEMU can read its host's: what is root's there a QEMU's own user gets a copy of."""
+    """A directory where its QEMU can read its host's certificates: if root owns them, a QEMU with
+    its own user gets a copy.
+    """
     host, files = end.host, end.files
     if await user_of(host, files) is None:
         return pki_dir(host)

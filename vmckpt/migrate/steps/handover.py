@@ -1,4 +1,4 @@
-"""Making one host the VM's home and leaving nothing on the other: the ends of every migration."""
+"""Make one host the VM's home and clean up the other: the ends of every migration."""
 
 import operator
 from contextlib import suppress
@@ -18,14 +18,14 @@ QUIT_S, QUIT_POLL_S = 5.0, 0.01
 
 
 async def settle_on_target(target: End, qemu: Qemu, source: Host) -> None:
-    """The target becomes the VM's home; from here on the source's files only wait to be removed."""
+    """Make the destination the VM's home; from here on the source's files only wait for removal."""
     name = target.files.vm_name
     await target.host.write_text(vm_dir(target.host.state_dir, name).current, qemu.to_json())
     await source.remove(vm_dir(source.state_dir, name).current)
 
 
 async def release(end: End, ram_dir: Path) -> None:
-    """The VM is at home elsewhere: end its QEMU on this host and remove what it had here."""
+    """The VM is at home elsewhere: end its QEMU on this host and remove its files here."""
     await _ask_to_quit(end)
     # The guest runs elsewhere: do not wait for the kernel to free its old memory.
     await discard(end, ram_dir, await_freed=False)
@@ -35,7 +35,7 @@ async def release(end: End, ram_dir: Path) -> None:
 async def _ask_to_quit(end: End) -> None:
     """End an adopted QEMU by `quit`, if possible.
 
-    So it removes its own sockets and pid file, and a supervisor sees no failure.
+    It then removes its own sockets and pid file, and a supervisor sees no failure.
     """
     process = await foreign_process(end.host, end.files)
     if process is None:
@@ -48,6 +48,6 @@ async def _ask_to_quit(end: End) -> None:
 
 
 async def find_qemu(end: End, platform: Platform) -> Qemu | None:
-    """The running QEMU of an end as vm.json records it; None when it has ended."""
+    """The running QEMU of an end as vm.json records it; None if it has ended."""
     found = await processes(end.host, end.files)
     return Qemu(end.files, found[0], platform) if found else None

@@ -1,4 +1,4 @@
-"""Where a migration comes in: the target's address, on a port of the range its host allows."""
+"""Listen for a migration: at the destination's address, on a port of its host's range."""
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError
@@ -12,13 +12,13 @@ SETUP_TIMEOUT_S = 5.0
 
 
 async def listen(target: Monitor, host: Host) -> int:
-    """Have the waiting QEMU listen, on the first free port; which one it is.
+    """Have the waiting QEMU listen on the first free port; returns that port.
 
-    Raises OperationFailedError, naming the range when all of its ports are taken.
+    Raises OperationFailedError, naming the range, if all of its ports are taken.
     """
     first, last = host.migration_ports or (0, 0)
     try:
-        # QEMU itself tries one port after the other up to "to".
+        # QEMU itself tries the ports in order up to "to".
         _, port = await both(
             commands.migrate_incoming(target, f"{uri(host, first)},to={last}"), _port(target)
         )

@@ -1,4 +1,4 @@
-"""A migration's target: its QEMU, which waits for the guest, the same machine as the source's."""
+"""Prepare a migration's destination: a waiting QEMU, the same machine as the source's."""
 
 from collections.abc import Collection
 
@@ -18,16 +18,17 @@ from vmckpt.vm.start import Qemu, plug_taps, start_qemu
 
 
 async def write_down(vm: Vm, pair: Pair) -> None:
-    """The target's host knows the VM, which it is, and its checkpoints. StorageError."""
+    """Record the VM on the destination's host, with its identity and checkpoints. StorageError."""
     theirs = vm_dir(pair.target.host.state_dir, vm.name)
     await pair.target.host.write_text(theirs.spec, vm.spec.text)
     await hand_over(vm.host, vm.directory, pair.target.host)
 
 
 async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
-    """Start it, set both, the source without an earlier move's credentials, and compare them.
+    """Start it, apply settings to both ends, without credentials of an earlier move, and compare
+    them.
 
-    `absent` are ids of devices that are unplugged for the way. Raises RefusedError: it would be
+    `absent` are ids of devices that are unplugged for the move. Raises RefusedError: it would be
     another machine; OperationFailedError: one keeps other settings.
     """
     qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
@@ -49,7 +50,7 @@ async def _start(vm: Vm, pair: Pair) -> Qemu:
 
 
 async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) -> GuestMachine:
-    """What can be done while the target's QEMU starts, which takes longer."""
+    """The work that fits the time in which the destination's QEMU starts."""
     ours, _ = await both(
         _source_machine(pair, absent), both(pair.source.rescue(), _set_source(pair, agreement))
     )
@@ -64,7 +65,7 @@ async def _set_source(pair: Pair, agreement: Agreement) -> None:
 
 async def _source_machine(pair: Pair, absent: Collection[str]) -> GuestMachine:
     found = await describe(await pair.source.monitor())
-    # Those that are unplugged for the way come back later.
+    # Those unplugged for the move come back later.
     stay = {name: kind for name, kind in found.devices.items() if name not in absent}
     return found._replace(devices=stay)
 

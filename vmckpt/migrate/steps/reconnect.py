@@ -10,16 +10,17 @@ from vmckpt.migrate.steps.listen import uri
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
 
-# A port is chosen here: a target whose main loop waits for a page could not be asked for one.
+# The port is chosen here: a destination whose main loop waits for a page could not be asked for
+# one.
 PORTS = (49152, 65535)
 PAUSE_TIMEOUT_S = 5.0
 POLL_S = 0.02
 
 
 async def reconnect(pair: Pair) -> bool:
-    """One attempt to rejoin a post-copy that was cut off; True when pages flow again.
+    """Try once to rejoin an interrupted post-copy; True when pages flow again.
 
-    The target is spoken to out of band: its main loop may itself wait for a missing page.
+    Commands to the destination are out of band: its main loop may itself wait for a missing page.
     """
     host = pair.target.host
     address = uri(host, random.randint(*(host.migration_ports or PORTS)))
@@ -39,7 +40,7 @@ async def reconnect(pair: Pair) -> bool:
 
 
 async def _pause(pair: Pair) -> None:
-    """Both ends know that the link is broken; a silent stall neither of them notices."""
+    """Make both ends notice that the link is broken; neither notices a silent stall."""
     await asyncio.gather(_pause_end(pair.source), _pause_end(pair.target))
     source = await pair.source.monitor()
     await poll(
@@ -54,4 +55,4 @@ async def _pause_end(end: End) -> None:
     try:
         await commands.migrate_pause(await end.rescue())
     except (CommandRefusedError, OutcomeUnknownError):
-        return  # it waits already
+        return  # it is paused already

@@ -19,9 +19,9 @@ from vmckpt.sequence.steps import all_of, both
 
 
 async def set_source(pair: Pair, agreement: Agreement) -> None:
-    """Capabilities and parameters are set, and were read back.
+    """Set capabilities and parameters, and read them back.
 
-    Raises OperationFailedError when it keeps another value.
+    Raises OperationFailedError if it keeps another value.
     """
     await _set(pair.source, agreement.capabilities, agreement.source_parameters)
 
@@ -38,11 +38,11 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
         commands.migrate_set_parameters(monitor, parameters),
     ]
     if capabilities.get(ZERO_COPY):
-        # Refused while what an earlier migration left compresses; otherwise it has to go first.
+        # Refused while a setting of an earlier migration compresses; otherwise it must come first.
         settings.reverse()
-    # Other channel counts hang both QEMUs for good, and without a return path a target that
-    # fails leaves the source "completed": neither would ever say so. All is sent at once; QEMU
-    # does one after the other.
+    # Different channel counts hang both QEMUs permanently, and without a return path a failed
+    # destination leaves the source "completed": neither would ever report it. All is sent at once;
+    # QEMU executes it in order.
     *_, has, is_set_to = await all_of(
         (
             *settings,
@@ -63,7 +63,7 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
 async def leave_plain(end: End, note: Callable[[str], None]) -> None:
     """Reset the QEMU that has the VM now, for the next migration or snapshot.
 
-    Settings that remain are reported; vmckpt itself checks them before it does anything.
+    Remaining settings are reported; vmckpt itself checks them before every operation.
     """
     try:
         monitor = await end.monitor()

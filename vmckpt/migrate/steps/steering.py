@@ -1,4 +1,4 @@
-"""What a transfer's options ask for as it goes: post-copy, the end of patience, giving up."""
+"""Decisions during a transfer, by its options: post-copy, timeouts, aborts."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from vmckpt.forecast.model.pilot import Pilot, PolicyDecision
 from vmckpt.options.migration import Method, MigrationOptions, OnTimeout
 from vmckpt.units import format_duration, format_rate, format_size
 
-# No byte for this long while QEMU says "active": it never notices a silent link by itself.
+# No byte for this long while QEMU says "active": QEMU never notices a silent link by itself.
 SILENCE_S = 15.0
 # Before the second round QEMU has not sent all pages once, and post-copy would have to send all.
 FIRST_POSTCOPY_ROUND = 2
 
 
 class TransferFigures(NamedTuple):
-    """A transfer at one moment. The dirty rate means nothing before round 2."""
+    """A transfer at one moment. The dirty rate is meaningless before round 2."""
 
     round: int
     remaining_bytes: int
@@ -26,7 +26,7 @@ class TransferFigures(NamedTuple):
 
 
 class SteeringOrder(Enum):
-    """What is to be done now; the value is the code of the note that tells it."""
+    """What to do now; the value is the code of the note that reports it."""
 
     START_POSTCOPY = "postcopy"
     STOP_GUEST = "time-up"
@@ -47,16 +47,19 @@ class Steering:
         return len(self._rounds.left_bytes)
 
     def see(self, figures: TransferFigures, *, held: bool = False) -> None:
-        """Keep what each round had left to send, and whether the switchover was held back then."""
+        """Record what each round had left to send, and whether the switchover was held back
+        then.
+        """
         self._rounds.see(figures.round, figures.remaining_bytes, held=held)
 
     def steer(
         self, figures: TransferFigures, elapsed_s: float, *, fitting_bytes: float = 0.0
     ) -> tuple[SteeringOrder, str] | None:
-        """What to do now, and why. Raises TimedOutError when the time is up and nothing else asked.
+        """What to do now, and why. Raises TimedOutError after the time limit without another
+        option.
 
-        To be asked while the guest runs on the source. With `fitting_bytes` or less left
-        pre-copy is about to end.
+        Call it while the guest runs on the source. With `fitting_bytes` or less left, pre-copy is
+        about to end.
         """
         options = self._options
         self._passes.see(figures.round, elapsed_s)
@@ -79,7 +82,7 @@ class Steering:
         return SteeringOrder.START_POSTCOPY, f"switching to post-copy: {reason}"
 
     def _over(self, elapsed_s: float) -> str:
-        """The time that was given and is over, in words."""
+        """The expired time limit, in words."""
         limit_s, limit = self._options.timeout_s, self._options.timeout_passes
         if limit_s is not None and elapsed_s > limit_s:
             return format_duration(limit_s)
@@ -100,7 +103,7 @@ class Steering:
         return None
 
     def check_silence(self, transferred_bytes: int, now_s: float, *, expected: bool) -> None:
-        """Raises OperationFailedError when no byte has moved for too long, unless `expected`."""
+        """Raises OperationFailedError if no byte has moved for too long, unless `expected`."""
         if transferred_bytes != self._last_sent or expected:
             self._silent_since_s, self._last_sent = now_s, transferred_bytes
         elif now_s - self._silent_since_s > SILENCE_S:
@@ -111,18 +114,18 @@ class Steering:
             )
 
     def listen_anew(self, now_s: float) -> None:
-        """Silence counts from now on."""
+        """Restart the measurement of silence."""
         self._silent_since_s, self._last_sent = now_s, -1
 
 
 def pilot(options: MigrationOptions) -> Pilot | None:
-    """The policy at work, if there is one."""
+    """The active policy, if any."""
     policy = options.steers
     return None if policy is None else Pilot(policy, options.max_downtime_ms)
 
 
 def given_up(decision: PolicyDecision) -> OperationFailedError:
-    """The end of a migration that its policy gives up."""
+    """The error of a migration that its policy aborts."""
     return OperationFailedError(
         "the policy gave the migration up",
         why=decision.why,

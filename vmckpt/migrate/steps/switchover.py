@@ -1,14 +1,14 @@
-"""Holding QEMU back from stopping the guest while the target is still busy with what was sent.
+"""Hold QEMU back from stopping the guest while the destination is still busy.
 
-QEMU stops the guest when what is left fits `downtime-limit` at the speed of its last 0.1 s. A page
-of zeroes is nine bytes in the sockets and a page fault on the target, so at the end of the first
-pass the target may have a second of work before it, through which the guest would be stopped.
-QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
+QEMU stops the guest when the rest fits `downtime-limit` at the speed of its last 0.1 s. A page of
+zeroes is nine bytes in the sockets and a page fault on the destination, so at the end of the first
+pass the destination may have a second of work left, during which the guest would be stopped. QEMU
+>= 8.2 accepts another value for the speed: `avail-switchover-bandwidth`.
 
-That does not hold QEMU when it finds nothing dirty at all. Over several channels, whose threads do
+That does not hold QEMU if it finds nothing dirty at all. Over several channels, whose threads do
 the sending, its rounds take less than a millisecond, and a guest that writes little has often
-written nothing within one. So there the source is kept from sending, too, while the target has much
-to catch up with: it sleeps, and asks for dirty pages ten times a second.
+written nothing within one. So there the source is also kept from sending while the destination has
+much to catch up with: it sleeps, and queries dirty pages ten times a second.
 """
 
 import asyncio
@@ -27,25 +27,25 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
 
-# How often the target is looked at while only it is waited for.
+# How often to poll the destination while only it is waited for.
 WAIT_S = 0.01
-# A host that takes longer to answer is asked in the background.
+# A host that takes longer to answer is queried in the background.
 ANSWER_S = 0.2
 KEPT_EVERY_S = 0.05
 KEPT_LOOKS = 100
-# In the second pass all of memory has gone once.
+# In the second pass all memory has been sent once.
 WHOLE_SENT_PASS = 2
-# A speed that differs by less is not worth a command.
+# A smaller relative change of the speed does not justify a command.
 SAME_WITHIN = 0.2
-# Who is let go on sending sleeps until its 0.1 s are over: it is kept still for a target that is
-# further behind than that, and let go before there is nothing left to do.
+# A source that may send again first sleeps until its 0.1 s are over: hold it while the destination
+# is further behind than the first value, and release it before the destination runs out of work.
 FAR_BEHIND_S, NEARLY_THERE_S = 0.1, 0.05
-# A page in 0.1 s, whatever less is asked for; 0 would be no limit.
+# A page in 0.1 s, even for lower values; 0 would mean no limit.
 STILL_BYTES_PER_S = 1000
 
 
 class Socketed(NamedTuple):
-    """A QEMU whose sockets can be looked at: its process, and the host that it is on."""
+    """A QEMU with observable sockets: its process, and its host."""
 
     host: Host
     process: ProcessId
@@ -58,9 +58,9 @@ def switchover(
     asked: MigrationOptions,
     set_to: Agreement,
 ) -> "Switchover | None":
-    """What holds a source back that was set so; None for one that goes by its own measure.
+    """The object that holds back a source set so; None for one that uses its own measurement.
 
-    `ends` are the source, whose `monitor` it is, and the target.
+    `ends` are the source, to which `monitor` belongs, and the destination.
     """
     if not set_to.source_parameters.get(SWITCHOVER_SPEED):
         return None
@@ -76,10 +76,10 @@ def switchover(
 
 
 class Switchover:
-    """Lets the source of a pre-copy stop its guest once the target keeps up with it.
+    """Lets the source of a pre-copy stop its guest once the destination keeps up.
 
-    `port` is the one that the migration comes in on, `limit_bytes_per_s` what memory is held to
-    (0: nothing). `quick_rounds`: it goes over several channels.
+    `port` is the migration's incoming port, `limit_bytes_per_s` the bandwidth limit of memory (0:
+    none). `quick_rounds`: it uses several channels.
     """
 
     def __init__(
@@ -103,7 +103,9 @@ class Switchover:
         self._asking: asyncio.Task[int] | None = None
 
     async def consider(self, status: MigrationStatus) -> None:
-        """Look at the sockets, and give QEMU a speed when the target is ready for the switch."""
+        """Examine the sockets, and give QEMU a speed once the destination is ready for the
+        switchover.
+        """
         if self._over or status.status != "active":
             return
         if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
@@ -132,12 +134,14 @@ class Switchover:
 
     @property
     def all_sent_once(self) -> bool:
-        """Whether the rounds that come now are short: of what was dirtied since the last one."""
+        """Whether rounds are short from now on: only pages dirtied since the last one."""
         return self._first_pass_bytes is not None
 
     @property
     def waits(self) -> bool:
-        """Whether all has gone once, and only the target's reading it is waited for."""
+        """Whether all has been sent once, and only the destination's reading of it is waited
+        for.
+        """
         return self.all_sent_once and self.held
 
     @property
@@ -147,7 +151,7 @@ class Switchover:
 
     @property
     def fitting_bytes(self) -> float:
-        """What may be left when the guest is stopped."""
+        """How much may be left when the guest is stopped."""
         return 0.0 if self.held else self._given_bytes_per_s * self._max_downtime_s
 
     def allow(self, max_downtime_s: float) -> None:
@@ -155,13 +159,13 @@ class Switchover:
         self._max_downtime_s = max_downtime_s
 
     async def hold_to(self, limit_bytes_per_s: int) -> None:
-        """Memory is sent no faster than this from here on; 0: there is no limit."""
+        """Limit the bandwidth of memory from now on; 0: no limit."""
         self._limit_bytes_per_s = limit_bytes_per_s
         if not self._still:
             await self._send_at(limit_bytes_per_s)
 
     async def now(self) -> None:
-        """Let QEMU stop the guest by its own measure, from here on."""
+        """From now on let QEMU stop the guest by its own measurement."""
         self._over = True
         await self._give(0)
         if self._still:
@@ -185,9 +189,9 @@ class Switchover:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _queued(self) -> int | None:
-        """What waits in the sockets; None while a host takes long over its answer, or gives none.
+        """The bytes queued in the sockets; None while a host answers slowly, or not at all.
 
-        The transfer has other things to see to meanwhile.
+        The transfer has other work meanwhile.
         """
         if self._asking is None:
             self._asking = asyncio.create_task(self._queued_bytes())

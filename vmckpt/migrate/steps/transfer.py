@@ -1,4 +1,4 @@
-"""Sending RAM: start, watch, switch method when asked to, and say how it ended."""
+"""Send RAM: start, watch, switch the method on request, and report the end."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ SAMPLE_S = 0.1
 LOCAL_STATES = frozenset({"none", "setup", "wait-unplug"})
 
 
-# What QEMU tells, and what it is in, when it stops a guest whose disk fails.
+# The event, and the run state, of a guest that QEMU stops because its disk fails.
 IO_ERROR, IO_ERROR_STATE = "BLOCK_IO_ERROR", "io-error"
 
 
@@ -48,8 +48,8 @@ class TransferEnding(Enum):
 class Transfer:
     """One transfer of RAM, watched on the source's monitor.
 
-    `emit` gets a Progress every 0.1 s; `note` decisions in words. `switchover` says when the guest
-    may stop; None leaves that to QEMU.
+    `emit` gets a Progress every 0.1 s; `note` decisions in words. `switchover` decides when the
+    guest may stop; None leaves that to QEMU.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Transfer:
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
         self._steering, self._pilot = Steering(options), pilot(options)
-        # As the record has it: a replay of the policy sees what it saw.
+        # As in the record, so that a replay of the policy sees the same.
         self._sampled_s = 0.0
         self._postcopy_began = False
         self._handed_over = False
@@ -83,8 +83,8 @@ class Transfer:
     async def run(self, uri: str) -> TransferEnding:
         """Send to `uri` until the source is done or in post-copy.
 
-        Raises OperationFailedError (QEMU gave up, the link is silent), TimedOutError; the source's
-        migration may still be under way then: settle it. CancelledError likewise.
+        Raises OperationFailedError (QEMU failed, the link is silent), TimedOutError; the source's
+        migration may still be running then: settle it. CancelledError likewise.
         """
         try:
             with self._source.events("MIGRATION", "MIGRATION_PASS", *self._unwelcome) as events:
@@ -98,7 +98,7 @@ class Transfer:
                 await self._switchover.close()
 
     async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
-        """Send no faster than this from here on, memory and disks together."""
+        """Limit the bandwidth from now on, of memory and disks together."""
         wish = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).wish(
             copies_disks=self._disks.any
         )
@@ -110,7 +110,7 @@ class Transfer:
         await self._disks.hold_to(bandwidth_bytes_per_s)
 
     async def drain(self) -> None:
-        """After the switch to post-copy: until every page is on the target."""
+        """After the switch to post-copy, wait until every page is on the destination."""
         with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
             self._steering.listen_anew(time.monotonic())
             await self._watch(events, until_postcopy=False)
@@ -135,8 +135,8 @@ class Transfer:
                     remedy="repair the link; the guest waits for its pages",
                 )
             if status.status == "pre-switchover" and not self._handed_over:
-                # The guest is stopped, and nothing of it writes any more. QEMU may say so again
-                # for a moment after `migrate-continue`.
+                # The guest is stopped, and nothing of it writes any more. QEMU may report that
+                # again for a moment after `migrate-continue`.
                 self._handed_over = True
                 await self._disks.hand_over()
                 await migrate_continue(self._source)
@@ -148,7 +148,7 @@ class Transfer:
                 expected=status.status in LOCAL_STATES,
             )
             if await self._news_of_the_end(events) and not self._postcopy_began:
-                return TransferEnding.COMPLETED  # the guest is stopped: it is accounted for later
+                return TransferEnding.COMPLETED  # the guest is stopped: figures come later
 
     def _tell_what_is_left_out(self) -> None:
         policy, steers = self._options.policy, self._options.steers
@@ -167,11 +167,11 @@ class Transfer:
                 raise _disk_error("before its memory moved")
 
     async def account(self) -> None:
-        """The figures of a transfer that is over."""
+        """Compute the figures of a finished transfer."""
         await self._sample()
 
     async def _news_of_the_end(self, events: Events) -> bool:
-        """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
+        """Wait for a status event of QEMU, 0.1 s at most; returns whether it has completed."""
         wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
         rounds_are_short = self._switchover is not None and self._switchover.all_sent_once
         until_s = time.monotonic() + wait_s
@@ -189,8 +189,8 @@ class Transfer:
                 return True
             if states := [one for one in news if "status" in one]:
                 stands_still = states[-1] == {"status": "device"}
-            # While devices are sent, and what was dirtied last, there is no time for questions, nor
-            # for one at each of the short rounds before that: QEMU answers between other work.
+            # No time for queries while devices and the last dirty pages are sent, nor at each of
+            # the short rounds before that: QEMU answers between other work.
             if not stands_still and (states or not rounds_are_short):
                 return False
         return False
@@ -261,7 +261,7 @@ class Transfer:
             await self._switchover.now()
 
     async def _obey(self, decision: PolicyDecision | None) -> None:
-        """Do what the policy says, or only tell of it."""
+        """Follow the policy's decision, or only report it."""
         if decision is None:
             return
         if self._options.observe_only:

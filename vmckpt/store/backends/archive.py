@@ -92,7 +92,7 @@ class _Objects:
 
 
 class ArchiveBackend(_Objects):
-    """A file to read from. It does not change: there is nothing to lock. Raises DamagedError."""
+    """A read-only store in a file. It never changes, so there is nothing to lock. DamagedError."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, -1)
@@ -114,7 +114,7 @@ class ArchiveBackend(_Objects):
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator[LocalHeld]:
-        """Readers need no lock; there are no writers."""
+        """Nothing to lock: there are no writers."""
         if not shared:
             raise self._finished()
         yield LocalHeld()
@@ -143,7 +143,7 @@ class ArchiveBackend(_Objects):
         if len(table) != length or _sum(table) != trailer[_SIZE.size :]:
             raise damaged(f"{self.place} is damaged", "its table is not what was written")
         places = dict[str, tuple[int, int]]()
-        with decoding(self.place):  # anyone can make such a sum
+        with decoding(self.place):  # anyone can compute such a checksum
             for written in listed(json_of(table), _MOST_OBJECTS):
                 name, first, bytes_ = row(written, 3)
                 places[text(name)] = count(first, start), count(bytes_, start)
@@ -153,9 +153,9 @@ class ArchiveBackend(_Objects):
 
 
 class NewArchive(_Objects):
-    """A file in the making, under another name, by one process at a time, for one writer.
+    """A file in the making, under a temporary name, locked by one process, for one writer.
 
-    `finish` puts it in its place. Raises RefusedError (the file is there), BusyError, StorageError.
+    `finish` renames it. Raises RefusedError (the file exists), BusyError, StorageError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -170,7 +170,7 @@ class NewArchive(_Objects):
                 _require_own(self._fd, self._aside)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _require_there(self._fd, self._aside)
-                # What another one left that was killed.
+                # Drop what a killed process left.
                 os.ftruncate(self._fd, 0)
         except BaseException as exc:
             os.close(self._fd)
@@ -184,12 +184,14 @@ class NewArchive(_Objects):
         self.append(MAGIC)
 
     def write(self, name: str) -> "_ArchiveWriter":
-        """An object, in a file of its own until it is published: several are made at a time."""
+        """An object, in a file of its own until it is published: several may be written at a
+        time.
+        """
         with self.errors():
             return _ArchiveWriter(self, name)
 
     def remove(self, name: str) -> None:
-        """Only the last one can be removed: nothing would say what its bytes are."""
+        """Only the last object can be removed: otherwise its bytes would belong to none."""
         start, size = self._table.get(name, (self._end, 0))
         if start + size != self._end:
             raise ValueError(f"{name} is not the last one")
@@ -200,7 +202,7 @@ class NewArchive(_Objects):
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator[LocalHeld]:
-        """Its creator has exclusive use of it."""
+        """Nothing to lock: its creator has exclusive use of it."""
         yield LocalHeld()
 
     def append(self, data: Buffer) -> None:
@@ -211,7 +213,7 @@ class NewArchive(_Objects):
         self._end += memoryview(data).nbytes
 
     def add(self, name: str, source: int, size: int) -> None:
-        """An object, from an open file."""
+        """Add an object from an open file."""
         start = self._end
         try:
             for at in range(0, size, _COPY_BYTES):
@@ -224,7 +226,7 @@ class NewArchive(_Objects):
         self._table[name] = start, size
 
     def finish(self) -> None:
-        """The file is there, whole and for good, when this returns."""
+        """The file is complete and durable on return."""
         self._require_free()
         rows = [[name, start, size] for name, (start, size) in self._table.items()]
         table = json.dumps(rows, separators=(",", ":")).encode()
@@ -237,12 +239,12 @@ class NewArchive(_Objects):
             try:
                 sync_folder(self.path.parent)
             except OSError:
-                # There now, but not for good.
+                # It exists, but not durably.
                 self.path.unlink()
                 raise
 
     def close(self) -> None:
-        """Nothing of it stays, unless it was finished."""
+        """Remove the file unless it was finished."""
         if self._open:
             with contextlib.suppress(OSError):
                 self._aside.unlink()
@@ -264,7 +266,7 @@ class NewArchive(_Objects):
 class _ArchiveWriter:
     def __init__(self, archive: NewArchive, name: str) -> None:
         self._archive, self._name = archive, name
-        # It has no name: nothing is left of it whatever happens.
+        # Unnamed, so nothing is left of it in any case.
         self._file = tempfile.TemporaryFile(dir=archive.path.parent, buffering=0)  # noqa: SIM115
         self._size = 0
 
@@ -275,12 +277,12 @@ class _ArchiveWriter:
         self._size += memoryview(data).nbytes
 
     def publish(self) -> None:
-        """To the end of the archive."""
+        """Append it to the archive."""
         self._archive.add(self._name, self._file.fileno(), self._size)
         self.discard()
 
     def discard(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -289,7 +291,9 @@ def _sum(table: bytes) -> bytes:
 
 
 def _require_own(fd: int, path: Path) -> None:
-    """Raises PermissionError when another user made the file, or may read it: its name is known."""
+    """Raises PermissionError if another user owns the file or may read it: its name is
+    predictable.
+    """
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_nlink != 1:
         why = f"another user (uid {found.st_uid}) made {path.name} there, or may read it"
@@ -297,7 +301,7 @@ def _require_own(fd: int, path: Path) -> None:
 
 
 def _require_there(fd: int, path: Path) -> None:
-    """Raises BlockingIOError: the export that had it locked has ended, and it is what that made."""
+    """Raises BlockingIOError if the path now has the finished file of another export."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(fd), path.lstat()):
             return

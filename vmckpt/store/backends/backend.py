@@ -1,6 +1,6 @@
-"""What a store asks of the place it lies in: objects written once, read in parts, and locks.
+"""The storage backend interface: objects written once, read in parts, and locks.
 
-Object names are `FOLDER/NAME`, or a bare name at the top.
+Object names are `FOLDER/NAME`, or a bare name at the top level.
 """
 
 from contextlib import AbstractContextManager
@@ -9,107 +9,109 @@ from typing import Protocol, runtime_checkable
 from vmckpt.errors import StorageError
 
 Buffer = bytes | bytearray | memoryview
-# Objects of these names are created and never replaced, whatever became of the locks: copies of a
-# checkpoint have one id, so that two writers may come to one name.
+# Objects of these names are created and never replaced, even if locks fail: copies of a checkpoint
+# have one id, so two writers may use the same name.
 CREATED_ONCE = ("checkpoints/",)
 
 
 class MissingError(Exception):
-    """No object of that name. The caller knows what that means."""
+    """No object has that name. The caller knows what that means."""
 
 
 class ObjectWriter(Protocol):
     """An object being written: invisible until it is published."""
 
     def write(self, data: Buffer) -> None:
-        """Append. Raises StorageError: no space is left, ..."""
+        """Append. Raises StorageError (no space left, ...)."""
 
     def publish(self) -> None:
-        """It is there under its name, whole and for good, when this returns. StorageError.
+        """Publish the object under its name, complete and durable on return. Raises StorageError.
 
-        Raises ThereAlreadyError where one of CREATED_ONCE has an object of that name.
+        Raises ThereAlreadyError if one of CREATED_ONCE exists already.
         """
 
     def discard(self) -> None:
-        """Nothing of it stays. May be called at any time; after `publish` it does nothing."""
+        """Remove it without a trace. May be called at any time; after `publish` it does nothing."""
 
 
 class ReadableBackend(Protocol):
-    """A place to read objects from."""
+    """A source of objects."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of an object; fewer when it ends before. Raises MissingError."""
+        """Bytes of an object; fewer at its end. Raises MissingError."""
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
-        """The last bytes of an object, and the size of all of it. Raises MissingError."""
+        """The last bytes of an object, and its total size. Raises MissingError."""
 
 
 class Backend(ReadableBackend, Protocol):
-    """A place for objects. All raise StorageError when the place does not do what it is asked."""
+    """Storage for objects. All methods raise StorageError if the storage fails."""
 
     place: str
-    # Whether a lock goes only with the process that has it. Else it may be lost at any instant.
+    # Whether a lock ends only with its process; otherwise it may be lost at any instant.
     locks_last: bool
-    # Whether each read takes a request over a network, and several may be under way.
+    # Whether each read is a network request, and several may run concurrently.
     is_remote: bool
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder (without its name), and their sizes in bytes."""
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """The same, and for each object what another one of its name would not have."""
+        """As `names`, with a version for each object that no other object of that name has."""
 
     def write(self, name: str) -> ObjectWriter:
-        """Begin a new object, of a name that no object has."""
+        """Begin a new object, under an unused name."""
 
     def remove(self, name: str) -> None:
-        """The object is gone for good when this returns; one that is not there is no error.
+        """Remove an object durably; a missing one is no error.
 
-        Raises RefusedError where the location lets this client remove nothing (append-only).
+        Raises RefusedError if the location is append-only for this client.
         """
 
     def hold(
         self, name: str, *, shared: bool, wait_s: float = 0.0
     ) -> AbstractContextManager["HeldLock"]:
-        """A lock for the block. Raises BusyError when it is not had in time.
+        """Hold a lock for the block. Raises BusyError if it is not acquired in time.
 
-        It goes with the process that has it, at once or after a while that `BusyError` names.
+        It ends with its process, at once or after the time that `BusyError` names.
         """
 
     def leftovers(self) -> dict[str, int]:
-        """What writers left that were killed, by name, with sizes. Only when there are none now."""
+        """What killed writers left, with sizes. Call it only while there are no writers."""
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Release all resources."""
 
 
 @runtime_checkable
 class OwnFolders(Protocol):
-    """A place whose folders something else may take the place of: an empty mount point."""
+    """A location whose folders can be hidden, for example by an empty mount point."""
 
     def accept_folders(self) -> None:
-        """They are the store's as they are now. Raises StorageError, and as `read_config`."""
+        """Accept the folders as the store's in their present state. StorageError, and as
+        `read_config`.
+        """
 
 
 @runtime_checkable
 class Copying(Protocol):
-    """A place in which an object may be in several others (`bundles/`), while it is moved."""
+    """A location in which several others (`bundles/`) may have an object while it is moved."""
 
     def holders(self, name: str) -> list[str]:
-        """The objects that had it when they were listed last."""
+        """The objects that had it at the last listing."""
 
     def unread(self) -> StorageError | None:
-        """Why it was not known then which objects some of those have, and may be later."""
+        """Why the content of some of those was unknown at the last listing; a retry may succeed."""
 
     def read_held(self, name: str, holder: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of it, as one of these has it. Raises MissingError."""
+        """Part of it, from the given holder. Raises MissingError."""
 
     def read_held_end(self, name: str, holder: str, length: int) -> tuple[bytes, int]:
-        """The end of it, as one of these has it, and its size. Raises MissingError."""
+        """The end of it and its size, from the given holder. Raises MissingError."""
 
 
 class ObjectCopy:
-    """An object as one of those that have it has it."""
+    """An object as one of its holders has it."""
 
     def __init__(self, backend: Copying, holder: str) -> None:
         self._backend, self._holder = backend, holder
@@ -127,4 +129,6 @@ class HeldLock(Protocol):
     """A lock that is held."""
 
     def require(self) -> None:
-        """Raises OperationFailedError when it was lost (the place did not hear of us for long)."""
+        """Raises OperationFailedError if it was lost (the storage did not hear from us for
+        long).
+        """

@@ -1,13 +1,13 @@
-"""What was read of object storage before is not read again: beginnings and ends of its objects.
+"""Cache the beginnings and ends of objects in object storage.
 
-An object of a store is never changed, so a part of it that is kept here is right while the storage
-lists the object with the same version (ETag) and size. Kept are whole small objects, of others what
-catalogue and index are made of: the first bytes of checkpoints, maps, the headers and tables of
-packs, the beginnings of bundles, which have those of many. Each part has a checksum keyed by the
-store's secret: one that was changed here is read anew.
+An object of a store never changes, so a cached part is valid while the storage lists the object
+with the same version (ETag) and size. Small objects are cached whole; of others the parts that
+catalogue and index need: the first bytes of checkpoints, maps, the headers and tables of packs, and
+the beginnings of bundles, which have those of many packs. Each part has a checksum keyed by the
+store's secret: a part that was changed here is read again.
 
-The files are in a directory of each store's own (by its id), bounded, and may be removed at any
-time. Nothing that cannot be written there, or read, keeps a command from its work.
+Each store has its own cache directory (named by its id), bounded in size, which may be removed at
+any time. A cache that cannot be read or written never makes a command fail.
 """
 
 import os
@@ -24,9 +24,9 @@ from vmckpt.store.backends.backend import Backend, HeldLock, ObjectWriter, Reada
 from vmckpt.store.errors import DamagedError
 
 T = TypeVar("T")
-# A smaller object is read and kept whole.
+# A smaller object is read and cached whole.
 WHOLE_BYTES = 64 << 10
-# Hashes and tables of packs are in their last bytes.
+# Hashes and tables of packs are within their last bytes.
 _END_BYTES = 1 << 20
 _MOST_MAPS_BYTES = 16 << 20
 MOST_BYTES = 512 << 20
@@ -35,7 +35,7 @@ _FOLDERS = ("bundles", "checkpoints", "maps", "packs")
 
 
 class CachedBackend:
-    """A back end with a directory for what was read of it. Used by several threads."""
+    """A backend with a cache directory for what it reads. Thread-safe."""
 
     is_remote = True
 
@@ -48,11 +48,11 @@ class CachedBackend:
         self._off = 0
 
     def names(self, folder: str) -> dict[str, int]:
-        """The objects in a folder; from now on the parts of just these are known here."""
+        """The objects in a folder; from now on only cached parts of these are valid."""
         return {name: size for name, (size, _) in self.versions(folder).items()}
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """The same, and what the storage calls their versions."""
+        """The same, with the storage's versions."""
         found = self._inner.versions(folder)
         if folder in _FOLDERS:
             with self._mutex:
@@ -60,7 +60,7 @@ class CachedBackend:
         return found
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of an object, kept here if it is one that will be wanted again."""
+        """Part of an object; cached if it will be needed again."""
         known = self._version(name)
         if known is None:
             return self._inner.read(name, start, length)
@@ -87,7 +87,7 @@ class CachedBackend:
         return self._inner.write(name)
 
     def remove(self, name: str) -> None:
-        """The object is gone."""
+        """Remove an object."""
         folder, _, bare = name.partition("/")
         with self._mutex:
             self._known.get(folder, {}).pop(bare, None)
@@ -104,7 +104,7 @@ class CachedBackend:
         return self._inner.leftovers()
 
     def close(self) -> None:
-        """Bound what is kept; the oldest goes."""
+        """Evict the oldest entries beyond the cache's limit."""
         if self._folder is not None:
             with suppress(OSError):
                 _bound(self._folder)
@@ -112,7 +112,7 @@ class CachedBackend:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """All is read from the storage itself, for the block; such blocks nest."""
+        """Bypass the cache for the block; such blocks may be nested."""
         with self._mutex:
             self._off += 1
         try:
@@ -149,28 +149,29 @@ class CachedBackend:
 
 @runtime_checkable
 class Keeping(Protocol):
-    """A back end that keeps what it has read."""
+    """A backend that caches what it reads."""
 
     def off(self) -> AbstractContextManager[None]:
-        """What was read before is not used, for the block."""
+        """Bypass the cache for the block."""
 
 
 class ObjectReader(Protocol):
-    """Reads what is not kept here."""
+    """Reads what is not cached."""
 
     def __call__(self) -> bytes:
         """Raises MissingError, StorageError."""
 
 
 def uncached(backend: ReadableBackend) -> AbstractContextManager[None]:
-    """All is read from where the store lies, for the block."""
+    """Read from the store itself for the block."""
     return backend.off() if isinstance(backend, Keeping) else _nothing()
 
 
 def read_twice(backend: ReadableBackend, read: Callable[[], T]) -> T:
-    """What `read` gives; once more, uncached, before it is believed that something is damaged.
+    """The result of `read`; retried without the cache before damage is believed.
 
-    A single read may be bad of bytes that are good, and what is damaged is given up or removed.
+    A single read may return bad bytes of a good object, and damaged objects are given up or
+    removed.
     """
     try:
         return read()
@@ -180,7 +181,7 @@ def read_twice(backend: ReadableBackend, read: Callable[[], T]) -> T:
 
 
 def cache_folder(store_id: str) -> Path | None:
-    """Where parts of that store are kept on this machine, for this user; None: nowhere."""
+    """The store's cache directory on this machine, for this user; None: no cache."""
     given = os.environ.get("VMCKPT_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     if given is None:
         try:
@@ -201,7 +202,7 @@ def _is_wanted_again(name: str, start: int, length: int, size: int) -> bool:
 
 
 def _own_folder(folder: Path) -> bool:
-    """Make it; whether it is this user's alone."""
+    """Create it; returns whether it belongs to this user alone."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()

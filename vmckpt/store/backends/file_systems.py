@@ -1,7 +1,7 @@
-"""Whether a directory's file system propagates locks between hosts.
+"""Detect whether a directory's file system propagates locks between hosts.
 
 On file systems that do not send locks to a server, the kernel grants them locally: they hold on
-this host only. Such file systems are recognised by their names and mount options
+this host only. Such file systems are recognized by their types and mount options
 (`/proc/self/mountinfo`, see proc_pid_mountinfo(5)); locking between two programs on this host is
 tested.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from vmckpt.procfs import lines, read_text
 
-# Of this name, whatever else: locks do not reach the other hosts.
+# Types whose locks never reach other hosts.
 _UNKEPT = {
     "9p": "a 9p server grants every lock",
     "virtiofs": "virtiofs keeps locks within one guest, unless its server is configured otherwise",
@@ -29,9 +29,9 @@ _UNKEPT = {
     "beegfs": "BeeGFS keeps locks within one host, unless it is configured otherwise",
     "fuse": "a FUSE file system keeps locks within this host, unless its program does more",
 }
-# Programs for FUSE that pass locks on to all that share the files.
+# FUSE programs that propagate locks to all clients.
 _KEPT_FUSE = ("fuse.glusterfs", "fuse.ceph", "fuse.moosefs", "fuse.juicefs")
-# Mount options by which a file system that keeps locks does not.
+# Mount options that disable lock propagation.
 _UNKEPT_OPTIONS = (
     ("nfs", re.compile(r"nolock|local_lock=(all|posix)")),
     ("cifs", re.compile(r"nobrl|nolease_locks")),
@@ -41,12 +41,12 @@ _UNKEPT_OPTIONS = (
     ("gfs2", re.compile(r"localflocks|lockproto=lock_nolock")),
 )
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-# struct flock of 64-bit Linux; a byte that no lock of a store is on (they are below 1 << 56).
+# struct flock of 64-bit Linux; a byte that no store locks (theirs are below 1 << 56).
 _FLOCK, _TRIED_AT = struct.Struct("hhqqixxxx"), 1 << 60
 
 
 class FileSystem(NamedTuple):
-    """What is mounted where: its type as the kernel calls it, and all mount options."""
+    """A mount: its type as the kernel calls it, and all mount options."""
 
     kind: str
     mounted_on: str
@@ -67,7 +67,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> FileSystem | None:
 
 
 def mounted_at(where: str, mounts: str) -> FileSystem | None:
-    """The file system that a path is on which leads over no links, by some host's mountinfo."""
+    """The file system of a path without symbolic links, by a host's mountinfo."""
     found: FileSystem | None = None
     for line in lines(mounts):
         left, dash, right = line.partition(" - ")
@@ -76,7 +76,7 @@ def mounted_at(where: str, mounts: str) -> FileSystem | None:
             continue
         point = _ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), words[4])
         inside = where == point or where.startswith(point.rstrip("/") + "/")
-        # Of two on one directory the later one hides the other.
+        # Of two mounts on one directory the later one hides the other.
         if inside and (found is None or len(point) >= len(found.mounted_on)):
             options = (*words[5].split(","), *more[2].split(","))
             found = FileSystem(more[0], point, options)
@@ -84,7 +84,7 @@ def mounted_at(where: str, mounts: str) -> FileSystem | None:
 
 
 def why_unkept(found: FileSystem) -> str | None:
-    """Why other hosts do not hear of locks on it; None: they do, or it is this host's alone."""
+    """Why other hosts do not see locks on it; None: they do, or it is local to this host."""
     if found.kind in _UNKEPT:
         return _UNKEPT[found.kind]
     if found.kind.startswith("fuse.") and found.kind not in _KEPT_FUSE:
@@ -100,14 +100,14 @@ def why_unkept(found: FileSystem) -> str | None:
 
 
 def keeps_locks(path: Path) -> bool:
-    """Whether a lock on this file keeps another open file description out. Raises OSError."""
+    """Whether a lock on this file excludes another open file description. Raises OSError."""
     request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _TRIED_AT, 1, 0)
     first = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if not _locked(first, request):
-                return True  # another program is trying the same
+                return True  # another program is doing the same test
             return not _locked(second, request)
         finally:
             os.close(second)

@@ -1,12 +1,12 @@
-"""A store in a directory of another machine: each question goes to a process there, over a stream.
+"""A store in a directory of another machine, accessed over a stream to a process there.
 
-The far side may be lent to clients that are not trusted (`lend --append-only`): what they say is
-checked at its door, and it knows the objects of a store alone.
+The far side may serve untrusted clients (`lend --append-only`): it validates every request, and
+knows only the objects of a store.
 
 A message, either way: its length and that of the bytes after it (two u32), JSON, the bytes. The far
-side (`lend`) does to its directory what it is asked, in order, until the stream ends: then what it
-holds for us is let go of, and what was in the making is discarded. Contents travel as they lie
-there: sealed, if the store is encrypted, and the far side never has its key.
+side (`lend`) executes requests on its directory, in order, until the stream ends. Then it releases
+our locks and discards unfinished objects. Contents travel as stored: sealed if the store is
+encrypted, and the far side never has its key.
 """
 
 import json
@@ -35,17 +35,18 @@ from vmckpt.store.errors import UnreadableError
 _HEAD = struct.Struct("<II")
 CONFIG = "store"
 _FOLDERS = ("bundles", "checkpoints", "config", "damaged", "doomed", "maps", "packs", "pins")
-# What only those write who may also remove: the keys, what gc is about to remove, what it merges.
+# Only clients that may remove write these: the keys, what gc is about to remove, what it merges.
 _NOT_TO_ADD = (CONFIG, "config/", "doomed/", "bundles/")
-# A writer's packs are new. A later generation takes the place of a pack that is there: gc's alone.
+# A writer's packs are new. Only gc writes a later generation, which replaces a pack.
 _NEW_PACK = re.compile(r"packs/[0-9a-f]{32}-0")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# Sent at once.
+# Sent in one piece.
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.05
-# Without a byte for so long the other side is one that does not answer: its disk hangs, say.
+# After this long without a byte the other side does not answer; its disk may hang.
 ANSWER_S = 300.0
-# More is no message of ours: a question's, an answer's, the names of a whole folder, an object.
+# Limits of our own messages (a request, an answer, the names of a whole folder, an object); larger
+# ones are rejected.
 _MOST_WORDS_BYTES, _MOST_DATA_BYTES = 1 << 20, 16 << 20
 _MOST_NAMES_BYTES, _MOST_OBJECT_BYTES = 1 << 28, 1 << 32
 _MOST_AT_ONCE = 1 << 17
@@ -53,10 +54,10 @@ _READ_AT_ONCE_BYTES = 1 << 20
 
 
 class LentBackend:
-    """The near side. `sock` is this one's from now on."""
+    """The near side. It owns `sock` from now on."""
 
-    is_remote = False  # a question at a time
-    locks_last = True  # what is asked goes by the stream that the locks go with
+    is_remote = False  # one request at a time
+    locks_last = True  # requests use the stream that the locks depend on
 
     def __init__(self, sock: socket.socket, place: str) -> None:
         self.place = place
@@ -68,7 +69,7 @@ class LentBackend:
         return _sizes(self._ask("names", folder, most_words=_MOST_NAMES_BYTES)[0])
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """The objects in a folder. An older version on the far side tells their sizes alone."""
+        """The objects in a folder. An older version on the far side reports only their sizes."""
         try:
             answer = self._ask("versions", folder, most_words=_MOST_NAMES_BYTES)[0]
         except UsageError:
@@ -88,16 +89,16 @@ class LentBackend:
         return data, size
 
     def write(self, name: str) -> "LentWriter":
-        """A new object; the far side has it in the making."""
+        """A new object, held unfinished by the far side."""
         return LentWriter(self, self._ask("write", name)[0])
 
     def remove(self, name: str) -> None:
-        """The object is gone."""
+        """Remove an object."""
         self._ask("remove", name)
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator["LentHeld"]:
-        """A lock that the far side's process has: it goes with the stream."""
+        """A lock held by the far side's process: it ends with the stream."""
         until_s = time.monotonic() + wait_s
         while True:
             try:
@@ -114,14 +115,14 @@ class LentBackend:
                 self._ask("let_go", number)
 
     def accept_folders(self) -> None:
-        """Mark the store's folders as they are now. An older version on the far side has none."""
+        """Mark the store's folders as they are now. An older far side cannot."""
         try:
             self._ask("accept_folders")
         except UsageError:
             return
 
     def leftovers(self) -> dict[str, int]:
-        """Objects in the making, of the killed."""
+        """Unfinished objects of killed writers."""
         return _sizes(self._ask("leftovers", most_words=_MOST_NAMES_BYTES)[0])
 
     def close(self) -> None:
@@ -141,14 +142,14 @@ class LentBackend:
                 _send(self._sock, [question, *words], data)
                 answer, came = _receive(self._sock, most_words, most_data)
             except (OSError, EOFError, ValueError, RecursionError) as exc:
-                self._sock.close()  # what it may still say is no answer to anything
+                self._sock.close()  # later bytes answer no request
                 raise StorageError(
                     f"the store {self.place} does not answer",
                     why=str(exc) or "the connection to its host has ended",
                     remedy="try again; what had begun there was undone",
                 ) from exc
             except BaseException:
-                # An answer may be on its way still, which would be taken for the next one's.
+                # A late answer would be taken for that to the next request.
                 self._sock.close()
                 raise
         match answer:
@@ -162,7 +163,7 @@ class LentBackend:
 
 
 class LentWriter:
-    """An object in the making, on the far side."""
+    """An unfinished object on the far side."""
 
     def __init__(self, backend: LentBackend, number: int) -> None:
         self._backend, self._number, self._over = backend, number, False
@@ -174,12 +175,12 @@ class LentWriter:
             self._backend._ask("append", self._number, data=view[at : at + _PIECE_BYTES])
 
     def publish(self) -> None:
-        """It is there."""
+        """Publish it."""
         self._backend._ask("publish", self._number)
         self._over = True
 
     def discard(self) -> None:
-        """Nothing of it stays."""
+        """Remove it without a trace."""
         if not self._over:
             self._over = True
             with suppress(StorageError):  # the stream has ended: it was discarded there
@@ -193,7 +194,7 @@ class LentHeld:
         self._backend = backend
 
     def require(self) -> None:
-        """Raises OperationFailedError when the far side does not answer any more."""
+        """Raises OperationFailedError if the far side no longer answers."""
         try:
             self._backend._ask("here")
         except StorageError as exc:
@@ -201,13 +202,13 @@ class LentHeld:
 
 
 class Stream(Protocol):
-    """What both sides talk over: a socket, or a pair of pipes."""
+    """The connection of both sides: a socket, or a pair of pipes."""
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Bytes of the other side; 0: it has ended. Raises OSError."""
+        """Receive bytes; 0: the stream has ended. Raises OSError."""
 
     def sendall(self, data: Buffer) -> None:
-        """All of it. Raises OSError."""
+        """Send all of it. Raises OSError."""
 
 
 class Pipes:
@@ -217,21 +218,21 @@ class Pipes:
         self._reading, self._writing = reading, writing
 
     def recv_into(self, buffer: memoryview) -> int:
-        """What came."""
+        """Receive bytes."""
         return os.readv(self._reading, [buffer])
 
     def sendall(self, data: Buffer) -> None:
-        """All of it."""
+        """Send all of it."""
         view = memoryview(data).cast("B")
         while view:
             view = view[os.write(self._writing, view) :]
 
 
 def lend(backend: Backend, sock: Stream, *, append_only: bool = False) -> None:
-    """The far side: do what is asked until the stream ends. Nothing of it is left half done.
+    """The far side: execute requests until the stream ends. Leaves nothing half done.
 
-    With `append_only` the near side may add what a checkpoint has, and nothing else; `backend`
-    removes and replaces nothing then.
+    With `append_only` the near side may only add the objects of checkpoints; `backend` then removes
+    and replaces nothing.
     """
     with ExitStack() as stack:
         far = _Far(backend, stack, append_only=append_only)
@@ -240,7 +241,7 @@ def lend(backend: Backend, sock: Stream, *, append_only: bool = False) -> None:
                 message, data = _receive(sock, _MOST_WORDS_BYTES, _MOST_DATA_BYTES)
                 question, *words = message
             except (OSError, EOFError, ValueError, TypeError, RecursionError):
-                return  # the stream has ended, or is none of ours
+                return  # the stream has ended, or is not ours
             is_, came = far.answer(question, words, data)
             try:
                 _send(sock, is_, came)
@@ -249,7 +250,7 @@ def lend(backend: Backend, sock: Stream, *, append_only: bool = False) -> None:
 
 
 class _Far:
-    """What the far side has in hand for the near one."""
+    """What the far side holds for the near one."""
 
     def __init__(self, backend: Backend, stack: ExitStack, *, append_only: bool) -> None:
         self._backend, self._stack, self._append_only = backend, stack, append_only
@@ -270,7 +271,7 @@ class _Far:
         return {"is": found}, came
 
     def _looked(self, question: str, words: list[Any]) -> tuple[Any, bytes] | None:
-        """The answer to a question that changes nothing; None: it is none."""
+        """The answer to a read-only request; None: it is none."""
         match question, words:
             case "read", [str(name), int(start), int() | None as length]:
                 return None, self._backend.read(_object(name), start, self._at_most(name, length))
@@ -288,7 +289,7 @@ class _Far:
         return None
 
     def _done(self, question: str, words: list[Any], data: bytes) -> int | None:
-        """The number of what was begun by it."""
+        """Execute a request; returns the number of what it began."""
         match question, words:
             case "write", [str(name)]:
                 writer = self._backend.write(self._to_write(_object(name)))
@@ -329,14 +330,14 @@ class _Far:
         return name
 
     def _require_first(self, name: str) -> None:
-        """Raises RefusedError: gc has put a later generation in the place of this pack."""
+        """Raises RefusedError if gc has replaced this pack by a later generation."""
         if self._append_only and name.startswith("packs/"):
             begin = name.removeprefix("packs/").partition("-")[0] + "-"
             if any(one.startswith(begin) for one in self._backend.names("packs")):
                 raise append_only_error(name, self._backend.place)
 
     def _at_most(self, name: str, length: int | None) -> int | None:
-        """Memory is taken for what is there, and not for what is asked for."""
+        """Memory is allocated for what exists, not for what is requested."""
         if length is None or length <= _READ_AT_ONCE_BYTES:
             return length
         return min(length, self._backend.read_end(name, 0)[1])
@@ -354,7 +355,7 @@ class _Far:
 
 
 def _told_class(error: VmckptError) -> str:
-    """By which name the near side knows such an error."""
+    """The name by which the near side knows such an error."""
     if isinstance(error, UnreadableError):
         return UnreadableError.__name__
     return next(one.__name__ for one in type(error).__mro__ if hasattr(errors, one.__name__))
@@ -370,7 +371,7 @@ def _error_class(name: str) -> type[VmckptError]:
 
 
 def _sizes(answer: Any) -> dict[str, int]:
-    """Names and sizes, as the far side says: it may be no vmckpt of ours. Raises StorageError."""
+    """Names and sizes from the far side, which may be any program. Raises StorageError."""
     if isinstance(answer, dict) and all(
         isinstance(name, str) and type(size) is int and size >= 0 for name, size in answer.items()
     ):
@@ -400,7 +401,7 @@ def _no_answer(place: str) -> StorageError:
 
 
 def _object(name: str) -> str:
-    """An object's name, if it is one: no other file of the machine. Raises UsageError."""
+    """Validate an object's name: it must not be another file of the machine. Raises UsageError."""
     folder, slash, last = name.partition("/")
     if name == CONFIG or (slash and folder in _FOLDERS and _NAME.fullmatch(last)):
         return name
@@ -414,7 +415,7 @@ def _folder(name: str) -> str:
 
 
 def _leftover(name: str) -> str | None:
-    """What a killed writer left in a directory, which gc removes."""
+    """The file of a killed writer in a directory, which gc removes."""
     folder, _, last = name.partition("/")
     return name if folder == ASIDE and _NAME.fullmatch(last) else None
 
@@ -443,7 +444,7 @@ def _receive(sock: Stream, most_words: int, most_data: int) -> tuple[Any, bytes]
 
 
 def _exactly(sock: Stream, count: int) -> bytearray:
-    """Memory is taken for what has come, and not for what is announced."""
+    """Memory is allocated for what has arrived, not for what is announced."""
     buffer, come = bytearray(), 0
     while come < count:
         if come == len(buffer):

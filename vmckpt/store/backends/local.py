@@ -22,17 +22,17 @@ from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_
 from vmckpt.store.errors import UnreadableError, there_already
 from vmckpt.store.files.config import OBJECT_FOLDERS, read_config
 
-# Objects in the making, and what dead writers left.
+# Unfinished objects, and what killed writers left.
 ASIDE = "tmp"
 LOCK = "lock"
 MOST_OPEN = 64
-# No other object of their names ever comes here: only these are kept open.
+# No other object ever gets one of their names: only these files are kept open.
 _KEPT_OPEN = ("bundles/", "maps/", "packs/")
-# In the environment, as 1: no other host uses stores on file systems that keep no locks.
+# Environment variable; 1: no other host uses stores on file systems without locks.
 ONE_HOST = "VMCKPT_STORE_ONE_HOST"
-# What file systems without hard links say to link(2).
+# The errors of link(2) on file systems without hard links.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-# A disk cannot read a sector, or its file system finds a wrong checksum: of this file alone.
+# A disk cannot read a sector, or a file system finds a wrong checksum: only this file is affected.
 _UNREADABLE = (errno.EIO, errno.EREMOTEIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
@@ -40,9 +40,9 @@ _FLOCK = struct.Struct("hhqqixxxx")
 
 
 class LocalBackend:
-    """A directory. It is made, with all above it, when the first object is written.
+    """A directory. It and its parents are created with the first object.
 
-    With `append_only` nothing that is there is removed or replaced: RefusedError.
+    With `append_only` nothing is removed or replaced: RefusedError.
     """
 
     locks_last = True
@@ -54,7 +54,7 @@ class LocalBackend:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
         self._locks_are_kept = False
-        # The store's, once they were seen.
+        # The store's marks, once seen.
         self._marks: tuple[str, ...] = ()
 
     def names(self, folder: str) -> dict[str, int]:
@@ -67,9 +67,9 @@ class LocalBackend:
         try:
             with self.own_directory(folder) as fd, os.scandir(fd) as entries:
                 for entry in entries:
-                    # One that is removed meanwhile is not there; all others are.
+                    # A file that is removed meanwhile is missing; all others are listed.
                     with contextlib.suppress(FileNotFoundError):
-                        # What NFS keeps of a removed file that is open has a hidden name.
+                        # NFS keeps a removed open file under a hidden name.
                         if entry.is_file() and not entry.name.startswith("."):
                             is_ = entry.stat()
                             found[entry.name] = is_.st_size, f"{is_.st_ino} {is_.st_mtime_ns}"
@@ -82,7 +82,7 @@ class LocalBackend:
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of a file."""
         with self._reading(name) as fd:
-            # No more than there is: a file may say that a part of it is 4 GiB.
+            # Not more than the file has: its content may claim that a part is 4 GiB.
             left = max(0, os.fstat(fd).st_size - start)
             return read_all(fd, start, left if length is None else min(left, length))
 
@@ -94,18 +94,18 @@ class LocalBackend:
             return read_all(fd, start, size - start), size
 
     def write(self, name: str) -> "LocalWriter":
-        """A file under another name, until it is published."""
+        """A file under a temporary name, until it is published."""
         try:
             return LocalWriter(self, name)
         except OSError as exc:
             raise self.error(exc, name) from exc
 
     def remove(self, name: str) -> None:
-        """Unlink it, and make that last."""
+        """Unlink it durably."""
         if self.append_only:
             raise append_only_error(name, self.place)
         parent, _, last = name.rpartition("/")
-        # To remove makes room, on a full disk too.
+        # Removing frees space, even on a full disk.
         with contextlib.suppress(OSError):
             self.require_marks(name)
         try:
@@ -122,13 +122,13 @@ class LocalBackend:
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator["LocalHeld"]:
-        """A lock on one byte of the lock file, chosen by the name: it dies with the process."""
+        """A lock on one byte of the lock file, chosen by the name: it ends with the process."""
         at = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         request = _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0)
         fd = self._lock_file(shared=shared)
         try:
-            # A reader whose lock is not kept loses nothing but what it reads.
+            # Without a working lock a reader risks only its own read.
             if not shared:
                 self._require_kept()
         except BaseException:
@@ -155,13 +155,13 @@ class LocalBackend:
             os.close(fd)
 
     def leftovers(self) -> dict[str, int]:
-        """Files in the making."""
+        """Unfinished files."""
         return {f"{ASIDE}/{name}": size for name, size in self.names(ASIDE).items()}
 
     def accept_folders(self) -> None:
         """Mark the folders of the store as they are now. Raises StorageError, and as `read_config`.
 
-        An append-only client marks nothing: StorageError where that is to be done.
+        An append-only client cannot mark: StorageError if that is needed.
         """
         if self.append_only:
             for folder in OBJECT_FOLDERS:
@@ -173,14 +173,14 @@ class LocalBackend:
             raise self.error(exc, "its folders") from exc
 
     def close(self) -> None:
-        """Close what was read."""
+        """Close all open files."""
         with self._mutex:
             fds, self._open = list(self._open.values()), OrderedDict()
         for fd in fds:
             os.close(fd)
 
     def folder(self, name: str) -> Path:
-        """The directory that an object stands in; it is made, for good, when it is missing."""
+        """The object's directory; created durably if it is missing."""
         folder = (self.root / name).parent
         if not folder.is_dir():
             missing = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -189,14 +189,14 @@ class LocalBackend:
                 sync_folder(one.parent)
         elif folder != self.root:
             with self._directory(folder):
-                pass  # no other user's link
+                pass  # not another user's link
         return folder
 
     @contextmanager
     def own_directory(self, folder: str) -> Iterator[int]:
         """A folder of the store, open for the block, so that its disk is not unmounted meanwhile.
 
-        Raises OSError; StorageError: it is not the store's (`marks.py`).
+        Raises OSError; StorageError if it is not the store's (`marks.py`).
         """
         required = self._known_marks() if folder in OBJECT_FOLDERS else ()
         with contextlib.ExitStack() as stack:
@@ -211,7 +211,7 @@ class LocalBackend:
             yield fd
 
     def _require_own(self, name: str) -> None:
-        """Raises StorageError: an object is missing because its folder is not the store's."""
+        """Raises StorageError if an object is missing because its folder is not the store's."""
         try:
             with (
                 contextlib.suppress(FileNotFoundError),
@@ -227,21 +227,21 @@ class LocalBackend:
         return self._marks
 
     def require_marks(self, name: str) -> None:
-        """Before an object is added or removed: mark the folders of a store that has no marks.
+        """Before an object is added or removed, mark the folders of a store without marks.
 
-        Raises OSError; StorageError: it is not certain that they are this store's.
+        Raises OSError; StorageError if they may not be this store's.
         """
         folder = name.partition("/")[0]
         if folder in (name, ASIDE, "config") or self._known_marks():
             return
         try:
             store_id = read_config(self).id
-        except VmckptError:  # there is none, yet
+        except VmckptError:  # no store yet
             return
         objects = {folder: self.versions(folder) for folder in OBJECT_FOLDERS}
         if marks.belong_together(objects):
             self._mark(store_id)
-        elif not self._known_marks():  # else another command has made them, and gone on
+        elif not self._known_marks():  # otherwise another command has just made them
             raise marks.not_certain(objects, self.place)
 
     def _mark(self, store_id: str) -> None:
@@ -253,9 +253,9 @@ class LocalBackend:
 
     @contextmanager
     def _directory(self, folder: Path) -> Iterator[int]:
-        """A directory, open for the block. Raises OSError: another user has put a link there.
+        """A directory, open for the block. Raises OSError if it is another user's symbolic link.
 
-        Who can write to the location could else have gc, run by root, empty any directory.
+        Otherwise whoever can write to the location could make a gc run by root empty any directory.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         if folder == self.root:
@@ -273,7 +273,7 @@ class LocalBackend:
             os.close(fd)
 
     def _require_kept(self) -> None:
-        """Raises RefusedError where other hosts, or other programs, do not hear of locks."""
+        """Raises RefusedError if other hosts, or other programs, do not see locks."""
         if self._locks_are_kept:
             return
         path = self.root / LOCK
@@ -304,7 +304,7 @@ class LocalBackend:
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 return os.open(path, flags, 0o600)
             except OSError:
-                # A store that may only be read: a reader's lock takes no more.
+                # A read-only store: a reader's lock needs no write access.
                 if not shared:
                     raise
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -318,7 +318,7 @@ class LocalBackend:
             fd = self._open.pop(name, None)
         try:
             if fd is None:
-                # Another's pipe in the place of a file would keep a reader waiting.
+                # Another user's FIFO instead of a file would block a reader.
                 fd = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             yield fd
         except FileNotFoundError as exc:
@@ -327,7 +327,7 @@ class LocalBackend:
         except OSError as exc:
             error = self.error(exc, name)
             if exc.errno == errno.ESTALE and fd is not None:
-                # On NFS: another host has removed it.
+                # On NFS another host has removed it.
                 os.close(fd)
                 fd = None
                 raise MissingError(name) from exc
@@ -341,7 +341,7 @@ class LocalBackend:
     def _put_back(self, name: str, fd: int) -> None:
         surplus = [fd]
         with self._mutex:
-            # Another thread may have opened it too, meanwhile.
+            # Another thread may have opened it meanwhile.
             if name not in self._open and name.startswith(_KEPT_OPEN):
                 self._open[name] = surplus.pop()
                 if len(self._open) > MOST_OPEN:
@@ -350,12 +350,12 @@ class LocalBackend:
             os.close(one)
 
     def error(self, exc: OSError, name: str) -> StorageError:
-        """What a failed call means."""
+        """Translate an OSError."""
         return storage_error(exc, name, self.place)
 
 
 class LocalWriter:
-    """A file in the making."""
+    """An unfinished file."""
 
     def __init__(self, backend: LocalBackend, name: str) -> None:
         self._backend, self._name = backend, name
@@ -392,8 +392,8 @@ class LocalWriter:
             try:
                 sync_folder(folder)
             except OSError:
-                # There now, but not for good: a caller that gets the error has to find nothing.
-                # What it has replaced (a config) was the only one: then this one stays.
+                # It exists, but not durably: a caller that gets the error must find nothing. If it
+                # replaced the only config, keep it.
                 if not replaces:
                     path.unlink()
                 raise
@@ -401,17 +401,17 @@ class LocalWriter:
             raise self._backend.error(exc, self._name) from exc
 
     def _link(self, path: Path) -> None:
-        """Unlike a rename this fails where there is one of that name. Raises OSError."""
+        """Unlike a rename this fails if the name exists. Raises OSError."""
         try:
             os.link(self._aside, path)
         except FileExistsError as exc:
-            # A server of NFS may have done it, and be asked again as its answer was lost.
+            # An NFS server may have done it, and been asked again because its answer was lost.
             if not self._aside.samefile(path):
                 raise self._there_already() from exc
         except OSError as exc:
             if exc.errno not in NO_LINKS or self._backend.append_only:
                 raise
-            # A file system without hard links (FAT); it is no network's, and locks last.
+            # A file system without hard links (FAT): a local one, on which locks last.
             if path.exists():
                 raise self._there_already() from exc
             self._aside.rename(path)
@@ -424,7 +424,7 @@ class LocalWriter:
         return there_already(self._name.rpartition("/")[2], self._backend.place)
 
     def discard(self) -> None:
-        """Unlink what was not published."""
+        """Unlink it unless it was published."""
         if self._fd is None:
             return
         os.close(self._fd)
@@ -434,14 +434,14 @@ class LocalWriter:
 
 
 class LocalHeld:
-    """A lock of the kernel's: it is not lost."""
+    """A kernel lock: it cannot be lost."""
 
     def require(self) -> None:
-        """It is held."""
+        """Always held."""
 
 
 def _own_link(path: Path) -> str:
-    """Where a link leads that root or this user has made. Raises OSError for another's."""
+    """The target of a symbolic link by root or this user. Raises OSError for another user's."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -456,8 +456,8 @@ def _own_link(path: Path) -> str:
 
 
 def _opened(target: str, flags: int) -> int:
-    """Where a directory's link leads. Raises OSError, and none for a directory that is not there:
-    a store would seem to be empty whose disk is not mounted, and gc removes what nothing needs.
+    """Follow a directory's symbolic link. Raises OSError, also if the target is missing: a store
+    whose disk is not mounted would seem empty, and gc removes what nothing needs.
     """
     try:
         return os.open(target, flags)
@@ -467,7 +467,7 @@ def _opened(target: str, flags: int) -> int:
 
 
 def append_only_error(name: str, place: str) -> RefusedError:
-    """What a client hears that may only add objects."""
+    """The error for an append-only client."""
     return RefusedError(
         f"{name} in {place} is not changed",
         why="this client may add to the store, and remove or replace nothing (append-only)",
@@ -476,9 +476,9 @@ def append_only_error(name: str, place: str) -> RefusedError:
 
 
 def read_all(fd: int, start: int, length: int) -> bytes:
-    """So many bytes, fewer at the end of the file. Raises OSError.
+    """Read `length` bytes; fewer at the end of the file. Raises OSError.
 
-    A read that meets a sector that the disk cannot read returns what lies before it, and no error.
+    A read that reaches an unreadable sector returns the bytes before it, and no error.
     """
     data = os.pread(fd, length, start)
     while len(data) < length and (more := os.pread(fd, length - len(data), start + len(data))):
@@ -494,7 +494,7 @@ def write_all(fd: int, data: Buffer) -> None:
 
 
 def storage_error(exc: OSError, name: str, place: str) -> StorageError:
-    """What a failed call on a file means."""
+    """Translate a failed call on a file."""
     why, remedy = exc.strerror or str(exc), "check that it is there, and its rights"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "nothing that was in the store is harmed: make room there"
@@ -505,7 +505,7 @@ def storage_error(exc: OSError, name: str, place: str) -> StorageError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names in it last from now on. Raises OSError."""
+    """Make the names in it durable. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

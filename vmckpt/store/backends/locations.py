@@ -1,7 +1,7 @@
-"""Which backend a location means: a URL by its scheme, else a directory or an exported file.
+"""The backend of a location: by scheme for a URL, else a directory or an exported file.
 
-A new kind of store in a URL needs a line in `_SCHEMES`, and nothing else that depends on its
-scheme. Backends are imported when a location needs them.
+A new URL scheme needs an entry in `_SCHEMES`; nothing else depends on schemes. Backends are
+imported when a location needs them.
 """
 
 import os
@@ -16,7 +16,7 @@ from vmckpt.store.backends.local import LocalBackend
 
 
 class _Scheme(NamedTuple):
-    """`form`: how its URLs are written. `server`: an environment variable that is part of it."""
+    """`form`: how such URLs are written. `server`: an environment variable that is part of them."""
 
     form: str
     open: Callable[[str], Backend]
@@ -49,23 +49,23 @@ URL_FORMS = " or ".join(scheme.form for scheme in _SCHEMES.values())
 
 
 def is_url(location: str) -> bool:
-    """Whether it is a URL: the same from every host. Else a path, which a host has."""
+    """Whether it is a URL, the same from every host; otherwise it is a host's path."""
     return "://" in location
 
 
 def canonical_url(url: str) -> str:
-    """One text for all ways to write it, with the server that the environment names, if any."""
+    """One spelling for all variants of a URL, with the server from the environment, if any."""
     server = _scheme(url).server
     return f"{os.environ.get(server, '') if server else ''} {url.rstrip('/')}".strip()
 
 
 def require_known(url: str) -> None:
-    """Raises UsageError: no store has a URL of this scheme."""
+    """Raises UsageError if no store URL has this scheme."""
     _scheme(url)
 
 
 def backend_at(location: str) -> Backend:
-    """The backend of a store that is there, or is to be. RefusedError, UsageError, DamagedError."""
+    """The backend of an existing or future store. Raises RefusedError, UsageError, DamagedError."""
     if is_url(location):
         return _scheme(location).open(location)
     path = Path(location).absolute()

@@ -18,7 +18,7 @@ from vmckpt.errors import StorageError
 from vmckpt.store.files.config import OBJECT_FOLDERS
 
 _MARK = re.compile(r"of-store-[0-9a-f]{32}")
-# How names of objects begin; a README is none.
+# Prefix of object names; a README has none.
 _OBJECT = re.compile(r"[0-9a-f]{32}")
 _REMEDY = (
     "mount it; if you emptied it, or moved or restored it without its of-store-...: "
@@ -32,7 +32,7 @@ def mark_of(store_id: str) -> str:
 
 
 def marks_in(root: Path) -> tuple[str, ...]:
-    """The marks that a store's directory has. More than one: its file `store` was replaced.
+    """The marks in a store's directory. If there are several, its file `store` was replaced.
 
     Raises OSError.
     """
@@ -54,7 +54,7 @@ def is_marked(folder: int, marks: Collection[str]) -> bool:
 
 
 def put_mark(folder: int, mark: str) -> None:
-    """An open directory has the mark, for good, when this returns. Raises OSError."""
+    """Put the mark into an open directory, durably. Raises OSError."""
     try:
         os.mkdir(mark, 0o700, dir_fd=folder)
     except FileExistsError:
@@ -63,16 +63,16 @@ def put_mark(folder: int, mark: str) -> None:
 
 
 def belong_together(objects: Mapping[str, Collection[str]]) -> bool:
-    """Whether the folders of a store, by what they hold, are all there.
+    """Whether the content of a store's folders is consistent.
 
-    Each checkpoint needs maps, and packs, or bundles of them.
+    Each checkpoint needs maps, and packs or bundles.
     """
     has = {folder: any(map(_OBJECT.match, names)) for folder, names in objects.items()}
     return has["checkpoints"] == has["maps"] == (has["packs"] or has["bundles"])
 
 
 def not_own(folder: str, place: str) -> StorageError:
-    """A folder without the mark that the store has."""
+    """The error for a folder without the store's mark."""
     return StorageError(
         f"{folder} in {place} is not the directory of this store",
         why=f"it has no {mark_of('...')}: its disk is perhaps not mounted, or another one is",
@@ -81,7 +81,7 @@ def not_own(folder: str, place: str) -> StorageError:
 
 
 def not_certain(objects: Mapping[str, Collection[str]], place: str) -> StorageError:
-    """What keeps folders of an older vmckpt from being marked."""
+    """The error for an older vmckpt's folders that must not be marked."""
     full = [name for name in OBJECT_FOLDERS if any(map(_OBJECT.match, objects[name]))]
     empty = [name for name in OBJECT_FOLDERS if name not in full]
     return StorageError(

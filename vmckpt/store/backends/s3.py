@@ -34,14 +34,14 @@ from vmckpt.store.files.config import CONFIG
 from vmckpt.units import format_size
 
 LOCKS = "locks"
-# What a lock holds that could not be removed; one that is held is empty.
+# Content of a lock that could not be removed; a held lock is empty.
 _LET_GO = b"let go"
-# A request that gets no further for so long has failed; it is tried again.
+# A request without progress for this long has failed; it is retried.
 _TIMEOUT_S = 30
-# Kept in memory; what is larger goes to a file, which may come to be a whole pack.
+# Kept in memory; larger objects, up to a whole pack, go to a file.
 SPOOL_BYTES, MOST_ASIDE_BYTES = 8 << 20, 160 << 20
 _RETRY_S = 60
-# Entries in one answer to a request for a list.
+# Entries in one page of a listing.
 _PAGE, _TRIES = 1000, 3
 
 
@@ -69,7 +69,7 @@ class S3Backend:
             self._store = S3Store(
                 bucket,
                 prefix=prefix or None,
-                # Buckets with object lock take no object without one.
+                # Buckets with object lock require a checksum.
                 config={"checksum_algorithm": "SHA256"},
                 client_options={
                     "timeout": f"{_TIMEOUT_S}s",
@@ -89,7 +89,7 @@ class S3Backend:
         return {name: entry["size"] for name, entry in self._list(folder).items()}
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """The objects in a folder: sizes, and what the storage calls their versions."""
+        """The objects in a folder: sizes, and the storage's versions."""
         return {
             name: (entry["size"], f"{entry['e_tag']} {entry['last_modified']}")
             for name, entry in self._list(folder).items()
@@ -121,7 +121,7 @@ class S3Backend:
             return bytes(found.bytes()), found.meta["size"]
 
     def write(self, name: str) -> "S3Writer":
-        """An object that is kept here until it is published."""
+        """An object that is buffered here until it is published."""
         return S3Writer(self, name)
 
     def remove(self, name: str) -> None:
@@ -152,24 +152,24 @@ class S3Backend:
             yield held
         finally:
             held.stop()
-            # One that cannot be removed now expires.
+            # If it cannot be removed now, it expires.
             with contextlib.suppress(StorageError):
                 self._let_go(f"{folder}/{mine}")
 
     def leftovers(self) -> dict[str, int]:
-        """None: what is not there whole is not there."""
+        """None: uploads are atomic."""
         return {}
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing to close."""
 
     def put(self, name: str, data: Any) -> None:
-        """An object: bytes, or an open file from its beginning."""
+        """Put an object: bytes, or an open file from its beginning."""
         with self._errors(name):
             obstore.put(self._store, name, data)
 
     def create(self, name: str, data: Any) -> None:
-        """An object of a name that none has, from an open file. Raises ThereAlreadyError."""
+        """Create an object under an unused name from an open file. Raises ThereAlreadyError."""
         with self._errors(name):
             try:
                 obstore.put(self._store, name, data, mode="create")
@@ -200,7 +200,7 @@ class S3Backend:
         return got
 
     def _forget(self, name: str) -> None:
-        """What a client left that may not remove goes with the next one that may."""
+        """Objects left by a client that may not remove are removed by the next one that may."""
         if self._may_remove:
             try:
                 self.remove(name)
@@ -208,7 +208,7 @@ class S3Backend:
                 self._may_remove = False
 
     def _let_go(self, name: str) -> None:
-        """A lock is one no longer: removed, or, by a client that may not remove, marked so."""
+        """Release a lock: remove it, or mark it if this client may not remove."""
         try:
             self.remove(name)
         except RefusedError:
@@ -230,11 +230,11 @@ class S3Backend:
         }
 
     def _is_whole(self, start: str, found: list[Any]) -> bool:
-        """Whether a list ends where it seems to.
+        """Whether a listing is complete.
 
-        Any other answer in XML, such as an error or a page that says "back soon", is taken for a
-        list, or the last part of one, in which nothing is; and gc removes what nothing needs. What
-        follows in the bucket proves the end: at least the config, whose name is the last of all.
+        Any other XML answer, such as an error or a maintenance page, would parse as an empty list
+        or last page, and gc removes what nothing needs. A later entry in the bucket proves the end:
+        at least the config, whose name sorts last.
         """
         if len(found) % _PAGE:
             return True
@@ -245,7 +245,7 @@ class S3Backend:
         try:
             obstore.head(self._store, CONFIG)
         except FileNotFoundError:
-            return True  # no store is there
+            return True  # no store there
         return False
 
     @contextmanager
@@ -269,8 +269,8 @@ class S3Backend:
 
 
 class S3Writer:
-    """An object in the making: in memory, a larger one in a temporary file. None is larger than a
-    pack (`pack.MOST_BYTES`).
+    """An unfinished object: in memory, a larger one in a temporary file. None is larger than a pack
+    (`pack.MOST_BYTES`).
     """
 
     def __init__(self, backend: S3Backend, name: str) -> None:
@@ -302,7 +302,7 @@ class S3Writer:
         )
 
     def publish(self) -> None:
-        """Put it: the storage has all of it then, or nothing."""
+        """Upload it, atomically."""
         self._file.seek(0)
         put = self._backend.put
         if self._name.startswith(CREATED_ONCE):
@@ -311,14 +311,15 @@ class S3Writer:
         self.discard()
 
     def discard(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 class S3Held:
-    """A lock that is written anew until `stop`, or until it may have been another's.
+    """A lock that is rewritten until `stop`, or until another process may have taken it.
 
-    From then on it is lost for good: who took it for a dead one's has done what it kept from.
+    From then on it is lost for good: a process that considered its holder dead has done what the
+    lock prevented.
     """
 
     def __init__(self, refresh: Callable[[], None], every_s: float, expiry_s: float) -> None:
@@ -329,7 +330,7 @@ class S3Held:
         self._thread.start()
 
     def require(self) -> None:
-        """Raises OperationFailedError when others may take it for a dead one's soon."""
+        """Raises OperationFailedError if others may soon consider its holder dead."""
         if self._is_lost():
             raise OperationFailedError(
                 "a lock in the store was lost",
@@ -338,7 +339,7 @@ class S3Held:
             )
 
     def stop(self) -> None:
-        """Write it no more."""
+        """Stop rewriting it."""
         self._over.set()
         self._thread.join()
 
@@ -351,13 +352,13 @@ class S3Held:
                     self._fresh_s = began_s
 
     def _is_lost(self) -> bool:
-        """Whether others may have taken it for a dead one's, or may soon."""
+        """Whether others may consider its holder dead, now or soon."""
         self._lost |= boottime_s() - self._fresh_s > self._expiry_s / 2
         return self._lost
 
 
 def boottime_s() -> float:
-    """Seconds since this host began, its sleep included."""
+    """Seconds since this host booted, including sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,8 +1,8 @@
-"""A store over SSH: ssh://[USER@]HOST[:PORT]/DIRECTORY, lent by `vmckpt lend` there.
+"""A store over SSH: ssh://[USER@]HOST[:PORT]/DIRECTORY, served by `vmckpt lend` there.
 
-The connection is OpenSSH's, with its own configuration and keys, so that a server can let a key do
-one thing: `restrict,command="vmckpt lend --append-only /DIRECTORY" ssh-ed25519 ...` is its line in
-authorized_keys. Such a client adds checkpoints and reads them, and removes and replaces nothing.
+The connection is OpenSSH's, with its own configuration and keys, so that a server can restrict a
+key to one command: `restrict,command="vmckpt lend --append-only /DIRECTORY" ssh-ed25519 ...` in
+authorized_keys. Such a client adds and reads checkpoints, and removes and replaces nothing.
 """
 
 import os
@@ -15,7 +15,7 @@ import tempfile
 from vmckpt.errors import HostDownError, StorageError, UsageError
 from vmckpt.store.backends.lent import LentBackend
 
-# As BORG_RSH: another ssh, or more options for it.
+# Like BORG_RSH: another ssh program, or more options for it.
 COMMAND = "VMCKPT_STORE_SSH"
 _PLACE = re.compile(r"ssh://(?:([A-Za-z0-9_][A-Za-z0-9._-]*)@)?([A-Za-z0-9][A-Za-z0-9.-]*)"
                     r"(?::([0-9]{1,5}))?(/.*)")  # fmt: skip
@@ -24,7 +24,7 @@ _OPTIONS = (
     *("-o", "ConnectTimeout=30"),
     *("-o", "ServerAliveInterval=15"),
     *("-o", "ServerAliveCountMax=4"),
-    # Whatever the user's own configuration forwards, who lends a store gets none of it.
+    # Whatever the user's configuration forwards, the server gets none of it.
     *("-o", "ForwardAgent=no"),
     *("-o", "ForwardX11=no"),
     *("-o", "ClearAllForwardings=yes"),
@@ -62,7 +62,7 @@ class SshBackend(LentBackend):
             ) from exc
 
     def close(self) -> None:
-        """End the stream, and with it ssh. May be called again."""
+        """Close the stream, which ends ssh. May be called again."""
         self._end()
         self._said.close()
 
@@ -75,7 +75,7 @@ class SshBackend(LentBackend):
             self._process.wait()
 
     def _last_words(self) -> str:
-        """What ssh, or the far side, said before it ended."""
+        """The last output of ssh or the far side."""
         self._end()
         with self._said as said:
             said.seek(0)
@@ -84,7 +84,7 @@ class SshBackend(LentBackend):
 
 
 def command(place: str) -> list[str]:
-    """What reaches such a store. Raises UsageError."""
+    """The command that connects to such a store. Raises UsageError."""
     found = _PLACE.fullmatch(place)
     if found is None:
         raise UsageError(

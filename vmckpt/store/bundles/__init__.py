@@ -1,1 +1,1 @@
-"""Bundles of small packs: a store of thousands of small checkpoints has few objects."""
+"""Bundles of small packs: even thousands of small checkpoints need few objects."""

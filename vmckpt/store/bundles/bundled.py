@@ -1,8 +1,8 @@
-"""A location whose packs are objects of their own, or lie in bundles: all are read by their names.
+"""Read packs by name, whether they are separate objects or in bundles.
 
-What reads a pack does not know where it is. A pack that gc moves while it is read is found again.
-One that lies in a bundle is read there, also when an object of its own is there too: a client that
-may only add makes no bundles, but it may add an object of any pack's name that has none.
+A reader of a pack need not know where it is. A pack that gc moves during a read is found again. A
+pack in a bundle is read from there even if a separate object of its name exists: an append-only
+client makes no bundles, but it may add an object under the name of any pack that has none.
 """
 
 import threading
@@ -24,27 +24,27 @@ from vmckpt.store.files.header import HEADER_BYTES
 from vmckpt.store.files.pack import PACKS
 
 R = TypeVar("R")
-# Kept in memory of what was read of bundles.
+# Memory limit for cached parts of bundles.
 _MOST_BYTES = 64 << 20
-# Read at once of object storage: small packs that were merged together are needed together.
+# Read size in object storage: small packs that were merged together are needed together.
 _BLOCK_BYTES = 1 << 20
 _REQUESTS = 16
-# So often bundles are listed, and after such a pause, while gc moves what they have.
+# Retries, and the pause before each, while gc moves the content of bundles.
 _TRIES, _PAUSE_S = 10, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Which objects hold packs: packs of their own (`packs/...`: size), and bundles, by name.
+    """The objects that hold packs: separate packs (`packs/...`: size), and bundles, by name.
 
-    `unreadable` bundles: nothing says which packs they have. `unreadable_bytes` are their sizes.
+    `unreadable`: bundles with unknown content; `unreadable_bytes`: their total size.
     """
 
     loose: dict[str, int] = field(default_factory=dict)
     bundles: dict[str, Bundle] = field(default_factory=dict)
     unreadable: dict[str, DamagedError] = field(default_factory=dict)
     unreadable_bytes: dict[str, int] = field(default_factory=dict)
-    # By pack the bundles that have it, the one that keeps it first.
+    # By pack, the bundles that have it, the one that keeps it first.
     within: dict[str, tuple[Bundle, ...]] = field(default_factory=dict)
 
     def holders(self, pack: str) -> list[str]:
@@ -59,28 +59,28 @@ class Holdings:
 
     @property
     def stored_bytes(self) -> int:
-        """What all of it takes."""
+        """The total size."""
         sizes = *self.loose.values(), *self.unreadable_bytes.values()
         return sum(sizes) + sum(bundle.size for bundle in self.bundles.values())
 
 
 class BundledBackend:
-    """A location, in which packs are read wherever they lie. Used by several threads."""
+    """A location whose packs are read wherever they are. Thread-safe."""
 
     def __init__(self, inner: Backend, files: BundleFiles) -> None:
         self.place, self.locks_last = inner.place, inner.locks_last
         self.is_remote = inner.is_remote
         self.files = files
         self._inner = inner
-        # Never changed, only replaced.
+        # Replaced, never modified.
         self._known = Holdings()
         self._parts = _PartCache()
-        # Of the far side of a lent store, which may be of an older version.
+        # False if the far side of a lent store is an older version.
         self.knows_bundles = True
 
     def look(self) -> Holdings:
-        """What holds packs, as of now. Raises StorageError."""
-        # In this order: a pack is in a bundle before its own object goes.
+        """List the objects that hold packs now. Raises StorageError."""
+        # In this order: a pack is in a bundle before its own object is removed.
         loose = {f"{PACKS}/{name}": size for name, size in self._inner.names(PACKS).items()}
         bundles, unreadable, sizes = self._bundles()
         before = self._known
@@ -91,11 +91,11 @@ class BundledBackend:
         return found
 
     def holders(self, pack: str) -> list[str]:
-        """The objects that had a pack when they were listed last."""
+        """The objects that had a pack at the last listing."""
         return self._known.holders(pack)
 
     def unread(self) -> StorageError | None:
-        """Why packs may be there that were not seen when they were listed last."""
+        """Why the last listing may have missed packs."""
         known = self._known
         if not (known.loose or known.bundles or known.unreadable):
             return UnreadableError(
@@ -107,13 +107,13 @@ class BundledBackend:
         return next((one for one in errors if isinstance(one, UnreadableError)), None)
 
     def names(self, folder: str) -> dict[str, int]:
-        """The objects in a folder; of packs also those in bundles."""
+        """The objects in a folder; packs include those in bundles."""
         if folder != PACKS:
             return self._inner.names(folder)
         return {name.removeprefix(f"{PACKS}/"): size for name, size in self.look().sizes().items()}
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """The objects in a folder, as they lie there."""
+        """The objects in a folder, as stored."""
         return self._inner.versions(folder)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -126,7 +126,7 @@ class BundledBackend:
         return self._from(name, lambda: self._inner.read(name, start, length), part)
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
-        """The end of an object; of a pack in a bundle at most what comes after its frames."""
+        """The end of an object; for a pack in a bundle at most the part after its frames."""
 
         def part(bundle: Bundle, member: BundledPack) -> tuple[bytes, int]:
             return self._member_end(bundle, member, length)
@@ -134,7 +134,7 @@ class BundledBackend:
         return self._from(name, lambda: self._inner.read_end(name, length), part)
 
     def read_held(self, pack: str, holder: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of a pack, as that object has it. Raises MissingError, StorageError."""
+        """Part of a pack, from the given holder. Raises MissingError, StorageError."""
         if holder == pack:
             return self._inner.read(pack, start, length)
         bundle, member = self._member(pack, holder)
@@ -142,7 +142,7 @@ class BundledBackend:
         return self._read_member(bundle, member, start, end)
 
     def read_held_end(self, pack: str, holder: str, length: int) -> tuple[bytes, int]:
-        """As `read_end`, as that object has it. Raises MissingError, StorageError."""
+        """As `read_end`, from the given holder. Raises MissingError, StorageError."""
         if holder == pack:
             return self._inner.read_end(pack, length)
         return self._member_end(*self._member(pack, holder), length)
@@ -152,7 +152,7 @@ class BundledBackend:
         return self._inner.write(name)
 
     def remove(self, name: str) -> None:
-        """The object is gone; a pack stays where it is in a bundle."""
+        """Remove an object; a pack's copy in a bundle stays."""
         self._inner.remove(name)
 
     def hold(
@@ -166,13 +166,13 @@ class BundledBackend:
         return self._inner.leftovers()
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Release all resources."""
         self._parts.clear()
         self._inner.close()
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Nothing that was read before is believed, for the block."""
+        """Bypass the cache for the block."""
         self._parts.clear()
         with uncached(self._inner):
             yield
@@ -199,7 +199,7 @@ class BundledBackend:
                     unreadable[name] = one
                 else:
                     found[name] = one
-            if not gone:  # else what it had is in another one, which may not have been listed
+            if not gone:  # otherwise another bundle, perhaps not listed yet, has its content
                 return found, unreadable, sizes
             time.sleep(_PAUSE_S)
         raise StorageError(
@@ -225,7 +225,7 @@ class BundledBackend:
             return list(threads.map(read, names))
 
     def _from(self, name: str, own: Callable[[], R], part: Callable[[Bundle, BundledPack], R]) -> R:
-        """What `own` has of an object, or, of a pack in a bundle, `part`. Raises MissingError."""
+        """Read `own` from an object, or `part` of a pack in a bundle. Raises MissingError."""
         bundles = self._known.within.get(name, ())
         if not bundles:
             try:
@@ -259,7 +259,7 @@ class BundledBackend:
     def _read_part(self, bundle: Bundle, at: int, length: int) -> bytes:
         name = bundle.name
         if at < bundle.front_bytes:
-            with suppress(StorageError):  # a disk cannot read some of it: this part, perhaps
+            with suppress(StorageError):  # a disk cannot read some of it, perhaps this part
                 front = self._parts.get(
                     (name, -1), lambda: self._inner.read(name, 0, bundle.front_bytes)
                 )
@@ -282,7 +282,7 @@ class BundledBackend:
 
 
 def _within(bundles: Mapping[str, Bundle]) -> dict[str, tuple[Bundle, ...]]:
-    """By pack the bundles that have it, the highest first."""
+    """By pack, the bundles that have it, the highest rank first."""
     found: dict[str, tuple[Bundle, ...]] = {}
     for bundle in sorted(bundles.values(), key=lambda one: one.order, reverse=True):
         for name in bundle.members:
@@ -298,7 +298,7 @@ class _PartCache:
         self._mutex = threading.Lock()
 
     def get(self, part: tuple[str, int], read: Callable[[], bytes]) -> bytes:
-        """A part, by `read` when it is not here. Raises what that raises."""
+        """A part, read by `read` if it is not cached. Raises what that raises."""
         with self._mutex:
             future = self._found.get(part)
             if future is not None:
@@ -319,7 +319,7 @@ class _PartCache:
         return data
 
     def clear(self) -> None:
-        """What is read from now on is read anew."""
+        """Empty the cache."""
         with self._mutex:
             self._found = OrderedDict()
 

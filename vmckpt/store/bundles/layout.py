@@ -1,4 +1,4 @@
-"""A bundle: many small packs in one object, each of them byte for byte as it was.
+"""The format of a bundle: many small packs in one object, each byte for byte unchanged.
 
 bundles/ID-RANK:
 
@@ -8,16 +8,17 @@ bundles/ID-RANK:
                frames], without the spare one
     tails      for each pack in the list's order its header, and all that comes after these frames
     frames     for each pack in the list's order these frames
-    list       once more, as a box of its own (LIST, number 1)
-    header     once more, the same bytes
-    length     once more
+    list       again, as a separate box (LIST, number 1)
+    header     again, the same bytes
+    length     again
 
-So one read of the beginning has the tables of all packs. Either list will do: the one at the end is
-read where the first is damaged. A pack's own boxes are sealed for its own name
-(`packs/ID-GENERATION`), wherever it lies: what is damaged in a bundle is damage of that pack alone.
+One read of the beginning yields the tables of all packs. Either list is enough: the one at the
+end is read if the first is damaged. A pack's own boxes are sealed for its own name
+(`packs/ID-GENERATION`), wherever it is stored, so damage in a bundle affects only that pack.
 
-Where several objects have the same pack, the bundle of the highest RANK keeps it (of two, that of
-the higher name), and a pack's own object comes last: so two gcs never remove each other's copy.
+If several objects have the same pack, the bundle with the highest RANK keeps it (of two, the one
+with the higher name), and a pack's own object ranks last. So two gcs never remove each other's
+copy.
 """
 
 import json
@@ -40,16 +41,17 @@ from vmckpt.store.files.pack import pack_name
 from vmckpt.store.sealing.seal import TAG_BYTES, Box, Sealer
 
 BUNDLES = "bundles"
-# Larger ones are not made.
+# Larger bundles are not made.
 MOST_BYTES, MOST_PACKS = 64 << 20, 4096
-# What claims to have more than this is none: no number in it makes a reader take more memory.
+# A bundle that claims more than this is rejected, so that no number in it makes a reader allocate
+# more memory.
 _MOST_CLAIMED_BYTES = 4 * MOST_BYTES
-# A bundle's rank is higher than those before by up to so much, at random. Who may only add can put
-# one of the highest rank there; no other has a higher one.
+# A new bundle's rank exceeds earlier ones by a random step of up to this. An append-only client can
+# create a bundle with the highest rank; no other has a higher one.
 _RANKS, _MOST_RANK = 1 << 32, 10**19 - 1
 _LENGTH = struct.Struct(">I")
 _HEAD_BYTES = HEADER_BYTES + _LENGTH.size
-# Read at once: most often all of the list.
+# Read at once: usually the whole list.
 _FIRST_BYTES = 64 << 10
 _MOST_LIST_BYTES = 16 << 20
 _MOST_GENERATION = 1 << 63
@@ -58,7 +60,7 @@ _NAME = re.compile(r"[0-9a-f]{32}-(0|[1-9][0-9]{0,18})")
 
 
 class BundledPack(NamedTuple):
-    """A pack in a bundle: where its header and tail begin, and where its frames do."""
+    """A pack in a bundle: the offsets of its header and tail, and of its frames."""
 
     name: str
     size: int
@@ -67,7 +69,7 @@ class BundledPack(NamedTuple):
     frames_at: int
 
     def parts(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Where these of its bytes are in the bundle: beginnings and lengths, in their order."""
+        """The offsets and lengths in the bundle of these bytes of the pack, in order."""
         frames_end = HEADER_BYTES + self.frame_bytes
         areas = (
             (0, HEADER_BYTES, self.tail_at),
@@ -84,9 +86,9 @@ class BundledPack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle as its list says. `front_bytes`: up to the end of the tails.
+    """A bundle as its list describes it. `front_bytes`: up to the end of the tails.
 
-    `fault`: what is wrong with it, although a list of it is whole.
+    `fault`: what is wrong with it although one list is intact.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Bundle:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Of those that have the same pack the highest keeps it."""
+        """Of bundles with the same pack the highest keeps it."""
         return self.rank, self.name
 
 
@@ -111,12 +113,12 @@ class Whole(NamedTuple):
 
     @property
     def tail(self) -> bytes:
-        """Its header, and what comes after its frames."""
+        """The header, and the part after the frames."""
         return self.data[:HEADER_BYTES] + self.data[HEADER_BYTES + self.frame_bytes :]
 
     @property
     def frames(self) -> bytes:
-        """Its frames."""
+        """The frames."""
         return self.data[HEADER_BYTES : HEADER_BYTES + self.frame_bytes]
 
 
@@ -127,7 +129,7 @@ class BundleFiles:
         self._backend, self._sealer, self._header = backend, sealer, header
 
     def read(self, name: str, size: int) -> Bundle:
-        """What a bundle's list says. Raises MissingError, DamagedError: neither list is whole;
+        """Read a bundle's list. Raises MissingError, DamagedError (neither list is intact),
         StorageError.
         """
 
@@ -140,7 +142,7 @@ class BundleFiles:
         return read_twice(self._backend, read)
 
     def faults(self, name: str, size: int) -> list[str]:
-        """What is wrong with its two lists. Raises MissingError, StorageError: neither is read."""
+        """The faults of its two lists. Raises MissingError, StorageError (neither can be read)."""
         found, unread = [], list[StorageError]()
         for read in (self._first, self._second):
             try:
@@ -157,10 +159,9 @@ class BundleFiles:
         return found
 
     def write(self, packs: Sequence[Whole], above: int) -> str:
-        """A bundle of a higher rank than `above`, if any is: it is there when this returns; its
-        name.
+        """Write a bundle with a rank above that of `above`, if given; returns its name.
 
-        Raises StorageError.
+        It is durable on return. Raises StorageError.
         """
         rank = min(above + 1 + secrets.randbelow(_RANKS), _MOST_RANK)
         name = f"{BUNDLES}/{secrets.token_hex(16)}-{rank}"
@@ -237,7 +238,7 @@ class _Sealed(NamedTuple):
 
 
 def is_bundle(name: str) -> bool:
-    """Whether an object in `bundles` may be called so."""
+    """Whether it is a valid name of an object in `bundles`."""
     return _NAME.fullmatch(name) is not None
 
 

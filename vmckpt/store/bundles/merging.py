@@ -1,8 +1,8 @@
-"""gc: small packs become bundles, worn bundles become new ones. What to merge, and merging it.
+"""gc: merge small packs into bundles, and rewrite worn bundles.
 
-Merging only adds: a bundle is published, and each pack in it is in two objects then. Which of them
-goes is decided as for all that gc removes (`store/collect.py`), from what lies there. So a gc that
-is killed anywhere leaves nothing that the next one does not understand.
+Merging only adds: once a bundle is published, each pack in it is in two objects. Which of them is
+removed is decided as for everything that gc removes (`store/collect.py`), from what is stored. So a
+gc killed at any point leaves nothing that the next one does not understand.
 """
 
 import secrets
@@ -30,14 +30,14 @@ from vmckpt.store.files.pack import Pack
 from vmckpt.store.opened import Opened
 from vmckpt.store.store import Store, reading
 
-# Packs that are smaller are merged, when there are so many: of few it does not pay.
+# Smaller packs are merged once there are this many; merging few does not pay.
 SMALL_BYTES, MANY = 4 << 20, 16
-# A bundle is made anew when more than this part of it, or so many of its packs, are of no use.
+# A bundle is rewritten when more than this share of it, or this many of its packs, are unused.
 WORTH_RATIO, MANY_UNUSED = 0.2, 16
 
 
 class Copies(NamedTuple):
-    """One pack in two objects; `better` was seen to have it whole, or just as `other` has it."""
+    """One pack in two objects; the copy in `better` is intact, or identical to that in `other`."""
 
     pack: str
     other: str
@@ -46,7 +46,7 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Packs that are to be in one bundle, each with the object that it is taken from."""
+    """Packs to put into one bundle, each with the object to read it from."""
 
     packs: Sequence[tuple[str, str]]
 
@@ -60,11 +60,11 @@ def plan_merges(
     faulty: Iterable[str],
     age: Callable[[str], int],
 ) -> list[Merge]:
-    """What pays to be merged. Pure.
+    """The merges that pay off. Pure.
 
-    `kept` packs, with sizes, are needed; `changing` ones have other generations beside them, or
-    will have; `proven`: see `copies`. `faulty` bundles have a damaged list. Packs are put together
-    in the order of their `age`.
+    `kept` packs, with sizes, are needed; `changing` ones have, or will have, other generations;
+    `proven`: see `copies`. `faulty` bundles have a damaged list. Packs are grouped in the order of
+    their `age`.
     """
 
     def live(bundle: Bundle) -> list[str]:
@@ -89,7 +89,7 @@ def plan_merges(
         sources |= dict.fromkeys(bundles[name], name)
     ordered = sorted(sources, key=lambda name: (age(name), name))
     merges = [Merge([(n, sources[n]) for n in part]) for part in _parts(ordered, kept)]
-    # What is left over of loose packs waits for more.
+    # The remaining separate packs wait for more.
     return [one for one in merges if len(one.packs) >= MANY or any(n != s for n, s in one.packs)]
 
 
@@ -105,7 +105,7 @@ def superseded(
 
 
 def copies(store: Store, held: Holdings, kept: Iterable[str]) -> frozenset[Copies]:
-    """Of packs that are in several objects those of whose copies one may go. StorageError."""
+    """Of packs in several objects, the copies of which one may be removed. Raises StorageError."""
 
     def compare(pack: str) -> list[Copies]:
         best, *others = held.holders(pack)
@@ -124,11 +124,11 @@ def copies(store: Store, held: Holdings, kept: Iterable[str]) -> frozenset[Copie
 
 
 def may_merge(store: Store) -> bool:
-    """Whether this client may merge packs: it may remove objects, and no older version is there.
+    """Whether this client may merge packs: it may remove objects, and no older version is active.
 
-    The gc that makes the store one of format 3 merges nothing yet, nor does one before the first
-    bundle while a checkpoint is read: a command of an older version may have opened the store
-    before, and would find no pack that was merged. Raises BusyError, StorageError.
+    The gc that raises the store to format 3 merges nothing yet, nor does a gc before the first
+    bundle while a checkpoint is being read: an older version may have opened the store before, and
+    would not find merged packs. Raises BusyError, StorageError.
     """
     backend = store.opened.backend
     if not backend.knows_bundles:
@@ -139,7 +139,7 @@ def may_merge(store: Store) -> bool:
             allow_bundles(backend)
             return False
     except RefusedError:
-        return False  # it may add alone: the owner's gc does it
+        return False  # an append-only client: the owner's gc does it
     return bool(backend.look().bundles) or not _are_read(store)
 
 
@@ -157,7 +157,7 @@ def _are_read(store: Store) -> bool:
 
 
 def merge(store: Store, held: Holdings, merges: Sequence[Merge]) -> int:
-    """Publish bundles; how many. Raises StorageError."""
+    """Publish bundles; returns how many. Raises StorageError."""
     backend, made = store.opened.backend, 0
     for one in merges:
         packs = [pack for pack in _read(store.opened, held, one) if pack is not None]
@@ -170,7 +170,7 @@ def merge(store: Store, held: Holdings, merges: Sequence[Merge]) -> int:
 
 
 def whole(opened: Opened, name: str, data: bytes) -> Whole | None:
-    """A pack of which every box is what was written; None: it is not."""
+    """A pack with every box verified; None: it is damaged."""
     pack_id, _, generation = name.rpartition("/")[2].partition("-")
     try:
         header = opened.packs.header.read(data, name)
@@ -185,7 +185,7 @@ def whole(opened: Opened, name: str, data: bytes) -> Whole | None:
 
 
 def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
-    """The packs, as they lie there. A damaged one of a bundle goes along, as it is."""
+    """Read the packs as stored. A damaged pack in a bundle is moved unchanged."""
 
     def read(place: tuple[str, str]) -> Whole | None:
         name, holder = place
@@ -199,7 +199,7 @@ def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
                 bundle = held.bundles.get(holder)
                 if found is None and bundle is not None and again == data:
                     found = _as_it_is(data, bundle.members[name])
-        except (MissingError, UnreadableError):  # another gc has moved it; it stays where it is
+        except (MissingError, UnreadableError):  # another gc has moved it: leave it
             return None
         return found
 
@@ -225,7 +225,7 @@ def _is_worn(bundle: Bundle, live: Sequence[str]) -> bool:
 
 
 def _parts(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Bundles' worth of packs, in their order."""
+    """Group packs by the size of a bundle, in order."""
     part, total = list[str](), 0
     for name in names:
         if part and (total + sizes[name] > MOST_BYTES or len(part) >= MOST_PACKS):
@@ -238,7 +238,7 @@ def _parts(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]
 
 
 class _Bytes:
-    """A pack in memory, to be read as an object is."""
+    """A pack in memory, read like an object."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,8 +1,8 @@
-"""Chunks whose own place is damaged, found by their names in other packs.
+"""Find chunks with damaged storage by name in other packs.
 
-A chunk that was lost comes back when its content is put again. Older checkpoints refer to its old
-place, but its name is known, from its old pack or from the record of the damage: so they can be
-read from then on, and gc writes what it found so into the next generation of the old pack.
+A lost chunk comes back when its content is stored again. Older checkpoints refer to its old slot,
+but its name is known, from its old pack or from the damage record. So it can be read from then on,
+and gc puts it into the next generation of the old pack.
 """
 
 import threading
@@ -19,7 +19,7 @@ from vmckpt.store.files.pack import Hashes, Numbers, Pack, Packs
 from vmckpt.store.index import Index
 from vmckpt.store.sealing.seal import Sealer
 
-# What was found may be damaged as well, or be removed while it is read: so often it is tried.
+# Retries: a chunk that was found may be damaged too, or be removed while it is read.
 _TRIES = 8
 
 Contents = NDArray[np.uint8]
@@ -29,7 +29,7 @@ Unread = list[UnreadableError]
 
 
 class Elsewhere:
-    """Reads chunks by place, and those that are damaged by name. Used by several threads."""
+    """Reads chunks by location, and damaged ones by name. Thread-safe."""
 
     def __init__(self, packs: Packs, sealer: Sealer, records: DamageRecords) -> None:
         self._packs, self._sealer, self._records = packs, sealer, records
@@ -37,10 +37,10 @@ class Elsewhere:
         self._index, self._version = Index(), -1
 
     def read(self, pack: Pack, slots: Numbers, frame: ReadFrame) -> tuple[Contents, Found]:
-        """What slots of a pack hold, by `frame` or from elsewhere; which of them were found.
+        """The contents of a pack's slots, by `frame` or from elsewhere; and which were found.
 
-        Damage that is met is written down. Raises MissingError: the pack is gone; UnreadableError:
-        some are not found, which a disk may read another time.
+        Records damage that it encounters. Raises MissingError: the pack is gone; UnreadableError:
+        some were not found, which a disk may read later.
         """
         out, found, unread = self._read(pack, slots, frame)
         if unread and not found.all():
@@ -52,12 +52,12 @@ class Elsewhere:
         return bool(self._read(pack, slots, Pack.frame)[1].any())
 
     def may_find_any(self, pack: Pack, slots: Numbers) -> bool:
-        """Whether some can be read now, or a disk that cannot now may read them later."""
+        """Whether some can be read now, or may be later, when a disk can read them again."""
         _, found, unread = self._read(pack, slots, Pack.frame)
         return bool(unread) or bool(found.any())
 
     def older(self, pack: Pack, slots: Numbers, unread: Unread) -> tuple[Contents, Found]:
-        """What generations of a pack before this one have of slots: see `Packs.older`."""
+        """The contents of slots in older generations of a pack: see `Packs.older`."""
         out = np.zeros((len(slots), pack.table.chunk_bytes), dtype=np.uint8)
         found = np.zeros(len(slots), dtype=bool)
         for number in self._packs.older(pack):
@@ -83,16 +83,16 @@ class Elsewhere:
             names_noted = names[~found[lost]]
             out[noted], found[noted] = self._by_noted_name(pack, names_noted, unread)
             left = ~found[lost] & ~table.has(slots[lost]) & (slots[lost] < table.slot_count)
-            if left.any():  # gc has written that down, but its records may be damaged in their turn
+            if left.any():  # gc has recorded that, but its records may be damaged too
                 self._records.note([named(pack, slots[lost[left]], names[left])])
         return out, found, unread
 
     def _by_place(
         self, pack: Pack, slots: Numbers, frame: ReadFrame, unread: Unread
     ) -> tuple[Contents, Found]:
-        """What that pack has of slots where they should be. Raises MissingError.
+        """The pack's slots at their own location. Raises MissingError.
 
-        Of those that were noted only what is as their names say.
+        Noted slots count only if they match their names.
         """
         table, size = pack.table, pack.table.chunk_bytes
         out = np.zeros((len(slots), size), dtype=np.uint8)
@@ -115,17 +115,17 @@ class Elsewhere:
         noted = self._records.slots(pack.id, pack.generation)
         doubtful = np.flatnonzero(found & np.isin(slots, noted))
         if len(doubtful):
-            with suppress(DamagedError):  # without a name it is enough that it can be read
+            with suppress(DamagedError):  # without a name, being readable is enough
                 names = pack.hashes()[slots[doubtful]]
                 is_right = self._have_names(out[doubtful], names)
                 found[doubtful] = is_right | ~names.any(axis=1)
         return out, found
 
     def names(self, pack: Pack, slots: Numbers) -> Hashes:
-        """The names of slots, also of those that are gone; zeroes where nothing says them."""
+        """The names of slots, including removed ones; zeroes if unknown."""
         found = np.zeros((len(slots), 2), dtype=np.uint64)
         inside = slots < pack.table.slot_count
-        if not inside.all():  # maps are data: they may name any
+        if not inside.all():  # maps are data: they may name any slot
             found[inside] = self.names(pack, slots[inside])
             return found
         with suppress(DamagedError):  # the records may have them
@@ -148,7 +148,7 @@ class Elsewhere:
             index = self._indexed(anew=attempt > 0)
             packs, slots = index.find(names[left])
             if not attempt and not (packs >= 0).all():
-                continue  # it may have been put since the index was made
+                continue  # it may have been stored since the index was made
             if not (packs >= 0).any():
                 break
             for number in np.unique(packs[packs >= 0]).tolist():
@@ -161,7 +161,7 @@ class Elsewhere:
         return out, found
 
     def _by_noted_name(self, pack: Pack, names: Hashes, unread: Unread) -> tuple[Contents, Found]:
-        """The same, of other packs' chunks that were noted: a disk may have failed just once."""
+        """The same for noted chunks of other packs: a disk may have failed only once."""
         size = pack.table.chunk_bytes
         wanted, which = np.unique(names, axis=0, return_inverse=True)
         out = np.zeros((len(wanted), size), dtype=np.uint8)
@@ -179,15 +179,15 @@ class Elsewhere:
         return found
 
     def _read_other(self, pack_id: bytes, slots: Numbers, size: int, unread: Unread) -> Contents:
-        """Chunks of another pack; zeroes, which have no such name, where they cannot be read."""
-        with suppress(MissingError), _noting(unread):  # it is looked for anew
+        """Chunks of another pack; zeroes, which match no name, if they cannot be read."""
+        with suppress(MissingError), _noting(unread):  # search again
             pack = self._packs.find(pack_id)
             if pack.table.chunk_bytes == size:
                 return self._by_place(pack, slots, Pack.frame, unread)[0]
         return np.zeros((len(slots), size), dtype=np.uint8)
 
     def _indexed(self, *, anew: bool) -> Index:
-        """Every chunk of every pack, but for those that are known to be damaged."""
+        """Every chunk of every pack, except known damage."""
         with self._mutex:
             if anew or self._version < 0:
                 newest = self._packs.look_again()
@@ -211,7 +211,9 @@ class Elsewhere:
 
 @contextmanager
 def _noting(unread: Unread) -> Iterator[None]:
-    """What is damaged in the block is not found; what a disk could not read is `unread` too."""
+    """Damage in the block counts as not found; what a disk could not read goes into `unread`
+    too.
+    """
     try:
         yield
     except DamagedError as exc:
@@ -220,7 +222,7 @@ def _noting(unread: Unread) -> Iterator[None]:
 
 
 def lost_chunks(pack: Pack, lost: int) -> DamagedError:
-    """The error for chunks that are nowhere any more."""
+    """The error for chunks that exist nowhere any more."""
     return damaged(
         f"{pack.name} is damaged", f"{lost} chunks are lost: their content is nowhere else either"
     )

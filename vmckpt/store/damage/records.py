@@ -1,15 +1,15 @@
-"""Chunks that were found damaged, as the store remembers them: damaged/ID.
+"""The store's records of damaged chunks: damaged/ID.
 
     header     (`store/files/header.py`, kind D)
     record     a box of zstd: JSON, a list of [pack, generation, slots, names]; names are
-               hexadecimal, or empty where they are not known
+               hexadecimal, or empty if unknown
 
-A reader of a damaged frame adds an object; none is ever changed, so any number of processes may
-do so at once, under no lock. A record is about one generation of a pack: once `gc` has written the
-pack anew, its records are history and are removed.
+A reader of a damaged frame adds an object; objects never change, so any number of processes may do
+so at once, without a lock. A record is about one generation of a pack: once `gc` has rewritten the
+pack, its records are obsolete and are removed.
 
-Records are advice: new checkpoints do not rest on what they name, and `gc` heals it. Reading never
-believes them: a chunk that can be read, and is what its name says, is read.
+Records are hints: new checkpoints do not reuse the chunks that they name, and `gc` heals these.
+Reading does not trust them: a chunk that can be read, and matches its name, is returned.
 """
 
 import json
@@ -33,21 +33,21 @@ from vmckpt.store.files.pack import Hashes, Numbers, Pack, every
 from vmckpt.store.sealing.seal import Box, Sealer
 
 DAMAGED = "damaged"
-# Beyond so many records gc writes one in their place.
+# Beyond this many records gc replaces them by one.
 MANY_RECORDS = 32
-# Where a record alone has names, it may be damaged in its turn.
+# A record that alone has names may be damaged too.
 RECORD_COPIES = 2
 _LEVEL = 3
 _MOST_BYTES = 64 << 20
 _MOST_CHUNKS = 1 << 20
-# No record that is written is near these bounds.
+# No record is written near these limits.
 _MOST_WRITTEN_CHUNKS = _MOST_CHUNKS // 4
 _MOST_SLOT = (1 << 32) - 1
 _MOST_GENERATION = 1 << 63
 
 
 class Damage(NamedTuple):
-    """Chunks of one generation of a pack: the name of each slot, or b"" where it is not known."""
+    """Damaged chunks of one pack generation: the name of each slot, or b"" if unknown."""
 
     pack_id: bytes
     generation: int
@@ -55,23 +55,23 @@ class Damage(NamedTuple):
 
 
 class DamageRecords:
-    """What is known to be damaged in a store. Used by several threads."""
+    """What is known to be damaged in a store. Thread-safe."""
 
     def __init__(self, backend: Backend, sealer: Sealer, header: Header) -> None:
         self._backend, self._sealer, self._header = backend, sealer, header
         self._mutex = threading.Lock()
-        # Held from finding out what is new until it is written: several threads meet one frame.
+        # Held from determining what is new until it is written: several threads may read one frame.
         self._noting = threading.Lock()
         self._written: dict[str, list[Damage]] = {}
-        # Could not be written, in a place that may only be read.
+        # Not written, in a read-only location.
         self._unwritten: list[Damage] = []
         self._known: dict[bytes, dict[int, dict[int, bytes]]] = {}
         self.unreadable: dict[str, DamagedError] = {}
-        # Grows whenever something else is known.
+        # Incremented with each change.
         self.version = 0
 
     def refresh(self) -> int:
-        """Learn what others have written; the version of what is known then. StorageError.
+        """Read other processes' records; returns the resulting version. Raises StorageError.
 
         Records that could not be read before are read again.
         """
@@ -95,13 +95,13 @@ class DamageRecords:
         return self.version
 
     def slots(self, pack_id: bytes, generation: int) -> Numbers:
-        """The damaged slots of a generation of a pack, ascending."""
+        """The damaged slots of a pack generation, ascending."""
         with self._mutex:
             known = self._known.get(pack_id, {}).get(generation, {})
             return np.array(sorted(known), dtype=np.int64)
 
     def names(self, pack_id: bytes, slots: Numbers) -> Hashes:
-        """The names that slots had; zeroes where no record says so."""
+        """The recorded names of slots; zeroes if unknown."""
         found = np.zeros((len(slots), 2), dtype=np.uint64)
         with self._mutex:
             for known in self._known.get(pack_id, {}).values():
@@ -111,8 +111,8 @@ class DamageRecords:
         return found
 
     def places(self, names: Hashes) -> dict[bytes, tuple[Numbers, Numbers]]:
-        """Where chunks of these names, no two alike, were noted: by pack their slots, and of each
-        which of the names it has.
+        """Where chunks of these distinct names were noted: by pack, their slots and the index of
+        each one's name.
         """
         rows = {one.tobytes(): row for row, one in enumerate(names.astype("<u8"))}
         found = {}
@@ -125,7 +125,9 @@ class DamageRecords:
         return found
 
     def note_frame(self, pack: Pack, frame: int) -> None:
-        """Write down that a frame cannot be read. Never raises: the reader has an error to tell."""
+        """Record that a frame cannot be read. Never raises: the reader has its own error to
+        report.
+        """
         slots = pack.table.frame_slots(frame)
         with self._mutex:
             known = self._known.get(pack.id, {}).get(pack.generation, {})
@@ -134,9 +136,9 @@ class DamageRecords:
             self.note([damage(pack, slots)])
 
     def note(self, found: Sequence[Damage]) -> bool:
-        """Write damage down; False: the place takes no record, and this process alone knows.
+        """Record damage; False: the location takes no records, and only this process knows.
 
-        What is known already is not written again.
+        Known damage is not recorded again.
         """
         with self._noting:
             new = [one for one in map(self._unknown, found) if one.names]
@@ -152,8 +154,8 @@ class DamageRecords:
         return True
 
     def write(self, found: Iterable[Damage]) -> list[str]:
-        """Write damage down: it lasts when this returns; the records, whose number follows from
-        its size. Raises StorageError, RefusedError.
+        """Record damage durably; returns the records, as many as its size requires. Raises
+        StorageError, RefusedError.
         """
         return [self._write(part) for part in _parts(found)]
 
@@ -163,15 +165,15 @@ class DamageRecords:
             self._backend.remove(f"{DAMAGED}/{name}")
 
     def tidy(self, needed: Container[bytes]) -> None:
-        """Remove what says nothing any more, and make many records one. By gc.
+        """Remove obsolete records, and merge many into one. Called by gc.
 
-        `needed` packs, by id, may come again when none of them is there: what a disk cannot read
-        now, it may read later. Each name stands in RECORD_COPIES records afterwards: one may have
-        been damaged. Right also beside another gc that has lost its lock. Raises StorageError.
+        `needed` packs, by id, may reappear if none is there: a disk may read later what it cannot
+        read now. Afterwards each name is in RECORD_COPIES records, as one may be damaged. Safe also
+        beside another gc that has lost its lock. Raises StorageError.
         """
         self.refresh()
-        # After the records were listed: what one is about was there before it was written, or, if
-        # it is a newer generation, is published next.
+        # After the records were listed: a pack existed before its record, or, if it is a newer
+        # generation, is published next.
         there: dict[bytes, set[int]] = {}
         for pack_id, generation, _ in every(self._backend):
             there.setdefault(pack_id, set()).add(generation)
@@ -184,7 +186,7 @@ class DamageRecords:
 
         with self._mutex:
             written = dict(self._written)
-            # Read twice, just now; what a disk cannot read it may read later.
+            # Read twice just now; a disk may read later what it cannot read now.
             unreadable = self.unreadable.items()
             bad = [name for name, exc in unreadable if not isinstance(exc, UnreadableError)]
         kept = {
@@ -229,7 +231,7 @@ class DamageRecords:
         return name
 
     def _unknown(self, found: Damage) -> Damage:
-        """What is not known of it, slots or their names."""
+        """The part of it that is not known yet, slots or their names."""
         with self._mutex:
             known = self._known.get(found.pack_id, {}).get(found.generation, {})
             names = {
@@ -248,7 +250,7 @@ class DamageRecords:
                 slots[slot] = name or slots.get(slot, b"")
 
     def _read(self, name: str) -> list[Damage]:
-        """A record; one that seems damaged is read once more. Raises DamagedError, MissingError."""
+        """Read a record; one that seems damaged is read once more. DamagedError, MissingError."""
         try:
             return self._read_once(name)
         except DamagedError:
@@ -264,7 +266,7 @@ class DamageRecords:
 
 
 def damage(pack: Pack, slots: Numbers) -> Damage:
-    """Damage of a pack, with the names that its slots have, if these can be read."""
+    """Damage of a pack, with the names of its slots if these can be read."""
     hashes = np.zeros((len(slots), 2), dtype=np.uint64)
     with suppress(DamagedError, MissingError):
         hashes = pack.hashes()[slots]
@@ -272,7 +274,7 @@ def damage(pack: Pack, slots: Numbers) -> Damage:
 
 
 def named(pack: Pack, slots: Numbers, hashes: Hashes) -> Damage:
-    """Damage of a pack whose slots have these names; zeroes: not known."""
+    """Damage of a pack with the names of its slots; zeroes: unknown."""
     words = [one.tobytes() if one.any() else b"" for one in hashes.astype("<u8")]
     return Damage(pack.id, pack.generation, dict(zip(slots.tolist(), words, strict=True)))
 
@@ -295,7 +297,7 @@ def _merged(found: Iterable[Damage]) -> list[Damage]:
 
 
 def _in_one(records: Iterable[Iterable[Damage]]) -> list[Damage]:
-    """The damage whose names stand in fewer than RECORD_COPIES of the records."""
+    """The damage whose names are in fewer than RECORD_COPIES of the records."""
     merged = [_merged(found) for found in records]
     copies = Counter(
         (one.pack_id, one.generation, slot)
@@ -319,7 +321,7 @@ def _in_one(records: Iterable[Iterable[Damage]]) -> list[Damage]:
 
 
 def _parts(found: Iterable[Damage]) -> Iterator[list[Damage]]:
-    """What is written in a record each: it has to be read within bounds."""
+    """Split damage into records that can be read within the limits."""
     part, room = list[Damage](), _MOST_WRITTEN_CHUNKS
     for one in found:
         slots = iter(one.names.items())

@@ -1,8 +1,8 @@
-"""repair: a store in which damage was found, as whole as it can be made.
+"""repair: restore a damaged store as far as possible.
 
-Damaged chunks are left out of what new checkpoints rest on as soon as the check has met them. What
-their content is found for is healed, as gc does it. What is left are checkpoints that cannot be
-restored: they are removed if that is asked for.
+New checkpoints do not reuse damaged chunks once the check has found them. Chunks whose content is
+found elsewhere are healed, as by gc. What remains are checkpoints that cannot be restored; they are
+removed on request.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What the check found, and what gc would do; `refused` says why gc could do nothing yet."""
+    """What the check found, and what gc would do; `refused`: why gc could do nothing yet."""
 
     report: CheckReport
     gc: GcPlan | None
@@ -37,13 +37,14 @@ class RepairPlan:
 
     @property
     def heals(self) -> list[str]:
-        """Packs that are healed, by id."""
+        """The ids of packs that would be healed."""
         return [one.pack_id.hex() for one in self.gc.rewrites if one.heals] if self.gc else []
 
 
 @dataclass(slots=True)
 class Repaired:
-    """What was done. `kept` checkpoints could not be removed, and why; see `RepairPlan.refused`.
+    """What was done. `kept`: checkpoints that could not be removed, and why; see
+    `RepairPlan.refused`.
 
     `restorable` ones can be restored after all: they were healed since the check, or it was wrong.
     """
@@ -60,9 +61,9 @@ def plan_repair(
     progress: Callable[[int, int], None] = lambda done, total: None,
     subset: Subset = EVERYTHING,
 ) -> RepairPlan:
-    """What repairing would do. It removes nothing, and changes no checkpoint.
+    """Plan a repair. Removes nothing, and changes no checkpoint.
 
-    What it finds damaged it writes down, as `check` does. Raises StorageError, BusyError.
+    Records the damage that it finds, as `check` does. Raises StorageError, BusyError.
     """
     report = check(store, progress, subset)
     plan, refused = _plan(store)
@@ -70,10 +71,10 @@ def plan_repair(
 
 
 def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
-    """Do it. Raises BusyError (another gc), StorageError.
+    """Execute the plan. Raises BusyError (another gc), StorageError.
 
-    What is lost is read once more before it is removed: the check may have taken hours, in which
-    its content was stored again.
+    Lost checkpoints are read once more before they are removed: during the check, which may take
+    hours, their content may have been stored again.
     """
     done = Repaired()
     for checkpoint_id in plan.lost if remove_lost else ():
@@ -97,7 +98,7 @@ def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
 
 
 def _can_be_restored(store: Store, checkpoint_id: str) -> bool:
-    """Read all of it, up to what is lost.
+    """Whether all of it can be read; stops at the first loss.
 
     Raises BusyError, NotFoundError, StorageError; UnreadableError: not now, perhaps later.
     """

@@ -1,4 +1,4 @@
-"""Which packs' content a check reads: all, a part of them at random, or one of several parts."""
+"""Select the packs whose content a check reads: all, a random share, or one of several parts."""
 
 import math
 import random
@@ -15,14 +15,16 @@ _PERCENT = re.compile(r"([0-9]*\.?[0-9]+)%")
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """So many per cent, drawn anew each time; or one of several parts, each pack always in one."""
+    """A percentage, drawn anew each time; or one of several parts, with each pack always in the
+    same one.
+    """
 
     percent: float = 100.0
     part: int = 1
     parts: int = 1
 
     def choose(self, pack_ids: Sequence[bytes]) -> set[bytes]:
-        """Those whose content is to be read; of `percent` at least one."""
+        """The packs whose content is to be read; with `percent` at least one."""
         if self.parts > 1:
             return {
                 pack_id
@@ -38,7 +40,7 @@ EVERYTHING = Subset()
 
 
 def part_of(percent: float, number: int) -> Subset:
-    """The part to read after `number` others: checks after one another read all, each part once."""
+    """The part after `number` others: consecutive checks read every part once."""
     parts = min(MOST_PARTS, max(1, math.ceil(100 / percent)))
     return Subset(part=number % parts + 1, parts=parts)
 

@@ -38,9 +38,9 @@ CHECKPOINTS, MAPS = "checkpoints", "maps"
 _LENGTHS = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _LEVEL = 3
-# A manifest is nearly always had with the first read.
+# Nearly always includes the whole manifest.
 _FIRST_BYTES = 16 << 10
-# Beyond these what others wrote is no checkpoint.
+# Limits: a larger file is no valid checkpoint.
 _MOST_MANIFEST_BYTES = 256 << 20
 _MOST_MAPS_BYTES = 2 << 30
 
@@ -56,7 +56,7 @@ class AreaMap:
 
 @dataclass(slots=True)
 class Maps:
-    """All areas of a checkpoint, and the packs that they name by number."""
+    """All areas of a checkpoint, and the packs that they refer to by number."""
 
     base: bytes | None = None
     packs: list[bytes] = field(default_factory=list)
@@ -71,7 +71,7 @@ class CheckpointFiles:
         self.store_id = store_id
 
     def header(self, kind: FileKind) -> Header:
-        """The headers of such files of this store."""
+        """The header of such a file in this store."""
         return Header(kind, self.sealer.encrypted, self.store_id)
 
     def read_manifest(self, checkpoint_id: str) -> Manifest:
@@ -79,7 +79,7 @@ class CheckpointFiles:
         return read_twice(self.backend, lambda: _File(self, checkpoint_id).manifest())
 
     def read_maps(self, checkpoint_id: str) -> Maps:
-        """A checkpoint's maps, base and all. Raises MissingError, DamagedError."""
+        """A checkpoint's maps, with their base. Raises MissingError, DamagedError."""
 
         def read() -> Maps:
             file = _File(self, checkpoint_id)
@@ -98,7 +98,7 @@ class CheckpointFiles:
         return _File(self, manifest.id).blob(manifest, number)
 
     def read_all(self, checkpoint_id: str) -> tuple[Manifest, Maps]:
-        """Every byte of a checkpoint's file read and found right. MissingError, DamagedError."""
+        """Read and verify every byte of a checkpoint's file. Raises MissingError, DamagedError."""
         return read_twice(self.backend, lambda: self._read_all(checkpoint_id))
 
     def _read_all(self, checkpoint_id: str) -> tuple[Manifest, Maps]:
@@ -113,11 +113,11 @@ class CheckpointFiles:
         return manifest, maps
 
     def new_checkpoint(self, checkpoint_id: str) -> "NewCheckpointFile":
-        """A checkpoint's file, to be made."""
+        """Begin a checkpoint's file."""
         return NewCheckpointFile(self, checkpoint_id)
 
     def read_base(self, base_id: bytes) -> Maps:
-        """Maps that others differ from. Raises DamagedError."""
+        """Maps that others are based on. Raises DamagedError."""
         return read_twice(self.backend, lambda: self._read_base(base_id))
 
     def _read_base(self, base_id: bytes) -> Maps:
@@ -133,21 +133,21 @@ class CheckpointFiles:
         return maps
 
     def checkpoint_name(self, checkpoint_id: str) -> str:
-        """The object that a checkpoint is."""
+        """A checkpoint's object name."""
         return f"{CHECKPOINTS}/{checkpoint_id}"
 
     def base_name(self, base_id: bytes) -> str:
-        """The object that such maps are."""
+        """The object name of base maps."""
         return f"{MAPS}/{base_id.hex()}"
 
     def write_base(self, base_id: bytes, maps: bytes) -> int:
-        """A file of maps: it is there when this returns; its size. Raises StorageError."""
+        """Write a base durably; returns its size. Raises StorageError."""
         name = self.base_name(base_id)
         header = self.header(FileKind.MAPS).new()
         return self.write(name, [header, self.sealer.file(header, name).seal(Box.MAPS, 0, maps)])
 
     def write(self, name: str, parts: Iterable[bytes]) -> int:
-        """A file: it is there when this returns; its size. Raises StorageError."""
+        """Write a file durably; returns its size. Raises StorageError."""
         data = b"".join(parts)
         writer = self.backend.write(name)
         try:
@@ -190,7 +190,7 @@ class CheckpointFiles:
 
 
 class _File:
-    """A checkpoint's file, to read. Raises MissingError, DamagedError, as its methods do."""
+    """A checkpoint's file, to read. It and its methods raise MissingError, DamagedError."""
 
     def __init__(self, files: CheckpointFiles, checkpoint_id: str) -> None:
         self.name, self._id = f"{CHECKPOINTS}/{checkpoint_id}", checkpoint_id
@@ -232,7 +232,7 @@ class _File:
 
 
 class NewCheckpointFile:
-    """A checkpoint's file in the making; nothing is written before `write`."""
+    """An unfinished checkpoint file; nothing is written before `write`."""
 
     def __init__(self, files: CheckpointFiles, checkpoint_id: str) -> None:
         self._files, self.name = files, f"{CHECKPOINTS}/{checkpoint_id}"
@@ -242,32 +242,34 @@ class NewCheckpointFile:
         self._boxes: list[bytes] = []
 
     def add_blob(self, name: str, data: bytes) -> None:
-        """One more blob."""
+        """Add a blob."""
         box = self._seal.seal(Box.BLOB, len(self._boxes), compress(data, _LEVEL))
         self.blobs.append(BlobFacts(name, len(data), len(box)))
         self._boxes.append(box)
 
     def write(self, manifest: Manifest, maps: bytes) -> None:
-        """It is there when this returns. Raises ThereAlreadyError: another one is; StorageError."""
+        """Write it durably. Raises ThereAlreadyError if another exists; StorageError."""
         first = self._seal.seal(Box.MANIFEST, 0, compress(manifest.encode(), _LEVEL))
         second = self._seal.seal(Box.MAPS, 0, maps)
         lengths = _LENGTHS.pack(len(first), len(second))
         try:
             self._files.write(self.name, [self._header, lengths, first, second, *self._boxes])
         except RefusedError:
-            # Object storage may have taken it, and been asked again as its answer was lost.
+            # Object storage may have stored it and been asked again because its answer was lost.
             if not self.is_there():
                 raise
 
     def is_there(self) -> bool:
-        """Whether the object of its name is this one: each has a salt of its own. StorageError."""
+        """Whether the object of its name is this one: each has its own salt. Raises
+        StorageError.
+        """
         with uncached(self._files.backend), suppress(MissingError):
             return self._files.backend.read(self.name, 0, len(self._header)) == self._header
         return False
 
 
 def require_agreement(manifest: Manifest, maps: Maps) -> None:
-    """Raises DamagedError unless manifest and maps of a checkpoint are of the same areas."""
+    """Raises DamagedError unless manifest and maps have the same areas."""
     said = {area.name: (area.size_bytes, area.chunk_bytes) for area in manifest.areas}
     mapped = {name: (area.size_bytes, area.chunk_bytes) for name, area in maps.areas.items()}
     if said != mapped:
@@ -277,7 +279,7 @@ def require_agreement(manifest: Manifest, maps: Maps) -> None:
 
 
 def encode_maps(maps: Maps, base: Maps | None) -> bytes:
-    """Maps as bytes, as their difference to `base`, whose packs they list first."""
+    """Encode maps as their difference to `base`, whose packs they list first."""
     areas, parts = [], []
     for name, area in maps.areas.items():
         before = base_refs(base or Maps(), name, area.chunk_bytes, len(area.refs))
@@ -294,7 +296,7 @@ def encode_maps(maps: Maps, base: Maps | None) -> bytes:
 
 
 def base_refs(base: Maps, name: str, chunk_bytes: int, chunks: int) -> Refs:
-    """An area of the base, as large as the one that differs from it; zeroes where it has none."""
+    """An area of the base, resized to the one based on it; zeroes if the base lacks it."""
     area = base.areas.get(name)
     if area is None or area.chunk_bytes != chunk_bytes:
         return np.zeros(chunks, dtype=np.uint64)

@@ -1,10 +1,10 @@
-"""`store`: the file that says that this is a store, which, and what wraps its secret.
+"""`store`: the config file, which identifies a store and wraps its secret.
 
-JSON in one line, and a second line: BLAKE2b of the first one. What was not written so is refused.
-It lies in the store three times (`NAMES`): any whole copy opens the store, and `check` writes the
-others anew. A store with one key has format 1. A store whose keys were changed has format 2, so
-that a vmckpt that does not know of several keys refuses it by that number. One whose small packs
-may be merged (`bundles/`) has format 3, whatever its keys, for the same reason.
+One line of JSON, and a second line: BLAKE2b of the first. A file without a matching checksum is
+refused. The store has three copies (`NAMES`): any intact one opens the store, and `check` rewrites
+the others. A store with one key has format 1. A store whose keys were changed has format 2, so that
+an older vmckpt, which does not know of several keys, refuses it. One whose small packs may be
+merged (`bundles/`) has format 3, whatever its keys, for the same reason.
 """
 
 import json
@@ -20,9 +20,9 @@ from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.errors import DamagedError, UnreadableError
 
 CONFIG = "store"
-# The first one is read; the others only where that is damaged or missing.
+# The first is read; the others only if it is damaged or missing.
 NAMES = (CONFIG, "config/1", "config/2")
-# What only a store has: where objects lie in one of them, there was a store.
+# Only a store has these: objects in one of them prove that there was a store.
 OBJECT_FOLDERS = ("bundles", "checkpoints", "maps", "packs")
 SECRET_BYTES = 32
 CLEAR, SEVERAL = "clear", "several"
@@ -30,13 +30,13 @@ ONE_KEY, KEYS, MERGED = 1, 2, 3
 _MOST_BYTES = 64 << 10
 _PATIENCE_S = 10.0
 
-# What is read of a copy.
+# The result of reading a copy.
 Read = bytes | UnreadableError
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A store's facts. `key` has the secret, or how it is wrapped (`store/sealing/wrapping.py`)."""
+    """A store's facts. `key`: the secret, or how it is wrapped (`store/sealing/wrapping.py`)."""
 
     id: str
     created_unix_s: int
@@ -45,12 +45,12 @@ class Config:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether it takes a key to read the store."""
+        """Whether reading the store needs a key."""
         return self.key.get("kind") != CLEAR
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether its keys were changed since it was made."""
+        """Whether its keys were changed since it was created."""
         return self.format >= KEYS and self.key.get("kind") == SEVERAL
 
     @property
@@ -60,22 +60,22 @@ class Config:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Of two configs of a store the later one has the higher."""
+        """Sort key: of a store's configs the later one is higher."""
         return self.revision, self.format
 
     def encode(self) -> bytes:
-        """As the file's bytes."""
+        """Encode the file."""
         line = json.dumps({"vmckpt-store": asdict(self)}, sort_keys=True).encode()
         return b"%s\n%s\n" % (line, blake2b(line, digest_size=32).hexdigest().encode())
 
 
 def new_config(key: dict[str, Any]) -> Config:
-    """A store that there was not yet."""
+    """The config of a new store."""
     return Config(os.urandom(16).hex(), int(time.time()), key)
 
 
 def write_config(backend: Backend, config: Config) -> None:
-    """Make the location a store. Raises RefusedError when it is or was one, StorageError."""
+    """Make the location a store. Raises RefusedError if it is or was one, StorageError."""
     with backend.hold("config", shared=False):
         require_no_store(backend)
         written = list[str]()
@@ -90,10 +90,10 @@ def write_config(backend: Backend, config: Config) -> None:
 
 
 def replace_config(backend: Backend, config: Config) -> dict[str, str]:
-    """Write all copies of a store's config. The caller holds "config". Raises StorageError.
+    """Replace all copies of a store's config. The caller holds "config". Raises StorageError.
 
-    The first one is the one that is read: once it is written the change counts. Copies after it
-    that could not be written are returned with the reason; `check` writes them.
+    The change takes effect when the first copy is written. Later copies that could not be written
+    are returned with the reason; `check` writes them.
     """
     first, *others = NAMES
     write_copy(backend, first, config)
@@ -107,22 +107,22 @@ def replace_config(backend: Backend, config: Config) -> dict[str, str]:
 
 
 def allow_bundles(backend: Backend) -> Config:
-    """The config of a store in which packs may be merged from now on.
+    """Allow bundles in the store; returns its config.
 
-    Raises RefusedError (a client that replaces nothing), BusyError, StorageError.
+    Raises RefusedError (an append-only client), BusyError, StorageError.
     """
     with backend.hold("config", shared=False, wait_s=_PATIENCE_S):
         config = read_config(backend)
         if config.format < MERGED:
             config = replace(config, format=MERGED)
-            # The one that is read comes last: from then on all copies say so.
+            # The copy that is read comes last: then all copies agree.
             for name in reversed(NAMES):
                 write_copy(backend, name, config)
         return config
 
 
 def write_copy(backend: Backend, name: str, config: Config) -> None:
-    """One of the copies; it is there, whole, when this returns. Raises StorageError."""
+    """Write one copy durably. Raises StorageError."""
     writer = backend.write(name)
     try:
         writer.write(config.encode())
@@ -132,7 +132,7 @@ def write_copy(backend: Backend, name: str, config: Config) -> None:
 
 
 def require_no_store(backend: Backend) -> None:
-    """Raises RefusedError: a store is at the location, or what one has left without its config."""
+    """Raises RefusedError if the location has a store, or objects of one without its config."""
     found = _copies(backend)
     if any(data is not None for data in found.values()):
         raise RefusedError(
@@ -150,21 +150,21 @@ def require_no_store(backend: Backend) -> None:
 
 
 def read_config(backend: Backend) -> Config:
-    """What the store says of itself. Raises NotFoundError, DamagedError, RefusedError."""
+    """Read a store's config. Raises NotFoundError, DamagedError, RefusedError."""
     found = {CONFIG: _copy(backend, CONFIG)}
     try:
         return chosen(found, backend.place, had_objects=False)
     except (NotFoundError, DamagedError):
-        # In this order: a store that is made just now has its config before its objects.
+        # In this order: a store that is being created gets its config before its objects.
         had_objects = bool(_objects(backend))
         return chosen(_copies(backend), backend.place, had_objects=had_objects)
 
 
 def chosen(found: Mapping[str, Read | None], place: str, *, had_objects: bool) -> Config:
-    """The config by its copies (None: missing): the first if it is whole, else the newest whole.
+    """Choose from the copies (None: missing): the first if intact, else the newest intact one.
 
-    `had_objects`: other objects of a store lie there. Raises NotFoundError: there is no store;
-    DamagedError: no copy is whole; RefusedError: another vmckpt wrote it.
+    `had_objects`: the location has objects of a store. Raises NotFoundError (no store),
+    DamagedError (no copy is intact), RefusedError (another vmckpt wrote it).
     """
     whole, bad = list[Config](), list[DamagedError]()
     for name in NAMES:
@@ -194,7 +194,7 @@ def chosen(found: Mapping[str, Read | None], place: str, *, had_objects: bool) -
 
 
 def copies(backend: Backend) -> dict[str, Config | DamagedError | None]:
-    """All copies, as they are; None where there is none. Raises StorageError, RefusedError."""
+    """All copies; None where one is missing. Raises StorageError, RefusedError."""
     found = dict[str, Config | DamagedError | None]()
     for name, data in _copies(backend).items():
         try:
@@ -205,7 +205,7 @@ def copies(backend: Backend) -> dict[str, Config | DamagedError | None]:
 
 
 def parse_config(data: Read, place: str, name: str = CONFIG) -> Config:
-    """The file's bytes. Raises DamagedError, RefusedError."""
+    """Decode the file. Raises DamagedError, RefusedError."""
     if isinstance(data, UnreadableError):
         raise data
     try:
@@ -266,7 +266,7 @@ def _objects(backend: Backend) -> list[str]:
 def _has(backend: Backend, folder: str) -> bool:
     try:
         return bool(backend.names(folder))
-    except UsageError:  # an older version lends it, which has no such folder
+    except UsageError:  # lent by an older version, which has no such folder
         return False
 
 

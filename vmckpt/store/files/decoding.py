@@ -1,8 +1,8 @@
-"""What a store's files say, taken as data: of the right type and within bounds, or DamagedError.
+"""Validate the content of a store's files: types and limits, or DamagedError.
 
-Who can write to a place can write anything into it, and checkpoints are imported from elsewhere.
-Each function raises ValueError; `decoding` turns that, and all else that odd words lead to, into
-the DamagedError of the file.
+Anyone who can write to a location can write anything there, and checkpoints are imported from
+elsewhere. Each function raises ValueError; `decoding` turns that, and any other error from
+unexpected content, into the file's DamagedError.
 """
 
 import json
@@ -15,7 +15,7 @@ from uuid import UUID
 
 from vmckpt.store.errors import damaged, too_large
 
-# Words of a checkpoint's maker nest no deeper.
+# Nesting limit of a checkpoint maker's facts.
 MOST_DEPTH = 64
 MOST_NAME = 255
 _SHOWN = 60
@@ -23,7 +23,7 @@ _SHOWN = 60
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Whatever goes wrong with what a file says, in the block, is damage of the file."""
+    """Any error from a file's content in the block is raised as damage of the file."""
     try:
         yield
     except MemoryError as exc:
@@ -42,7 +42,7 @@ def decoding(name: str) -> Iterator[None]:
 
 
 def json_of(data: bytes) -> Any:
-    """JSON, of the depth that is allowed."""
+    """Parse JSON within the nesting limit."""
     found = json.loads(data, parse_constant=_refuse)
     level, depth = [found], 0
     while level:
@@ -62,7 +62,7 @@ def json_of(data: bytes) -> Any:
 def mapping(
     value: Any, *, of: tuple[str, ...] | None = None, maybe: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """An object; `of`: with just these keys, and perhaps some of `maybe`."""
+    """An object; `of`: with exactly these keys, and optionally those in `maybe`."""
     if not isinstance(value, dict):
         raise _not(value, "an object")
     if of is not None and value.keys() - set(maybe) != set(of):
@@ -71,28 +71,28 @@ def mapping(
 
 
 def listed(value: Any, most: int) -> list[Any]:
-    """A list of no more than `most`."""
+    """A list of at most `most` elements."""
     if not isinstance(value, list) or len(value) > most:
         raise _not(value, f"a list of at most {most}")
     return value
 
 
 def row(value: Any, columns: int) -> list[Any]:
-    """A list of just so many."""
+    """A list of exactly this length."""
     if not isinstance(value, list) or len(value) != columns:
         raise _not(value, f"a list of {columns}")
     return value
 
 
 def count(value: Any, most: int, least: int = 0) -> int:
-    """A whole number within bounds."""
+    """An integer within limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise _not(value, f"a whole number from {least} to {most}")
     return value
 
 
 def number(value: Any, most: float) -> float:
-    """A number from 0 on."""
+    """A number from 0 to `most`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         raise _not(value, "a number")
     if not 0 <= value <= most:
@@ -108,14 +108,14 @@ def text(value: Any, most: int = MOST_NAME) -> str:
 
 
 def uuid_of(value: Any) -> str:
-    """A UUID, written as vmckpt writes it."""
+    """A UUID in vmckpt's spelling."""
     if not isinstance(value, str) or str(UUID(value)) != value:
         raise _not(value, "a UUID")
     return value
 
 
 def id_of(value: Any) -> bytes:
-    """The 16 bytes that hexadecimal digits stand for, written as vmckpt writes them."""
+    """16 bytes from hexadecimal digits in vmckpt's spelling."""
     found = bytes.fromhex(value) if isinstance(value, str) and len(value) == 32 else b""
     if found.hex() != value:
         raise _not(value, "an id of 32 hexadecimal digits")

@@ -1,10 +1,11 @@
-"""What is about to be removed, for others to see: `doomed/TIME-RANDOM`, a name in each line.
+"""Announce removals to other processes: `doomed/TIME-RANDOM`, one name per line.
 
-An object that is named there may go at any moment until the file itself goes. Files of a command
-that was killed stay for a day; those of gc name only what no checkpoint needs.
+An object named there may be removed at any moment while the file exists. The files of a killed
+command stay for a day; those of gc name only what no checkpoint needs.
 
-Checkpoints are removed so where a lock can be lost: a removal announces itself, looks for pins,
-then removes; a pin is written first and then looks here. One of the two sees the other.
+Where a lock can be lost, checkpoints are removed in this order: a removal announces itself, checks
+for pins, then removes; a pin is written first and then checks here. At least one of the two sees
+the other.
 """
 
 import secrets
@@ -23,7 +24,7 @@ STALE_S = 86_400.0
 
 @contextmanager
 def published(backend: Backend, names: Iterable[str]) -> Iterator[str]:
-    """The names are there for all to see, for the block, in this object. Raises StorageError."""
+    """Announce the names during the block; yields the object. Raises StorageError."""
     mine = f"{DOOMED}/{int(time.time())}-{secrets.token_hex(8)}"
     writer = backend.write(mine)
     try:
@@ -42,9 +43,9 @@ def published(backend: Backend, names: Iterable[str]) -> Iterator[str]:
 def remove_checkpoints(
     opened: Opened, checkpoint_ids: Iterable[str], require: Callable[[], None]
 ) -> Iterator[str]:
-    """Remove checkpoints that the caller has locked; each once it is gone.
+    """Remove checkpoints that the caller has locked; yields each one removed.
 
-    `require` raises when a lock was lost. Raises RefusedError: one is pinned, none was removed;
+    `require` raises if a lock was lost. Raises RefusedError: one is pinned, none was removed;
     StorageError, OperationFailedError.
     """
     ids, backend = list(checkpoint_ids), opened.backend
@@ -56,13 +57,13 @@ def remove_checkpoints(
     with said:
         require_unpinned(opened, ids)
         for one in ids:
-            require()  # or it may have been pinned meanwhile, or be read
+            require()  # otherwise it may have been pinned or read meanwhile
             backend.remove(opened.files.checkpoint_name(one))
             yield one
 
 
 def names(backend: Backend, but: str = "") -> set[str]:
-    """All objects that may go at any moment, by others than the file `but`. StorageError."""
+    """All objects that others than the file `but` may remove at any moment. Raises StorageError."""
     found = set[str]()
     for name in backend.names(DOOMED):
         if f"{DOOMED}/{name}" == but:
@@ -73,7 +74,7 @@ def names(backend: Backend, but: str = "") -> set[str]:
 
 
 def stale(backend: Backend, now_unix_s: float) -> list[str]:
-    """The files that killed commands have left."""
+    """The files that killed commands left."""
     found = []
     for name in backend.names(DOOMED):
         since, _, _ = name.partition("-")

@@ -28,7 +28,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class FileKind(Enum):
-    """What a file is."""
+    """The kind of a file."""
 
     BUNDLE = b"B"
     CHECKPOINT = b"C"
@@ -39,18 +39,18 @@ class FileKind(Enum):
 
 
 class Header(NamedTuple):
-    """What stands at a file's beginning, but for the salt."""
+    """A file's header without its salt."""
 
     kind: FileKind
     encrypted: bool
     store: bytes
 
     def new(self) -> bytes:
-        """For a file that there was not yet."""
+        """A new file's header, with a new salt."""
         return self._pack(os.urandom(SALT_BYTES))
 
     def read(self, data: bytes, name: str) -> bytes:
-        """The header that `data` begins with. Raises DamagedError unless it is such a one."""
+        """Read the header at the start of `data`. Raises DamagedError if it is not valid."""
         found = data[:HEADER_BYTES]
         if len(found) == HEADER_BYTES and found == self._pack(found[-SALT_BYTES:]):
             return found

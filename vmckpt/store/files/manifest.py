@@ -1,4 +1,4 @@
-"""What the catalogue says of a checkpoint."""
+"""A checkpoint's entry in the catalogue."""
 
 import json
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from vmckpt.store.files.decoding import (
     uuid_of,
 )
 
-# RAM, and disks.
+# For RAM, and for disks.
 PAGE_CHUNK_BYTES = 4 << 10
 BLOCK_CHUNK_BYTES = 64 << 10
-# Beyond these what others wrote is no checkpoint. Of chunks: 16 TiB of RAM, 256 TiB of a disk.
+# Limits: beyond them a file is no valid checkpoint. Chunks: 16 TiB of RAM, 256 TiB of a disk.
 MOST_CHUNKS = 1 << 32
 MOST_CHUNK_BYTES = 1 << 20
 MOST_PARTS = 1 << 12
@@ -31,7 +31,7 @@ MOST_SEQUENCE = 1 << 53
 _MOST_BYTES = 1 << 62
 # The year 9987: later ones have no date.
 LATEST_UNIX_S = 253e9
-# What a manifest says; an older vmckpt did not say the last two.
+# A manifest's fields; an older vmckpt lacks the last two.
 _WORDS = (
     "vm", "parent", "created_unix_s", "added_bytes", "areas", "blobs", "packs", "facts",
 )  # fmt: skip
@@ -40,7 +40,7 @@ _LATER_WORDS = ("vm_id", "sequence")
 
 @dataclass(frozen=True, slots=True)
 class AreaFacts:
-    """One area: RAM, or a disk. Chunks of zeroes do not count.
+    """One area: RAM, or a disk. Zero chunks do not count.
 
     `given_chunks` were put, `new_chunks` of them were not in the store yet.
     """
@@ -55,7 +55,7 @@ class AreaFacts:
 
 @dataclass(frozen=True, slots=True)
 class BlobFacts:
-    """Something small that is kept whole."""
+    """A small item that is stored whole."""
 
     name: str
     size_bytes: int
@@ -64,13 +64,12 @@ class BlobFacts:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checkpoint, in words.
+    """The description of a checkpoint.
 
     `vm_id` is the VM's UUID, and `sequence` numbers its checkpoints in the order in which they were
-    taken; both None: taken before there were any. `created_unix_s` is what the host's clock said.
-    `parent` need not be there any more. `added_bytes` is what the store grew by. `facts` are the
-    maker's: the store looks only for a "name" in them, by which `Store.find` finds it. `packs` hold
-    its chunks.
+    taken; both are None if it is older than these fields. `created_unix_s` is by the host's clock.
+    `parent` may no longer exist. `added_bytes` is the store's growth. `facts` are the maker's: the
+    store uses only their "name", by which `Store.find` finds it. `packs` hold its chunks.
     """
 
     id: str
@@ -90,7 +89,7 @@ class Manifest:
         return next((area for area in self.areas if area.name == name), None)
 
     def encode(self) -> bytes:
-        """As JSON. Raises TypeError when the facts are none."""
+        """Encode as JSON. Raises TypeError if the facts are not JSON."""
         words = {name: getattr(self, name) for name in self.__slots__ if name != "id"}
         words["areas"] = [[getattr(area, f) for f in area.__slots__] for area in self.areas]
         words["blobs"] = [[getattr(blob, f) for f in blob.__slots__] for blob in self.blobs]
@@ -98,7 +97,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, checkpoint_id: str, data: bytes) -> "Manifest":
-        """The inverse. Raises DamagedError."""
+        """The inverse of `encode`. Raises DamagedError."""
         with decoding(f"the manifest of checkpoint {checkpoint_id}"):
             given = mapping(json_of(data), of=_WORDS, maybe=_LATER_WORDS)
             parent, vm_id, sequence = map(given.get, ("parent", *_LATER_WORDS))
@@ -118,7 +117,7 @@ class Manifest:
 
 
 def area_shape(size_bytes: Any, chunk_bytes: Any) -> tuple[int, int]:
-    """The size of an area and of its chunks. Raises ValueError: no area is so."""
+    """The size of an area and of its chunks. Raises ValueError if they are not valid."""
     chunk = count(chunk_bytes, MOST_CHUNK_BYTES, 1)
     return count(size_bytes, MOST_CHUNKS * chunk), chunk
 
@@ -137,9 +136,9 @@ def _blob(written: Any) -> BlobFacts:
 
 
 def is_same(one: Manifest, other: Manifest) -> bool:
-    """Whether two manifests of one id are of one checkpoint: a copy says the same of it.
+    """Whether two manifests with one id describe the same checkpoint.
 
-    One that an older vmckpt made leaves out what that did not know.
+    A manifest by an older vmckpt leaves out fields that it did not know.
     """
     words = ("vm", "parent", "created_unix_s", "facts")
     if any(getattr(one, word) != getattr(other, word) for word in words):

@@ -1,13 +1,13 @@
-"""Maps: which chunk of an area is where. One per area of a checkpoint.
+"""Maps locate the chunks of an area. One per area of a checkpoint.
 
 In memory a map is an array of 64-bit words by chunk number: 0 is a chunk of zeroes, else the number
 of a pack in the checkpoint's list, counted from 1, in the upper half, and a slot in the lower.
 
-On disk a map is what differs from a base, or, in a base, from zeroes: runs of chunks that lie one
-after the other in one pack. Their columns are gap to the run before, length, pack, and slot less
-that at which the run before ended (folded: 0, -1, 1, -2, ...), unsigned 32 bit each; the columns'
-bytes are sorted by significance and compressed together. So a map is complete with two reads,
-however many checkpoints came before, and an unchanged map costs nothing.
+On disk a map is its difference to a base (a base's: to zeroes), as runs of chunks that are
+consecutive in one pack. Their columns are: gap to the previous run, length, pack, and slot minus
+the one at which the previous run ended (zigzag-coded: 0, -1, 1, -2, ...), unsigned 32 bit each. The
+columns' bytes are sorted by significance and compressed together. So two reads yield a complete
+map, however many checkpoints came before, and an unchanged map costs nothing.
 """
 
 import os
@@ -24,7 +24,7 @@ SLOT_BITS = 32
 _SLOT_MASK = np.uint64((1 << SLOT_BITS) - 1)
 _LEVEL = 9
 _COLUMNS = 4
-# Chunks whose words are made at once.
+# Chunks whose words are computed at once.
 _AT_ONCE = 1 << 20
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -45,7 +45,7 @@ def slots_of(refs: Refs) -> Numbers:
 
 
 def resized(refs: Refs, chunks: int) -> Refs:
-    """A copy for an area of that many chunks; new ones are zeroes."""
+    """A copy for an area of that many chunks; new ones are zero."""
     new = np.zeros(chunks, dtype=np.uint64)
     kept = min(chunks, len(refs))
     new[:kept] = refs[:kept]
@@ -53,16 +53,16 @@ def resized(refs: Refs, chunks: int) -> Refs:
 
 
 def require_memory(chunks: int, name: str) -> None:
-    """Raises UnreadableError when this machine cannot hold maps of so many chunks."""
-    if 24 * chunks > _MEMORY_BYTES // 2:  # the base, what differs from it, and that in the making
+    """Raises UnreadableError if this machine has no memory for maps of this many chunks."""
+    if 24 * chunks > _MEMORY_BYTES // 2:  # the base, the difference to it, and the result
         raise too_large(name, f"it has areas of {chunks} chunks: more than fits in memory")
 
 
 def encode(refs: Refs, base: Refs) -> bytes:
-    """What `refs` has otherwise than `base`, which is as long."""
+    """Encode the difference of `refs` to `base`, which has the same length."""
     changed = np.flatnonzero(refs != base)
     words = refs[changed]
-    # A run goes on where number and place go on by one; a run of zeroes where they stay zeroes.
+    # A run continues while number and slot increase by one; a run of zeroes while they stay zero.
     step = np.where(words[1:] == 0, np.uint64(0), np.uint64(1))
     goes_on = (np.diff(changed) == 1) & (words[1:] == words[:-1] + step)
     starts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1)) if len(changed) else changed
@@ -103,7 +103,7 @@ def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
     done = np.cumsum(lengths)
     at = 0
     while at < len(lengths):
-        # A few bytes may stand for the whole area: no more than a part of it is made at once.
+        # A few bytes may describe the whole area, so only a part of it is expanded at once.
         to = int(np.searchsorted(done, done[at] - lengths[at] + _AT_ONCE, side="right"))
         if to <= at + 1:
             first, last = int(firsts[at]), int(firsts[at] + lengths[at])
@@ -117,7 +117,7 @@ def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
 
 
 def _fill(refs: Refs, firsts: Numbers, lengths: Numbers, packs: Numbers, slots: Numbers) -> None:
-    """Runs of an area's map."""
+    """Write runs into an area's map."""
     total = int(lengths.sum())
     within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     values = np.repeat(slots, lengths) + within

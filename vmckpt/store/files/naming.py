@@ -1,4 +1,4 @@
-"""Names of checkpoints: of one VM in one store each is there once."""
+"""Names of checkpoints, unique per VM and store."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -10,13 +10,13 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.files.manifest import Manifest
 
 MOST_LETTERS = 40
-# Of an id: so many name it at least, and so many are shown.
+# The fewest digits that select an id, and the number shown in lists.
 FEWEST_DIGITS, SHOWN_DIGITS = 4, 12
 _ROOM_FOR_A_NUMBER = 2
 
 
 class IfTaken(StrEnum):
-    """What becomes of a new checkpoint whose name another of the VM has."""
+    """What to do if another checkpoint of the VM has the requested name."""
 
     REFUSE = "refuse"
     REPLACE = "replace"
@@ -24,14 +24,14 @@ class IfTaken(StrEnum):
 
 
 class Called(NamedTuple):
-    """The name that a checkpoint is to have."""
+    """The requested name of a checkpoint."""
 
     name: str
     if_taken: IfTaken = IfTaken.REFUSE
 
 
 class Settled(NamedTuple):
-    """The name that it will have, and the checkpoints that it replaces."""
+    """The final name, and the checkpoints that it replaces."""
 
     name: str
     replaces: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def dated(of: str, made_for: str = "", at: time.struct_time | None = None) -> st
 
 
 def settle(called: Called, of_the_vm: Sequence[Manifest]) -> Settled:
-    """The name among the VM's checkpoints in the store. Raises RefusedError when it is taken."""
+    """Choose the final name among the VM's checkpoints. Raises RefusedError if it is in use."""
     named: dict[str, list[str]] = {}
     for one in of_the_vm:
         named.setdefault(str(one.facts.get("name")), []).append(one.id)
@@ -64,11 +64,11 @@ def settle(called: Called, of_the_vm: Sequence[Manifest]) -> Settled:
 
 
 def meant(text: str, names: Mapping[str, str | None]) -> list[str]:
-    """Which checkpoints an operator may mean by `text`; `names` by id. Pure.
+    """The checkpoints that an operator may mean by `text`; `names` by id. Pure.
 
-    The one whose id it is, else those of that name, else those whose ids begin so. From as many
-    digits on as lists show it may be an id however another is called: who adds checkpoints to a
-    store chooses their names.
+    An exact id, else all with that name, else all with that id prefix. From the number of digits
+    that lists show, an id prefix also competes with names: clients that add checkpoints to a store
+    choose their names.
     """
     named = [one for one, name in names.items() if name == text]
     begun = [one for one in names if len(text) >= FEWEST_DIGITS and one.startswith(text)]

@@ -1,7 +1,7 @@
-"""The order in which checkpoints were taken, by what cannot be wrong. Pure.
+"""The order in which checkpoints were taken, from reliable facts. Pure.
 
-A checkpoint comes after its parent, and after all of its VM that have a smaller sequence number.
-Clocks of hosts decide only between checkpoints of which neither says anything.
+A checkpoint comes after its parent, and after all of its VM with a smaller sequence number. Hosts'
+clocks decide only between checkpoints that neither rule orders.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from vmckpt.store.files.manifest import Manifest
 
 
 def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The manifests, oldest first. Any input will do: in a ring of parents the clock decides."""
+    """The manifests, oldest first. Any input is valid: in a cycle of parents the clock decides."""
     every = {one.id: one for one in manifests}
     after: dict[str, list[str]] = {one: [] for one in every}
     waits_for = dict.fromkeys(every, 0)
@@ -42,10 +42,10 @@ def in_order(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 def owners(manifests: Iterable[Manifest]) -> Mapping[str, str | None]:
-    """Which VM each checkpoint is of: the VM's UUID, by the checkpoint's id.
+    """The UUID of each checkpoint's VM, by checkpoint id.
 
-    One that was taken before VMs had UUIDs belongs to the VM of the same name whose checkpoints
-    descend from it, if there is only one; else to none that is known (None).
+    A checkpoint taken before VMs had UUIDs belongs to the VM of the same name whose checkpoints
+    descend from it, if there is only one; else to no known VM (None).
     """
     every = {one.id: one for one in manifests}
     found: dict[str, str | None] = {one.id: one.vm_id for one in every.values()}
@@ -71,21 +71,22 @@ def owners(manifests: Iterable[Manifest]) -> Mapping[str, str | None]:
 def of_vm(
     manifests: Iterable[Manifest], vm: str, vm_id: str | None, last: str | None
 ) -> list[Manifest]:
-    """The checkpoints of a VM, whose last one is `last` for all that it knows, in the order given.
+    """A VM's checkpoints, in the order given; `last` is the last one it knows of.
 
-    Without a UUID those of its name.
+    Without a UUID, those of its name.
     """
     every = list(manifests)
     if vm_id is None:
         return [one for one in every if one.vm == vm]
-    # As if there were one more: its old ones are its own before it has taken one with its UUID.
+    # As if there were one more checkpoint: so old ones belong to the VM before it takes one with
+    # its UUID.
     next_one = Manifest("", vm, last, 0, 0, (), (), (), {}, vm_id)
     whose = owners([*every, next_one])
     return [one for one in every if whose[one.id] == vm_id]
 
 
 def _numbered(manifests: Iterable[Manifest]) -> Mapping[str, list[Manifest]]:
-    """Those with a sequence number, by VM, in its order."""
+    """Those with a sequence number, by VM, in that order."""
     found: dict[str, list[Manifest]] = {}
     for one in manifests:
         if one.vm_id is not None and one.sequence is not None:

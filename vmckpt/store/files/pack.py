@@ -1,19 +1,19 @@
-"""A pack: chunks of one size, in compressed frames, and a table of them at its end.
+"""The format of a pack: chunks of one size in compressed frames, with a table at its end.
 
     header     (`header.py`, kind P)
     frames     boxes of zstd: up to FRAME_BYTES of chunks each, without gaps between
-    spare      the last frame, of no chunks: zstd of nothing, then HASH_BYTES of every slot once
-               more, also of those that are gone because they were damaged (packs of an older vmckpt
-               have none, and that vmckpt reads this as an empty frame)
+    spare      the last frame, without chunks: empty zstd, then HASH_BYTES of every slot again, also
+               of those that are gone because they were damaged (packs of an older vmckpt have none,
+               and that vmckpt reads this as an empty frame)
     hashes     a box: HASH_BYTES of every slot; zeroes where the slot is gone
     table      a box of zstd: for each frame the size of its box, then how many chunks it holds
                (unsigned 32 bit, little-endian), then the slots of all chunks in their order unless
-               these are simply 0, 1, 2, ...
+               these are 0, 1, 2, ...
     trailer    a box: bytes in a chunk, frames, slots, size of the hashes' box, of the table's box,
                whether the slots are listed; unsigned 32 bit each
 
-A chunk's place is (pack, slot) for good: `gc` rewrites a pack without the slots that nothing
-needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their numbers.
+A chunk's address (pack, slot) is permanent: `gc` rewrites a pack without unneeded slots as the next
+generation, `packs/ID-GENERATION`, and the slots keep their numbers.
 """
 
 import struct
@@ -49,19 +49,19 @@ from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
 T = TypeVar("T")
 PACKS = "packs"
 FRAME_BYTES = 128 << 10
-# Of chunks, before they are compressed.
+# Of chunks, before compression.
 MOST_BYTES = 128 << 20
-# Beyond these what others wrote is no pack: no number in it makes a reader take more memory.
+# Limits: a larger pack is not valid, so that no number in it makes a reader allocate more memory.
 MOST_FRAME_BYTES = 2 << 20
 MOST_SLOTS = 1 << 22
 LEVEL = 1
 _TRAILER = struct.Struct(">IIIIII")
 _TRAILER_BYTES = _TRAILER.size + TAG_BYTES
-# Read at once from a pack's end: nearly always all that is needed.
+# Read at once from a pack's end: nearly always enough.
 _END_BYTES = 64 << 10
-# zstd of nothing: a frame of no chunks.
+# An empty zstd frame: no chunks.
 _NOTHING = bytes.fromhex("28b52ffd2000010000")
-# So often a pack is looked for that gc moves.
+# Attempts to find a pack that gc is moving.
 _TRIES = 4
 # Frames being compressed while others are written.
 _IN_FLIGHT = 8
@@ -71,7 +71,7 @@ Hashes = NDArray[np.uint64]
 
 
 def pack_name(pack_id: bytes, generation: int) -> str:
-    """A pack's object."""
+    """A pack's object name."""
     return f"{PACKS}/{pack_id.hex()}-{generation}"
 
 
@@ -79,8 +79,8 @@ def pack_name(pack_id: bytes, generation: int) -> str:
 class PackTable:
     """Where a pack's chunks are: frame `i` is `stored[i]` bytes and holds `counts[i]` chunks.
 
-    `starts` is where it begins in the file, `firsts` the position of its first chunk. `slots` are
-    those of the positions.
+    `starts` are the frames' offsets in the file, `firsts` the position of each one's first chunk.
+    `slots` are the slots by position.
     """
 
     chunk_bytes: int
@@ -109,18 +109,18 @@ class PackTable:
         return self.slots[first : first + int(self.counts[frame])]
 
     def positions(self, slots: Numbers) -> Numbers:
-        """The positions of slots, in their order. Raises DamagedError for one that is gone."""
+        """The positions of slots, in their order. Raises DamagedError if one is gone."""
         if not self.has(slots).all():
             raise damaged("a chunk is missing", "its pack does not have its slot")
         return slots if self.ordered else np.searchsorted(self.slots, slots)
 
     def frames(self, positions: Numbers) -> Numbers:
-        """The frames that chunks are in, by position."""
+        """The frames of chunks, by position."""
         return np.searchsorted(self.firsts, positions, side="right") - 1
 
 
 class Pack:
-    """A pack to read from. `table_from`: another that has its table."""
+    """A pack to read from. `table_from`: another object with the same table."""
 
     def __init__(
         self,
@@ -138,18 +138,18 @@ class Pack:
 
     @property
     def frame_bytes(self) -> int:
-        """The size of all frames that have chunks. They follow the header."""
+        """The size of all frames with chunks. They follow the header."""
         return int(self.table.stored[self.table.counts > 0].sum())
 
     def frame(self, number: int) -> bytes:
-        """What a frame holds: its chunks one after the other. Raises DamagedError."""
+        """A frame's content: its chunks one after the other. Raises DamagedError."""
         table = self.table
         start, stored = int(table.starts[number]), int(table.stored[number])
         size = int(table.counts[number]) * table.chunk_bytes
         return unpack(self._box(Box.FRAME, number, (start, stored)), size, self.name)
 
     def hashes(self) -> Hashes:
-        """The chunks' names by slot: two words each, of either copy. Raises DamagedError."""
+        """The chunks' names by slot, two words each, from either copy. Raises DamagedError."""
         try:
             return self.stored_hashes()
         except DamagedError:
@@ -161,9 +161,9 @@ class Pack:
             return found
 
     def spare_hashes(self) -> Hashes | None:
-        """The names once more, also of chunks that gc could not keep; None: an older vmckpt's pack.
+        """The second copy of the names, which includes chunks that gc could not keep.
 
-        Raises DamagedError.
+        None: an older vmckpt's pack. Raises DamagedError.
         """
         table, number = self.table, len(self.table.counts) - 1
         if number < 0 or table.counts[number]:
@@ -172,12 +172,12 @@ class Pack:
         return self._as_hashes(data[len(_NOTHING) :])
 
     def require_hashes(self) -> None:
-        """Raises DamagedError unless each copy of the names can be read."""
+        """Raises DamagedError unless both copies of the names can be read."""
         self.stored_hashes()
         self.spare_hashes()
 
     def stored_hashes(self) -> Hashes:
-        """The names as they are stored first. Raises DamagedError."""
+        """The first copy of the names. Raises DamagedError."""
         return self._as_hashes(self._box(Box.HASHES, 0, self._hash_place))
 
     def _as_hashes(self, data: bytes) -> Hashes:
@@ -186,10 +186,10 @@ class Pack:
         return np.frombuffer(data, dtype="<u8").reshape(-1, 2)
 
     def _box(self, box: Box, number: int, place: tuple[int, int]) -> bytes:
-        """What a box holds. Raises DamagedError when it is damaged as it is stored.
+        """A box's content. Raises DamagedError if it is damaged in storage.
 
-        It is read once more before that is said: gc gives up what is damaged. So are other copies,
-        of a pack that gc merges just now.
+        It is read once more first, also from other copies of a pack that gc is merging, because gc
+        gives up what is damaged.
         """
         try:
             return read_twice(
@@ -250,7 +250,7 @@ class Pack:
 
 
 class PackWriter:
-    """Makes a pack. Frames are compressed by `pool` and written in order."""
+    """Writes a pack. `pool` compresses the frames, which are written in order."""
 
     def __init__(
         self, packs: "Packs", pack_id: bytes, generation: int, chunk_bytes: int, pool: Executor
@@ -275,7 +275,7 @@ class PackWriter:
             raise
 
     def add(self, frame: bytes | bytearray, hashes: bytes, slots: Numbers | None = None) -> None:
-        """A frame of chunks, and their names. Raises StorageError.
+        """Add a frame of chunks, and their names. Raises StorageError.
 
         Without `slots` they get the next ones.
         """
@@ -293,9 +293,9 @@ class PackWriter:
     def publish(
         self, slot_count: int | None = None, lost: Mapping[int, bytes] = MappingProxyType({})
     ) -> None:
-        """All of it is there when this returns. Raises StorageError.
+        """Publish it durably. Raises StorageError.
 
-        `slot_count`: when slots were given. `lost`: names of others, which are to come back.
+        `slot_count`: when slots were given. `lost`: names of missing chunks, which may come back.
         """
         while self._waiting:
             self._write_next()
@@ -327,7 +327,7 @@ class PackWriter:
         self._writer.publish()
 
     def discard(self) -> None:
-        """Nothing of it stays, unless it was published."""
+        """Remove it, unless it was published."""
         for future in self._waiting:
             future.cancel()
         self._waiting.clear()
@@ -344,7 +344,7 @@ class PackWriter:
 
 
 class Packs:
-    """The packs of a store, found and opened once each, in their newest generation."""
+    """The packs of a store, each opened once, in its newest generation."""
 
     def __init__(self, backend: Backend, sealer: Sealer, header: Header) -> None:
         self.backend, self.sealer, self.header = backend, sealer, header
@@ -353,9 +353,9 @@ class Packs:
         self._mutex = threading.Lock()
 
     def find(self, pack_id: bytes, *, again: bool = False) -> Pack:
-        """The pack. Raises DamagedError when it is not there or cannot be read.
+        """Find a pack. Raises DamagedError if it is missing or unreadable.
 
-        `again`: the one that was found before is gone, look anew.
+        `again`: the one found before is gone; list again.
         """
         with self._mutex:
             if again:
@@ -364,12 +364,12 @@ class Packs:
             if pack_id in self._packs:
                 return self._packs[pack_id]
             names = self._names
-        # Not under the mutex: of object storage many are opened at once.
+        # Not under the mutex: in object storage many are opened at once.
         for _ in range(_TRIES):
             try:
                 found = self._open_newest(pack_id, names)
                 break
-            except MissingError:  # written anew, or moved, since names were looked up
+            except MissingError:  # rewritten or moved since the listing
                 names = {}
         else:
             raise self._missing(pack_id)
@@ -380,9 +380,9 @@ class Packs:
             return self._packs[pack_id]
 
     def use(self, pack_id: bytes, read: Callable[[Pack], T]) -> T:
-        """What `read` has of the pack; again with its next generation, if it was written anew.
+        """Apply `read` to the pack, and to its next generation if it was rewritten.
 
-        Raises DamagedError when it is not there or cannot be read, and what else `read` raises.
+        Raises DamagedError if it is missing or unreadable, and what else `read` raises.
         """
         for attempt in range(_TRIES):
             with suppress(MissingError):
@@ -395,7 +395,7 @@ class Packs:
             with self._mutex:
                 self._names = names
         if pack_id not in names:
-            # Its folders are listed one after the other, and gc moves it from one to the other.
+            # Its folders are listed one after the other, while gc moves it between them.
             raise MissingError(pack_id.hex())
         return self.open(pack_id, names[pack_id][0])
 
@@ -417,10 +417,10 @@ class Packs:
         return found
 
     def older(self, pack: Pack) -> list[int]:
-        """The generations before it that are there, the newest first.
+        """The existing generations before it, newest first.
 
-        A gc that was stopped for long may have published this one although it lacks what came
-        meanwhile: until the next gc only those before it have that. Raises StorageError.
+        A gc that was stopped for long may have published this one without chunks that were added
+        meanwhile: until the next gc only older generations have those. Raises StorageError.
         """
         numbers = [number for one, number, _ in every(self.backend) if one == pack.id]
         found = believed(numbers, self._is_merged(pack.id))
@@ -434,7 +434,7 @@ class Packs:
         return is_merged
 
     def open(self, pack_id: bytes, generation: int) -> Pack:
-        """That very pack. Raises DamagedError, MissingError."""
+        """Open exactly that generation. Raises DamagedError, MissingError."""
         name = pack_name(pack_id, generation)
 
         def read(backend: ReadableBackend) -> Pack:
@@ -445,7 +445,7 @@ class Packs:
         try:
             return read_twice(self.backend, partial(read, self.backend))
         except DamagedError:
-            # As in `Pack`: another copy of one that gc merges just now may be whole.
+            # As in `Pack`: another copy of a pack that gc is merging may be intact.
             if isinstance(self.backend, Copying):
                 for holder in self.backend.holders(name):
                     with suppress(DamagedError, MissingError):
@@ -454,10 +454,10 @@ class Packs:
 
 
 def believed(found: Iterable[int], is_merged: Callable[[int], bool]) -> list[int]:
-    """Generations of a pack, the newest first, without those that gc has not made.
+    """A pack's generations, newest first, without those that gc did not make.
 
-    What was merged had taken the place of those before: one that is older and not in a bundle came
-    later, from a client that may add packs of any name.
+    A merged pack had replaced its predecessors: an older generation outside a bundle came later,
+    from a client that may add packs of any name.
     """
     numbers = sorted(found, reverse=True)
     last = next((at for at, number in enumerate(numbers) if is_merged(number)), len(numbers))
@@ -481,7 +481,7 @@ def every(backend: Backend) -> Iterator[tuple[bytes, int, int]]:
 
 
 def parsed_name(name: str) -> tuple[bytes, int] | None:
-    """The id and generation of a pack, by its object's name; None: it is no pack."""
+    """The id and generation in a pack's object name; None: not a pack."""
     pack_id, _, generation = name.removeprefix(f"{PACKS}/").partition("-")
     try:
         parsed = bytes.fromhex(pack_id), int(generation)

@@ -1,11 +1,11 @@
-"""Pins: while a checkpoint has one, nothing removes it.
+"""Pins: a pinned checkpoint cannot be removed.
 
-`pins/CHECKPOINT-PIN` is a header (`header.py`, kind I) and one box: JSON, who pinned it and why. A
-name says already which checkpoint is pinned, so a pin that cannot be read holds all the same. Pins
-are objects of their own: a checkpoint's file never changes.
+`pins/CHECKPOINT-PIN` is a header (`header.py`, kind I) and one box: JSON, who pinned it and why.
+The name alone says which checkpoint is pinned, so an unreadable pin is effective too. Pins are
+separate objects: a checkpoint's file never changes.
 
-A pin is written while the checkpoint is locked for reading, and a checkpoint is removed while it
-is locked for one's own: whichever comes second finds what the other did.
+A pin is written under the checkpoint's shared lock, and a checkpoint is removed under its exclusive
+lock: whichever comes second sees what the other did.
 """
 
 import json
@@ -45,16 +45,16 @@ class Pin:
 
     @property
     def name(self) -> str:
-        """The object that it is."""
+        """Its object name."""
         return f"{PINS}/{self.checkpoint}-{self.id}"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """As JSON."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint"}
 
     @property
     def in_words(self) -> str:
-        """By whom, and why: in one line."""
+        """Who pinned it, and why: in one line."""
         return f"{self.reason} (by {self.by})" if self.by else self.reason
 
 
@@ -62,26 +62,26 @@ Pinned = dict[str, tuple[Pin, ...]]
 
 
 def new_pin(checkpoint_id: str, reason: str, by: str, guard: str | None = None) -> Pin:
-    """A pin that there was not yet."""
+    """A new pin."""
     now_s = round(time.time(), 3)
     text = reason[:MOST_TEXT], by[:MOST_TEXT]
     return Pin(secrets.token_hex(8), checkpoint_id, *text, now_s, guard)
 
 
 def pins(opened: Opened, only: Iterable[str] | None = None) -> Pinned:
-    """The pins by checkpoint: of all, or of `only` these. Raises StorageError."""
+    """The pins by checkpoint: all, or `only` those of these. Raises StorageError."""
     wanted = None if only is None else set(only)
     found: Pinned = {}
     for name in sorted(opened.backend.names(PINS)):
         parts = _NAME.fullmatch(name)
         if parts and (wanted is None or parts[1] in wanted):
-            with suppress(MissingError):  # taken out meanwhile
+            with suppress(MissingError):  # removed meanwhile
                 found[parts[1]] = (*found.get(parts[1], ()), _read(opened, parts[1], parts[2]))
     return found
 
 
 def write_pin(opened: Opened, pin: Pin) -> None:
-    """It is there, for good, when this returns; the caller holds the checkpoint. StorageError."""
+    """Write it durably; the caller holds the checkpoint. Raises StorageError."""
     header = opened.files.header(FileKind.PIN).new()
     text = json.dumps(asdict(pin), separators=(",", ":")).encode()
     sealed = opened.sealer.file(header, pin.name).seal(Box.PIN, 0, text)
@@ -89,13 +89,15 @@ def write_pin(opened: Opened, pin: Pin) -> None:
 
 
 def copied(pin: Pin) -> Pin | None:
-    """What a copy of its checkpoint has of it: an operator's pin; a guard needs one place alone."""
+    """The pin of a checkpoint's copy: only operators' pins are copied; a guard needs one copy
+    only.
+    """
     return None if pin.guard else replace(pin, id=secrets.token_hex(8))
 
 
 def orphans(opened: Opened, checkpoints: Callable[[], Iterable[str]]) -> dict[str, int]:
-    """Pins of no checkpoint, with their sizes: a writer was killed between the two."""
-    # In this order: a pin that is listed had its checkpoint before.
+    """Pins without a checkpoint, with sizes: a writer was killed in between."""
+    # In this order: a listed pin had its checkpoint before.
     names = opened.backend.names(PINS)
     there = set(checkpoints()) if names else set()
     return {
@@ -106,7 +108,7 @@ def orphans(opened: Opened, checkpoints: Callable[[], Iterable[str]]) -> dict[st
 
 
 def damaged_pins(opened: Opened) -> dict[str, str]:
-    """The objects that are no pins, and why. Raises StorageError."""
+    """The objects that are no valid pins, and why. Raises StorageError."""
     found = {}
     for name in opened.backend.names(PINS):
         parts = _NAME.fullmatch(name)
@@ -123,13 +125,13 @@ def damaged_pins(opened: Opened) -> dict[str, str]:
 
 
 def require_unpinned(opened: Opened, checkpoint_ids: Iterable[str]) -> None:
-    """Raises RefusedError when one of them has a pin. The caller holds them."""
+    """Raises RefusedError if one of them is pinned. The caller holds them."""
     for checkpoint_id, found in pins(opened, checkpoint_ids).items():
         raise pinned_error(checkpoint_id, found)
 
 
 def pinned_error(checkpoint: str, found: Iterable[Pin]) -> RefusedError:
-    """What is said when a checkpoint (its name or id) cannot be removed because of these pins."""
+    """The error for a checkpoint (its name or id) that these pins keep from being removed."""
     remedies = {
         f"end it: vmckpt guard list (its run is {pin.guard})"
         if pin.guard

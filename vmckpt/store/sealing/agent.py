@@ -1,7 +1,7 @@
-"""ssh-agent as keeper of a store's key: what it signs with an Ed25519 key is the same each time.
+"""ssh-agent as keeper of a store's key: it derives the key from an Ed25519 signature.
 
-The protocol is draft-ietf-sshm-ssh-agent. Only Ed25519 will do: RFC 8032's signatures hang on
-nothing but key and message.
+The protocol is draft-ietf-sshm-ssh-agent. Only Ed25519 is usable: RFC 8032's signatures depend only
+on key and message, so they are the same each time.
 """
 
 import os
@@ -19,7 +19,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def fingerprint(key: bytes) -> str:
-    """A public key's, as `ssh-add -l` shows it."""
+    """A public key's fingerprint, as `ssh-add -l` shows it."""
     return "SHA256:" + b64encode(sha256(key).digest()).decode().rstrip("=")
 
 
@@ -35,12 +35,12 @@ def first_key() -> str:
 
 
 def fingerprints() -> list[str]:
-    """Those of all its Ed25519 keys. Raises RefusedError."""
+    """The fingerprints of all its Ed25519 keys. Raises RefusedError."""
     return [fingerprint(key) for key in _keys()]
 
 
 def signature(wanted: str, message: bytes) -> bytes:
-    """What the key of that fingerprint makes of a message. Raises NotFoundError, RefusedError."""
+    """Sign a message with the key of that fingerprint. Raises NotFoundError, RefusedError."""
     for key in _keys():
         if fingerprint(key) == wanted:
             answer = _ask(_SIGN, _string(key) + _string(message) + _LENGTH.pack(0), _SIGNATURE)
@@ -99,7 +99,7 @@ def _string(data: bytes) -> bytes:
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
-    """The first string, and what follows."""
+    """The first string, and the rest."""
     if len(data) < _LENGTH.size:
         raise RefusedError("ssh-agent answers nonsense", why="too short", remedy="restart it")
     (length,) = _LENGTH.unpack_from(data)

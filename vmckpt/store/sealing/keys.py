@@ -1,7 +1,7 @@
-"""Where a store's key is kept: in a file, printed by a command, or in ssh-agent.
+"""Sources of a store's key: a file, a command's output, or ssh-agent.
 
-It is never on a command line. A key that vmckpt made is random enough to be used as it is; anything
-else is taken for a passphrase (`wrapping.py`).
+The key is never on a command line. A key made by vmckpt is random enough to be used directly;
+anything else is treated as a passphrase (`wrapping.py`).
 """
 
 import os
@@ -22,7 +22,7 @@ _COMMAND_TIMEOUT_S = 60.0
 
 
 class KeyHolder(StrEnum):
-    """Who has the key."""
+    """What kind of source has the key."""
 
     FILE = "file"
     COMMAND = "command"
@@ -31,7 +31,7 @@ class KeyHolder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Where the key is had: a file's path, a command, or an agent's key by its fingerprint.
+    """The source of the key: a file's path, a command, or the fingerprint of an agent's key.
 
     For the agent an empty `where` is its first key.
     """
@@ -41,7 +41,7 @@ class KeySource:
 
 
 def from_environment() -> KeySource | None:
-    """What VMCKPT_STORE_KEY_FILE or VMCKPT_STORE_KEY_COMMAND say."""
+    """The source in VMCKPT_STORE_KEY_FILE or VMCKPT_STORE_KEY_COMMAND."""
     for variable, keeper in ((KEY_FILE, KeyHolder.FILE), (KEY_COMMAND, KeyHolder.COMMAND)):
         if os.environ.get(variable):
             return KeySource(keeper, os.environ[variable])
@@ -49,14 +49,14 @@ def from_environment() -> KeySource | None:
 
 
 def make_key_file(path: Path) -> None:
-    """A new key in a new file, for its owner alone. Raises StorageError."""
+    """Write a new key to a new file with mode 0600. Raises StorageError."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(_MADE_BY_US + secrets.token_hex(SECRET_BYTES).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        sync_folder(path.absolute().parent)  # or a power cut may take it, and all that it opens
+        sync_folder(path.absolute().parent)  # else a power cut may lose the key, and all it opens
     except OSError as exc:
         raise StorageError(
             f"cannot make the key file {path}",
@@ -66,12 +66,12 @@ def make_key_file(path: Path) -> None:
 
 
 def is_made_by_us(material: bytes) -> bool:
-    """Whether it is a key that `make_key_file` made, and no passphrase."""
+    """Whether `make_key_file` made this key; otherwise it is a passphrase."""
     return material.startswith(_MADE_BY_US)
 
 
 def material_of(source: KeySource) -> bytes:
-    """What a file holds or a command prints, without the end of its line. Not for the agent.
+    """A file's content or a command's output, without the final newline. Not for the agent.
 
     Raises UsageError, NotFoundError, RefusedError, StorageError.
     """

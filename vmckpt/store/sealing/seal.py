@@ -1,9 +1,9 @@
-"""Boxes: bytes with a tag, so that no other bytes, nor these in another place, pass for them.
+"""Boxes: authenticated data that is valid only in its own position.
 
-A file's key comes from the store's, the file's header (which is half salt) and its name; a box's
-nonce is what it is and its number: so a box fits in one place only, no key and nonce come twice,
+A file's key is derived from the store's key, the file's header (half of it is salt) and its name; a
+box's nonce is its kind and number. So a box is valid in one position only, no key and nonce repeat,
 and a header with one flipped bit opens nothing. A tag is 16 bytes: keyed BLAKE3, or AES-256-GCM's
-when the store is encrypted.
+if the store is encrypted.
 """
 
 import struct
@@ -22,7 +22,7 @@ _NONCE = struct.Struct(">B3xQ")
 
 
 class Box(IntEnum):
-    """What a box holds."""
+    """The kind of a box's content."""
 
     FRAME = 1
     HASHES = 2
@@ -41,14 +41,14 @@ class Seal(Protocol):
     """Makes and opens the boxes of one file."""
 
     def seal(self, box: Box, number: int, data: Buffer) -> bytes:
-        """`data` in a box: TAG_BYTES longer."""
+        """Seal `data` in a box, which is TAG_BYTES longer."""
 
     def open(self, box: Box, number: int, sealed: Buffer) -> bytes:
-        """What was sealed. Raises DamagedError."""
+        """Open a box. Raises DamagedError."""
 
 
 class Sealer:
-    """The keys of a store, from its secret of 32 bytes."""
+    """The keys of a store, derived from its secret of 32 bytes."""
 
     def __init__(self, secret: bytes, *, encrypted: bool) -> None:
         self.encrypted = encrypted
@@ -63,7 +63,7 @@ class Sealer:
     def hashes(self, data: memoryview, chunk_bytes: int) -> bytes:
         """The chunks' names, HASH_BYTES each.
 
-        Keyed with what only the store knows: no guest can make two pages of one name.
+        Keyed by a secret of the store: no guest can construct two pages with one name.
         """
         key = self._chunk_key
         return b"".join(
@@ -89,13 +89,13 @@ class _Clear:
         return bytes(data)
 
     def _tag(self, box: Box, number: int, data: Buffer) -> bytes:
-        # The nonce last, so that what is long is not copied.
+        # The nonce comes last, so that large data is not copied.
         return blake3(data, key=self._key).update(_NONCE.pack(box, number)).digest(TAG_BYTES)
 
 
 class _Encrypted:
     def __init__(self, key: bytes, what: str) -> None:
-        # Importing it takes a while, and most stores do without.
+        # The import is slow, and most stores do not need it.
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -112,7 +112,7 @@ class _Encrypted:
 
 
 def keyed_tag(secret: bytes, what: bytes, data: bytes) -> bytes:
-    """32 bytes that only a holder of the secret can make, for one purpose."""
+    """32 bytes that only a holder of the secret can compute, for one purpose."""
     return blake3(data, key=_derive(secret, what)).digest(32)
 
 

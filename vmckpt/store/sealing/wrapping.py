@@ -1,13 +1,13 @@
 """A store's secret: unencrypted in its config, or wrapped by each of the store's keys.
 
-What a key wraps (`Wrapped`) is the secret that all of the store is encrypted with. So keys come and
-go without any data being written anew. That also means: who has had the secret keeps it; removing
-a key takes from its holder only what he does not have yet (docs/store.md).
+What a key wraps (`Wrapped`) is the secret with which all data of the store is encrypted, so keys
+can be added and removed without rewriting data. It also means that a former key's holder may still
+have the secret: removing a key only withholds what the holder does not have yet (docs/store.md).
 
-A config with the keys that `init` made it with has `Wrapped.to_json` as its `key`. Once they were
-changed it has {"kind": "several", "keys": [...], "revision": number, "mac": hex}: the mac, by a key
-from the secret, covers the store's id, all its keys and the revision, so that only a holder of a
-key can change the list.
+A config with the original keys from `init` has `Wrapped.to_json` as its `key`. After a change it
+has {"kind": "several", "keys": [...], "revision": number, "mac": hex}. The mac, by a key from the
+secret, covers the store's id, all its keys and the revision, so that only a holder of a key can
+change the list.
 """
 
 import hashlib
@@ -62,11 +62,11 @@ class Wrapped:
 
     @property
     def id(self) -> str:
-        """What it is called in commands."""
+        """Its id in commands."""
         return hashlib.blake2b(self.box, digest_size=4).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """As the config has it."""
+        """The config's representation."""
         words: dict[str, Any] = {
             "kind": self.kind,
             "salt": self.salt.hex(),
@@ -112,19 +112,19 @@ class Wrapped:
 
 
 class Opening(NamedTuple):
-    """A store's secret, and which of its keys gave it; None: it is not encrypted."""
+    """A store's secret, and the key that unwrapped it; None: unencrypted."""
 
     secret: bytes
     by: Wrapped | None
 
 
 def clear(secret: bytes) -> dict[str, Any]:
-    """What the config of a store says that is not encrypted."""
+    """The config's `key` entry for an unencrypted store."""
     return {"kind": CLEAR, "secret": secret.hex()}
 
 
 def wrap(secret: bytes, source: KeySource, name: str = "") -> Wrapped:
-    """The secret, for one more key. Raises VmckptError when the key is not had."""
+    """Wrap the secret with one more key. Raises VmckptError if that is not available."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     salt, nonce = os.urandom(_SALT_BYTES), os.urandom(_NONCE_BYTES)
@@ -142,7 +142,7 @@ def wrap(secret: bytes, source: KeySource, name: str = "") -> Wrapped:
 
 
 def keys_of(config: Config) -> list[Wrapped]:
-    """The keys of an encrypted store; none of one that is not. Raises DamagedError."""
+    """The keys of an encrypted store; empty for an unencrypted one. Raises DamagedError."""
     if not config.is_encrypted:
         return []
     if not config.has_several_keys:
@@ -154,7 +154,7 @@ def keys_of(config: Config) -> list[Wrapped]:
 
 
 def with_keys(config: Config, keys: list[Wrapped], secret: bytes) -> Config:
-    """The config once the store has these keys: a revision later."""
+    """The next revision of the config, with these keys."""
     words = {
         "kind": SEVERAL,
         "keys": [one.to_json() for one in keys],
@@ -165,14 +165,14 @@ def with_keys(config: Config, keys: list[Wrapped], secret: bytes) -> Config:
 
 
 def renamed(config: Config, store_id: str, created_unix_s: int, secret: bytes) -> Config:
-    """The same keys, for another store with the same secret, of which nothing was merged yet."""
+    """The same keys, for another store with the same secret and no bundles yet."""
     format_ = KEYS if config.has_several_keys else ONE_KEY
     made = Config(store_id, created_unix_s, dict(config.key), format_)
     return _signed(made, secret) if made.has_several_keys else made
 
 
 def unwrap(config: Config, source: KeySource | None) -> Opening:
-    """What opens the store.
+    """Unwrap the store's secret.
 
     Raises RefusedError (no key, or a wrong one), NotFoundError, StorageError, DamagedError.
     """
@@ -226,14 +226,14 @@ def _tried(keys: list[Wrapped], source: KeySource | None) -> Opening:
 
 
 def _by_agent(keys: list[Wrapped]) -> Opening:
-    """By the first of them that ssh-agent has."""
+    """Unwrap with the first key that ssh-agent has."""
     tried = [one for one in keys if one.kind == _AGENT]
     there = set(agent.fingerprints())
     for one in [key for key in tried if key.agent_key in there]:
         secret = _opened(one, _agent_key(one.agent_key, one.salt))
         if secret is not None:
             return Opening(secret, one)
-    # Raises that the agent does not have it, by its name.
+    # Raises the error that names the key missing in the agent.
     agent.signature(tried[0].agent_key, _WHAT + tried[0].salt)
     raise RefusedError(
         "the key does not open the store",
@@ -264,7 +264,7 @@ def _wrapping_key(material: bytes, salt: bytes, scrypt: tuple[int, int, int] | N
 
 
 def _date(unix_s: Any) -> int:
-    """Anyone may have written it. Raises ValueError: there is no such date."""
+    """Validate a date from an untrusted config. Raises ValueError."""
     return count(unix_s, int(LATEST_UNIX_S))
 
 

@@ -1,1 +1,1 @@
-"""A QEMU started by someone else, as a VM: its command line parsed, and rewritten for a target."""
+"""Adopted VMs: a QEMU started by someone else, its command line parsed and rewritten."""

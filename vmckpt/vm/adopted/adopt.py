@@ -32,7 +32,7 @@ ROLES = ("operator", "onlooker", "rescue")
 
 
 class Adoption(NamedTuple):
-    """The new VM, and what its owner should know of it."""
+    """The new VM, and notes for its owner."""
 
     vm: Vm
     notes: tuple[str, ...]
@@ -77,7 +77,7 @@ async def adopt(
 async def _become(
     directory: VmDir, host: Host, monitors: Sequence[Path], facts: AdoptedFacts, process: ProcessId
 ) -> Adoption:
-    """The VM, written down; on an error nothing of it is left."""
+    """Record the VM; on an error nothing of it remains."""
     name = directory.path.name
     made = rewrite(name, facts)
     text = spec_text(name, facts, made)
@@ -98,7 +98,7 @@ async def _become(
 
 
 async def changes(vm: Vm, monitor: Monitor) -> str | None:
-    """How an adopted QEMU differs from what it was at its adoption; None: not at all."""
+    """How an adopted QEMU has changed since its adoption; None: not at all."""
     facts = await look_inside(monitor, vm.host, vm.qemu.process.pid)
     try:
         made = rewrite(vm.name, facts)
@@ -150,7 +150,7 @@ async def _open(host: Host, path: Path, *, trust: bool) -> Monitor:
             why="nothing stands there",
             remedy="name the path of a QMP socket: QEMU's -qmp unix:PATH,server=on,wait=off",
         )
-    # Else any user's words on itself, and on whose process it is, would be the QEMU's.
+    # Otherwise any user's claims, also about which process it is, would pass for the QEMU's.
     sock = await host.connect(path, of_anyone=trust)
     try:
         return await Monitor.connect(sock, f"the QEMU at {path}", MONITOR_TIMEOUT_S)
@@ -166,7 +166,7 @@ async def _open(host: Host, path: Path, *, trust: bool) -> Monitor:
 
 
 async def _require_nobodys(host: Host, facts: AdoptedFacts, process: ProcessId) -> None:
-    """Raises RefusedError when the QEMU is a VM already, of vmckpt or of libvirt."""
+    """Raises RefusedError if the QEMU is already a VM of vmckpt or libvirt."""
     for name in await host.list_dir(vms_dir(host.state_dir)):
         vm = await read_vm(host, name)
         if vm and vm.qemu.process == process:
@@ -187,10 +187,10 @@ async def _require_nobodys(host: Host, facts: AdoptedFacts, process: ProcessId) 
 
 
 async def require_own_user(host: Host, process: ProcessId) -> None:
-    """Raises RefusedError if the QEMU's user could not open what the VM's next QEMU will.
+    """Raises RefusedError if the QEMU's user could not open what the VM's next QEMU will open.
 
-    That user controls its command line and its answers: by them files would be opened, and copied
-    disks removed, with vmckpt's rights.
+    That user controls the QEMU's command line and answers: through them vmckpt would open files,
+    and remove copied disks, with its own rights.
     """
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
     uids = status_fields(status).get("Uid", [])
@@ -208,9 +208,9 @@ async def require_own_user(host: Host, process: ProcessId) -> None:
 async def _write(
     host: Host, files: QemuDir, process: ProcessId, monitors: Sequence[Path], console: Path | None
 ) -> None:
-    """The QEMU's directory: which process it is, and links to its sockets under vmckpt's names."""
+    """Create the QEMU's directory: its process, and links to its sockets under vmckpt's names."""
     await host.make_dir(files.path)
-    # First of all: from here on the process is not taken for one that vmckpt started.
+    # First: from here on the process is not mistaken for one that vmckpt started.
     await record_foreign(host, files, process)
     links = dict(zip((files.operator, files.onlooker, files.rescue), monitors, strict=False))
     links.setdefault(files.onlooker, monitors[0])
@@ -236,7 +236,7 @@ def _on_monitors(count: int) -> tuple[str, ...]:
 
 
 async def _supervisor(host: Host, process: ProcessId) -> tuple[str, ...]:
-    """Who may start the QEMU again once it has moved: then it would run twice."""
+    """Services that may restart the QEMU after it has moved: then it would run twice."""
     groups = (await host.read_text(Path(f"/proc/{process.pid}/cgroup")) or "").split()
     unit = next((group.rpartition("/")[2] for group in groups if group.endswith(".service")), None)
     if unit is None or unit.startswith("user@"):

@@ -1,4 +1,4 @@
-"""-device, -object and the machine: kept as the guest sees them, but for what is the host's."""
+"""-device, -object and the machine: guest-visible parts are kept, host parts replaced."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vmckpt.vm.adopted.options import Option
 from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
 
 _MEMORY = re.compile(r"memory-backend-(ram|file|memfd|shm)")
-# The start of a driver's name, and what of the host it hands to the guest.
+# The prefix of a driver's name, and the host resource that it hands to the guest.
 _PASSED_THROUGH = {
     "vfio-": "it is a device of the host, passed through",
     "pci-assign": "it is a device of the host, passed through",
@@ -39,12 +39,12 @@ _OBJECTS = frozenset(
      "can-bus", "cryptodev-backend", "cryptodev-backend-builtin", "secret",
      "acpi-generic-initiator"}
 )  # fmt: skip
-# They serve displays and monitors, which stay behind.
+# They serve displays and monitors, which are not moved.
 _LEFT_BEHIND = re.compile(r"(tls-creds|tls-cipher|authz)-")
 
 
 def device(draft: Draft, option: Option) -> None:
-    """-device: kept where it is; one that was unplugged goes."""
+    """-device: kept in its position; unplugged devices are dropped."""
     settings = parse_settings(option.value or "", "driver")
     driver, name = settings.get("driver") or "", settings.get("id")
     for start, why in _PASSED_THROUGH.items():
@@ -62,7 +62,7 @@ def device(draft: Draft, option: Option) -> None:
 
 
 def plugged_devices(draft: Draft, nodes: Mapping[str, str]) -> None:
-    """Devices that were plugged later; `nodes` are their disks' nodes on the target."""
+    """Devices that were plugged in later; `nodes` are their disks' nodes on the destination."""
     for name, settings in sorted(draft.facts.late.items()):
         written: dict[str, Any] = dict(settings)
         if why := _unpluggable(settings, nodes):
@@ -77,7 +77,7 @@ def plugged_devices(draft: Draft, nodes: Mapping[str, str]) -> None:
 
 
 def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str | None:
-    """Why a device that was plugged later cannot be given to the target; None: it can."""
+    """Why the destination cannot have a device that was plugged in later; None: it can."""
     for start, why in _PASSED_THROUGH.items():
         if settings["driver"].startswith(start):
             return why
@@ -99,7 +99,7 @@ def _has_network(draft: Draft, name: str) -> bool:
 
 
 def object_(draft: Draft, option: Option) -> None:
-    """-object: memory, threads and the like; what serves monitors and displays stays behind."""
+    """-object: memory, threads and the like; those of monitors and displays are dropped."""
     settings = parse_settings(option.value or "", "qom-type")
     kind = settings.get("qom-type") or ""
     if _MEMORY.fullmatch(kind):
@@ -121,16 +121,16 @@ def _memory(draft: Draft, option: Option, settings: Settings) -> Settings:
 
 
 def memory_directory(draft: Draft, option: Option, text: str) -> object:
-    """Where a file of memory goes: two QEMUs must never have the same.
+    """Where a file of memory goes: two QEMUs must never share one.
 
-    In a directory QEMU makes a file of its own.
+    In a directory QEMU creates its own file.
     """
     path = draft.path(text, option)
     return path if str(path) in draft.facts.directories else path.parent
 
 
 def machine(draft: Draft, options: list[Option]) -> None:
-    """-machine, with the type and accelerator that it came to; the CPU and the memory too."""
+    """-machine, with the resolved type and accelerator; also the CPU and the memory."""
     given = [parse_settings(option.value or "", "type") for option in options]
     pairs: list[tuple[str, str]] = []
     for option, settings in zip(options, given, strict=True):
@@ -153,7 +153,7 @@ def machine(draft: Draft, options: list[Option]) -> None:
 
 
 def accelerator(draft: Draft, options: list[Option]) -> None:
-    """-accel, the one of those asked for that it came to."""
+    """-accel: the one in use, of those requested."""
     kind = draft.facts.platform.accel
     asked = [parse_settings(option.value or "", "accel") for option in options]
     chosen = next((one for one in asked if one.get("accel") == kind), None)

@@ -1,4 +1,4 @@
-"""A target's command line while it is being written: what is carried over, noted, refused."""
+"""Collects a destination's command line: what is carried over, noted, refused."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from vmckpt.vm.adopted.options import Option
 
 
 class NamedImage(NamedTuple):
-    """An image on the command line, as it is named there; `drive` is its -drive's id, if any.
+    """An image as the command line names it; `drive` is its -drive's id, if any.
 
-    `node` is the block node that a device would use; "" where QEMU made one up.
+    `node` is the block node that a device would use; "" if QEMU generated its name.
     """
 
     file: str
@@ -27,7 +27,7 @@ class NamedImage(NamedTuple):
 class Draft:
     """Grows option by option. `users` counts the devices and ports at each character device.
 
-    `agent` and `console` name the ones that vmckpt itself uses; `vanished` are the -drives whose
+    `agent` and `console` name those that vmckpt itself uses; `vanished` are the -drives whose
     device was unplugged.
     """
 
@@ -48,21 +48,21 @@ class Draft:
     has_own_memory: bool = False
 
     def add(self, name: str, value: object = None) -> None:
-        """One option of the target's."""
+        """Add an option for the destination."""
         self.arguments.append(f"-{name}")
         if value is not None:
             self.arguments.append(str(value))
 
     def refuse(self, what: str, why: str) -> None:
-        """Something cannot be carried over."""
+        """Refuse something that cannot be carried over."""
         self.refusals.append((what, why))
 
     def refuse_option(self, option: Option, why: str) -> None:
-        """Likewise an option."""
+        """Refuse an option."""
         self.refuse(f"'{option.text}'", why)
 
     def path(self, text: str, option: Option) -> Path:
-        """A path of the command line, absolute. Refused if its base directory is unknown."""
+        """A path of the command line, made absolute. Refused if its base directory is unknown."""
         path = Path(text)
         if not path.is_absolute() and any(
             word.lstrip("-") == "daemonize" for word in self.facts.argv
@@ -73,7 +73,7 @@ class Draft:
         return self.facts.cwd / path
 
     def file(self, text: str, option: Option) -> Path:
-        """A file that the target needs too."""
+        """A file that the destination needs too."""
         path = self.path(text, option)
         if str(path) in self.facts.directories:
             self.refuse_option(option, f"{path} is a directory")

@@ -1,4 +1,4 @@
-"""What a running QEMU and /proc say of it: all that adoption needs."""
+"""The facts about a running QEMU that adoption needs, from QMP and /proc."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from vmckpt.vm.argv import Platform
 class AdoptedFacts(NamedTuple):
     """One QEMU as it is now.
 
-    `devices` are those with an id, with their types; `late` the settings of those that its command
-    line does not have; `places` the PCI addresses of those that have one. `networks` are QEMU's
-    words on its network back ends, by id; `labels` the names of its character devices.
-    `directories` are those of the paths on its command line that are directories.
+    `devices` are those with an id, with their types; `late` the settings of those that are not on
+    its command line; `places` the PCI addresses of those that have one. `networks` are QEMU's
+    descriptions of its network back ends, by id; `labels` the names of its character devices.
+    `directories` are the paths on its command line that are directories.
     """
 
     argv: tuple[str, ...]

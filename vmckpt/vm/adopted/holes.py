@@ -1,4 +1,4 @@
-"""Places in an adopted VM's command line that every QEMU of it fills with names of its own."""
+"""Placeholders in an adopted VM's command line, which each of its QEMUs fills in."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def fill(
 
 
 def substitute(argument: str, values: dict[str, str]) -> str:
-    """An argument with its holes filled as its syntax wants it."""
+    """Fill an argument's placeholders, escaped as its syntax requires."""
     for hole, text in values.items():
         argument = argument.replace(hole, escaped(text, argument))
     return argument

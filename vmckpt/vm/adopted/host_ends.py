@@ -1,4 +1,4 @@
-"""What connects a guest with its host: character devices and networks, replaced by vmckpt's own."""
+"""Host ends of a guest's devices: character devices and networks, replaced by vmckpt's."""
 
 import re
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from vmckpt.vm.adopted.draft import Draft
 from vmckpt.vm.adopted.options import Option
 from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
 
-# Backends that are the guest's own business.
+# Back ends without a host end.
 _INWARD = frozenset({"null", "ringbuf", "memory", "msmouse", "testdev", "wctablet"})
-# Backends that need no peer: a socket of vmckpt's serves as well.
+# Back ends without a peer: a socket of vmckpt's replaces them.
 _REPLACED = frozenset(
     {"stdio", "pty", "file", "pipe", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus",
      "console", "fd"}
@@ -19,13 +19,13 @@ _TAP_HOST_KEYS = (
     "ifname", "script", "downscript", "br", "helper", "fd", "fds", "vhost", "vhostfd", "vhostfds",
     "vhostforce", "sndbuf", "vnet_hdr",
 )  # fmt: skip
-# What the first serial port's character device is called where it has no name yet.
+# The name of the first serial port's character device if it has none.
 FIRST_SERIAL = "vmckpt-serial1"
 _FORWARD = re.compile(r"(?:tcp)?:[^:]*:(\d+)-")
 
 
 def chardev(draft: Draft, option: Option) -> None:
-    """-chardev: what is on the host's side becomes a socket; monitors' go."""
+    """-chardev: the host's end becomes a socket; those of monitors are dropped."""
     settings = parse_settings(option.value or "", "backend")
     name, backend = settings.get("id") or "", settings.get("backend")
     if not draft.users[name]:
@@ -53,7 +53,7 @@ def _unreplaceable(settings: Settings) -> str | None:
 
 
 def _add_socket(draft: Draft, name: str, *, mux: bool = False) -> None:
-    """A socket of the new QEMU's own, with a log of what the guest writes to it."""
+    """Add a socket for the new QEMU, with a log of the guest's output."""
     agent = name == draft.agent
     file = f"{holes.DIRECTORY}/agent"
     if name == draft.console:
@@ -98,7 +98,7 @@ def default_console(draft: Draft) -> None:
 
 
 def network(draft: Draft, option: Option) -> None:
-    """-netdev, -nic and -net: a tap becomes vmckpt's own, on the target's bridge."""
+    """-netdev, -nic and -net: a tap becomes vmckpt's own, on the destination's bridge."""
     settings = parse_settings(option.value or "", "type")
     kind = settings.get("type") or ("user" if option.name == "nic" else None)
     if kind == "user":
@@ -117,7 +117,7 @@ def network(draft: Draft, option: Option) -> None:
 def default_network(draft: Draft, options: Sequence[Option]) -> None:
     """QEMU's default NIC with its user-mode network (system/vl.c).
 
-    Made explicit: what is on the command line can be isolated.
+    Made explicit, because only what is on the command line can be isolated.
     """
     asked = {option.name for option in options} & {"netdev", "nic", "net", "nodefaults"}
     if not asked and any(words.startswith("user") for words in draft.facts.networks.values()):
@@ -149,7 +149,7 @@ def _tap(draft: Draft, settings: Settings) -> Settings:
 
 
 def plugged_network(draft: Draft, name: str) -> None:
-    """A network back end that was plugged later, by QEMU's words on it."""
+    """A network back end that was plugged in later, as QEMU describes it."""
     words = draft.facts.networks.get(name, "")
     if words.startswith("tap,") or words == "tap":
         network(draft, Option("netdev", f"tap,id={name}"))

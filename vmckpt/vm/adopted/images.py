@@ -1,4 +1,4 @@
-"""-drive, -blockdev and their short forms: which images the guest has, and where they stand."""
+"""-drive, -blockdev and their short forms: the guest's images, and their paths."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from vmckpt.vm.adopted.options import Option
 from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
 from vmckpt.vm.spec.spec import IMAGE_NAME
 
-# What a short form stands for (system/vl.c).
+# Expansions of the short forms (system/vl.c).
 SHORT = {
     "hda": "index=0,media=disk",
     "hdb": "index=1,media=disk",
@@ -33,9 +33,10 @@ _NODES = frozenset({"raw", "qcow2", "throttle", "copy-on-read", "null-co", "null
 
 
 class AdoptedDisk(NamedTuple):
-    """An image that the guest uses. `node` is its block node on a target, `node_now` where it is.
+    """An image that the guest uses. `node` is its block node on a destination, `node_now` the
+    present one.
 
-    `path` is relative for an image of the host's own.
+    `path` is relative for an image in the host's own folder.
     """
 
     path: Path
@@ -46,14 +47,14 @@ class AdoptedDisk(NamedTuple):
 
 
 def short_drive(draft: Draft, option: Option) -> None:
-    """-hda FILE and the like, as the -drive that it is short for."""
+    """Expand -hda FILE and the like to -drive."""
     words = parse_settings(SHORT[option.name])
     given = KeyValues((("file", option.value or ""),))
     drive(draft, Option("drive", f"{given},{words}"))
 
 
 def drive(draft: Draft, option: Option) -> None:
-    """-drive: kept, with a name for its node, and its format as it was found."""
+    """-drive: kept, with a node name, and the detected format."""
     settings = parse_settings(option.value or "")
     key = _key(settings)
     file = settings.get(key)
@@ -73,12 +74,12 @@ def drive(draft: Draft, option: Option) -> None:
 
 
 def _key(settings: Settings) -> str:
-    """Where a -drive names its image."""
+    """The key that names a -drive's image."""
     return "file" if settings.get("file") else "file.filename"
 
 
 def blockdev(draft: Draft, option: Option) -> None:
-    """-blockdev: kept. What it and the nodes inside it name are images."""
+    """-blockdev: kept. Images are those that it and its nested nodes name."""
     settings = parse_settings(option.value or "", "driver")
     draft.add("blockdev", _blockdev(draft, option, settings, ""))
 
@@ -105,7 +106,7 @@ def _image(number: int) -> str:
 
 
 def _local(draft: Draft, option: Option, file: str) -> Path | None:
-    """The path of an image on this host; None where it is none, or refused."""
+    """The path of an image on this host; None if it is not a file here, or is refused."""
     found = _PROTOCOL.match(file)
     if found and found[1] in NETWORK | {"nfs", "nbd+unix", "gluster+tcp"}:
         draft.notes.append(f"'{file}' is reached over the network, from the target too")
@@ -120,10 +121,10 @@ def _local(draft: Draft, option: Option, file: str) -> Path | None:
 
 
 def settle_images(draft: Draft) -> tuple[AdoptedDisk, ...]:
-    """Every image that the guest uses now, compared with the command line; fills in their places.
+    """Compare the guest's images with the command line, and fill in their paths.
 
-    What the guest has now counts: an image of the command line that it does not use any more is
-    refused, unless its device was unplugged, and one plugged later is added.
+    The guest's present images count: one on the command line that it no longer uses is refused,
+    unless its device was unplugged, and one plugged in later is added.
     """
     drives = [one for one in draft.facts.drives if one.file]
     disks: list[AdoptedDisk] = []
@@ -162,21 +163,21 @@ def _shows(drive_now: GuestDrive, image: NamedImage) -> bool:
 def _disk(draft: Draft, now: GuestDrive, number: int, image: NamedImage) -> AdoptedDisk:
     if now.driver not in FORMATS:
         draft.refuse(f"the image '{now.file}'", f"vmckpt does not carry the format {now.driver}")
-    # A -drive's node has a name that QEMU made up, and no other QEMU would.
+    # QEMU generated the node name of a -drive; another QEMU would choose a different one.
     node = now.node if image.leaf_of_blockdev or image.node else f"vmckpt-disk{number}"
     path = _own(draft, image.path)
     return AdoptedDisk(path, FORMATS.get(now.driver, "raw"), now.read_only, node, now.node)
 
 
 def _own(draft: Draft, path: Path) -> Path:
-    """Relative to the state directory where the image is the host's own."""
+    """Relative to the state directory for an image in the host's own folder."""
     images = draft.facts.images_dir
     is_own = path.parent == images and IMAGE_NAME.fullmatch(path.name)
     return path.relative_to(images.parent) if is_own else path
 
 
 def _plugged(draft: Draft, now: GuestDrive, number: int) -> AdoptedDisk:
-    """A disk that was plugged later: nodes for it, which its device then uses."""
+    """A disk that was plugged in later: nodes for it, which its device then uses."""
     node = f"vmckpt-disk{number}"
     path = Path(now.file)
     if now.driver not in FORMATS or not path.is_absolute():
@@ -199,7 +200,7 @@ def _plugged(draft: Draft, now: GuestDrive, number: int) -> AdoptedDisk:
 
 
 def _write(draft: Draft, values: Mapping[str, str], disks: Iterable[AdoptedDisk]) -> None:
-    """The arguments of the images, with their places, names and formats; vanished ones go."""
+    """Write the image arguments, with paths, node names and formats; vanished ones are dropped."""
     by_hole = {holes.disk(number): disk for number, disk in enumerate(disks)}
     written = list(_written(draft, dict(values), by_hole))
     draft.arguments[:] = written

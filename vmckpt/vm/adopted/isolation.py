@@ -1,4 +1,4 @@
-"""An adopted VM's command line with its networks cut off: the same devices, no way out."""
+"""Isolate an adopted VM: the same devices, with networks cut off on its command line."""
 
 import json
 from collections.abc import Sequence
@@ -6,22 +6,26 @@ from typing import Any
 
 from vmckpt.vm.adopted.settings import KeyValues, parse_settings
 
-# What of a network is the guest's device, not the host's end. A tap stays: it is on no bridge.
+# The parts of a network option that describe the guest's device. A tap stays, but on no bridge.
 _OF_THE_DEVICE = ("id", "name", "model", "mac", "macaddr", "addr", "vectors")
 _NETWORKS = frozenset({"-netdev", "-nic", "-net"})
 _STAYS = frozenset({"tap", "none", "nic"})
 
 
 def unconnected(name: str) -> dict[str, Any]:
-    """A user-mode network without a NIC: it takes the state that QEMU saved of the guest's own.
+    """A user-mode network without a NIC: it receives the saved state of the guest's own.
 
-    It is one of the sections of a saved machine, and a machine that has none refuses to be loaded.
+    That state is a section of a saved machine, and a QEMU without such a network refuses to load
+    it.
     """
     return {"type": "user", "id": name, "restrict": True}
 
 
 def isolated(arguments: Sequence[str]) -> list[str]:
-    """The arguments, each network back end but taps a port of a hub with no other port. Pure."""
+    """The arguments with each network back end, except taps, replaced by a hub port. Pure.
+
+    The hub has no other port.
+    """
     given, hub = list(arguments), 0
     found: list[str] = []
     while given:
@@ -38,7 +42,7 @@ def isolated(arguments: Sequence[str]) -> list[str]:
         hub += 1
         if kind == "user":
             found += ["-netdev", json.dumps(unconnected(f"vmckpt-off{hub}"))]
-        if name != "-net":  # its NIC is in a hub, in which there is nothing else then
+        if name != "-net":  # its NIC is in a hub with nothing else in it
             kept = [(key, text) for key in _OF_THE_DEVICE if (text := settings.get(key))]
             pairs = (("type", "hubport"), ("hubid", str(hub)), *kept)
             found += [option, str(KeyValues(pairs))]

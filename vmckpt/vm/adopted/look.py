@@ -1,4 +1,4 @@
-"""Asking a running QEMU, and /proc on its host, for all that adoption needs. Changes nothing."""
+"""Query a running QEMU, and /proc on its host, for adoption. Changes nothing."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from vmckpt.vm.paths import images_dir
 
 
 async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
-    """The process behind a monitor: the one that has its vCPUs' threads.
+    """The process behind a monitor: the one that has its vCPU threads.
 
     Raises RefusedError if `pid` is another, or no process of this host has these threads.
     """
@@ -39,7 +39,7 @@ async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
 
 
 async def _require_same_files(host: Host, pid: int) -> None:
-    """Its paths have to mean here what they mean to it."""
+    """Its paths must refer to the same files for us as for it."""
     done = await host.run(["readlink", "/proc/self/ns/mnt", f"/proc/{pid}/ns/mnt"])
     here, _, there = done.stdout.strip().partition("\n")
     if done.returncode or here != there:
@@ -52,7 +52,7 @@ async def _require_same_files(host: Host, pid: int) -> None:
 
 
 async def look_inside(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
-    """The QEMU as it is now. Raises RefusedError, NotFoundError (the process has gone)."""
+    """The QEMU's present state. Raises RefusedError, NotFoundError (the process has ended)."""
     text = await host.read_text(Path(f"/proc/{pid}/cmdline"))
     if not text:
         raise NotFoundError(
@@ -101,13 +101,13 @@ def _ids(argv: tuple[str, ...], name: str) -> set[str]:
 
 
 def _cpu(argv: tuple[str, ...], model: str) -> str:
-    """As it was asked for, with its features; else what the machine type has."""
+    """The CPU with its features as requested, else the machine type's default."""
     given = [option.value or "" for option in split_options(argv[1:]) if option.name == "cpu"]
     return given[-1] if given else model.removesuffix("-x86_64-cpu")
 
 
 async def _directories(host: Host, argv: Iterable[str]) -> frozenset[str]:
-    """Those of the memory paths that are directories."""
+    """Those memory paths that are directories."""
     found = set()
     for option in split_options(list(argv)[1:]):
         path = option.value if option.name == "mem-path" else None

@@ -1,4 +1,4 @@
-"""QEMU's command line as options: which there are, which take a value, what becomes of each."""
+"""QEMU's command-line options: which exist, which take a value, and how each is treated."""
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -8,19 +8,19 @@ from vmckpt.errors import RefusedError
 
 
 class Option(NamedTuple):
-    """One option, without its dash; `value` is None where it takes none."""
+    """One option, without its dash; `value` is None if it takes none."""
 
     name: str
     value: str | None = None
 
     @property
     def text(self) -> str:
-        """As people write it, for messages."""
+        """The option as you would type it, for messages."""
         return f"-{self.name}" if self.value is None else f"-{self.name} {self.value}"
 
 
 class OptionFate(Enum):
-    """What becomes of an option on the target."""
+    """How the destination treats an option."""
 
     KEEP = "the guest sees it"
     FILE = "the guest sees what is in the file that it names"
@@ -34,7 +34,7 @@ def _named(fate: OptionFate, *words: str) -> dict[str, OptionFate]:
     return {name: fate for line in words for name in line.split()}
 
 
-# By the manual of QEMU 10.0 (qemu-options.hx); those gone since 7.2 are in it too.
+# From the manual of QEMU 10.0 (qemu-options.hx), with options removed since 7.2.
 WITH_VALUE = (
     _named(
         OptionFate.KEEP,
@@ -81,14 +81,14 @@ FLAGS = (
 
 
 def split_options(argv: Sequence[str]) -> Iterator[Option]:
-    """The options of a command line, its program left out.
+    """The options of a command line without its program.
 
-    Raises RefusedError for one that vmckpt does not know: it may be seen by the guest.
+    Raises RefusedError for an unknown option: the guest may depend on it.
     """
     words = iter(argv)
     for word in words:
         if not word.startswith("-") or word == "-":
-            # A word by itself is the first disk (system/vl.c).
+            # A bare word is the first disk (system/vl.c).
             yield Option("hda", word)
             continue
         name = word.removeprefix("-").removeprefix("-")
@@ -105,5 +105,5 @@ def split_options(argv: Sequence[str]) -> Iterator[Option]:
 
 
 def fate(option: Option) -> OptionFate:
-    """What becomes of it."""
+    """How the option is treated."""
     return (FLAGS if option.value is None else WITH_VALUE)[option.name]

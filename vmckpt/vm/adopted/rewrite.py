@@ -1,7 +1,7 @@
-"""The command line of a running QEMU, rewritten for a target: the same machine to the guest. Pure.
+"""Rewrite a running QEMU's command line for a destination, without a change to the guest. Pure.
 
-Kept: all that the guest sees, in its order, with what QEMU chose itself written out. Replaced: what
-belongs to the process, as sockets, taps, logs and monitors. All else is refused by name.
+Kept: all that the guest sees, in order, with QEMU's own choices written out. Replaced: what belongs
+to the process, such as sockets, taps, logs and monitors. Anything else is refused by name.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ _CONSOLES = ("isa-serial", "pci-serial", "virtconsole")
 
 
 class Rewritten(NamedTuple):
-    """What a target's QEMU is to be. `notes` are for the operator: what goes on otherwise there.
+    """A destination's command line. `notes` tell the operator what differs there.
 
-    `files` have to be readable there, TCP ports `forwards` free. `console` is the socket of the
-    first serial port where it is now, if it has one.
+    `files` must be readable there, TCP ports `forwards` free. `console` is the present socket of
+    the first serial port, if any.
     """
 
     arguments: tuple[str, ...]
@@ -78,7 +78,7 @@ def rewrite(name: str, facts: AdoptedFacts) -> Rewritten:
 
 
 def _begin(options: Sequence[Option], facts: AdoptedFacts) -> Draft:
-    """A draft that knows who uses which character device, and which devices have gone."""
+    """A draft that knows the users of each character device, and the unplugged devices."""
     given = [_settings(option, "driver") for option in options if option.name == "device"]
     users = [one.get("chardev") for one in given]
     ports = [option for option in options if option.name in _PORTS]
@@ -108,7 +108,7 @@ def _begin(options: Sequence[Option], facts: AdoptedFacts) -> Draft:
 
 
 def _console_now(draft: Draft, options: Sequence[Option]) -> Path | None:
-    """The socket of the console, where it is one that others may connect to."""
+    """The console's socket, if others may connect to it."""
     for option in options:
         value = option.value or ""
         settings = _settings(option, "backend") if option.name == "chardev" else None
@@ -146,7 +146,7 @@ _HANDLERS: Mapping[str, Callable[[Draft, Option], None]] = (
 )
 
 
-# The options whose value may name a file, with the key of a first value without one.
+# Options whose value may name a file, with the implied key of the first value.
 _FIRST_KEY = {
     "fw_cfg": "name",
     "option-rom": "romfile",
@@ -177,7 +177,7 @@ def _carry(draft: Draft, option: Option) -> None:
 
 
 def _rewrite(draft: Draft, option: Option) -> None:
-    """The options with a file or a backend of the host's in their value."""
+    """Rewrite options that name a file or a host back end."""
     value = option.value or ""
     if option.name in ("audiodev", "audio"):
         key = "driver"
@@ -199,7 +199,7 @@ def _silent(settings: Settings) -> str:
 
 
 def _write_out(draft: Draft, options: Sequence[Option]) -> None:
-    """What QEMU chose itself, so that another one does not choose otherwise."""
+    """Write out QEMU's own choices, so that another QEMU does not choose differently."""
     given = {option.name for option in options}
     devices.machine(draft, [one for one in options if one.name in ("machine", "M")])
     devices.accelerator(draft, [one for one in options if one.name == "accel"])
@@ -211,7 +211,7 @@ def _write_out(draft: Draft, options: Sequence[Option]) -> None:
 
 
 def _require_used(draft: Draft, options: Sequence[Option]) -> None:
-    """Each device has the image that its -device names, and not one put on top of it since."""
+    """Each device must use the image that its -device names, not one layered on top since."""
     ids = {_settings(one, None).get("id") for one in options if one.name == "drive"}
     nodes = {one.node for one in draft.facts.drives}
     for option in options:

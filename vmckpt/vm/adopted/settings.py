@@ -11,20 +11,20 @@ Value = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class KeyValues:
-    """`key=value,...` in order; a key may come twice, and the last one counts."""
+    """`key=value,...` in order; if a key is repeated, the last value counts."""
 
     pairs: tuple[tuple[str, str], ...]
 
     def get(self, key: str) -> str | None:
-        """What counts for `key`, None where it is not given."""
+        """The effective value of `key`, None if it is missing."""
         return next((value for name, value in reversed(self.pairs) if name == key), None)
 
     def all(self, key: str) -> list[str]:
-        """Every value given for `key`."""
+        """Every value of `key`."""
         return [value for name, value in self.pairs if name == key]
 
     def put(self, key: str, value: Value) -> "KeyValues":
-        """With `key` set, in the place where it was first."""
+        """Set `key`, at its first position if it exists."""
         text = _word(value)
         if self.get(key) is None:
             return KeyValues((*self.pairs, (key, text)))
@@ -42,19 +42,19 @@ class KeyValues:
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """The same as one JSON object; keys with dots reach into objects inside it."""
+    """The same for a JSON object; dotted keys reach nested objects."""
 
     data: dict[str, Any]
 
     def get(self, key: str) -> str | None:
-        """What counts for `key`, None where it is not given or is no single value."""
+        """The effective value of `key`, None if it is missing or is not a single value."""
         found: Any = self.data
         for part in key.split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return _word(found) if isinstance(found, Value) else None
 
     def all(self, key: str) -> list[str]:
-        """Every value given for `key`: those of a list of `{"str": value}`, or the one."""
+        """Every value of `key`: those of a list of `{"str": value}`, or the single one."""
         listed = self.data.get(key)
         if isinstance(listed, list):
             return [str(item["str"]) for item in listed if isinstance(item, dict) and "str" in item]
@@ -62,7 +62,7 @@ class JsonObject:
         return [] if value is None else [value]
 
     def put(self, key: str, value: Value) -> "JsonObject":
-        """With `key` set."""
+        """Set `key`."""
         return JsonObject(_put(self.data, key.split("."), value))
 
     def without(self, *keys: str) -> "JsonObject":
@@ -99,7 +99,7 @@ def parse_settings(text: str, implied: str | None = None) -> Settings:
 
 
 def _items(text: str) -> list[str]:
-    """The items between single commas; doubled ones stay doubled."""
+    """The items between single commas; doubled commas stay doubled."""
     items, start, place = [], 0, 0
     while (place := text.find(",", place)) >= 0:
         if text[place + 1 : place + 2] == ",":

@@ -9,7 +9,9 @@ from vmckpt.vm.adopted.rewrite import Rewritten
 
 
 def spec_text(name: str, facts: AdoptedFacts, made: Rewritten) -> str:
-    """What `parse_spec` reads back: the machine, its disks and NICs, and its command line."""
+    """The spec that `parse_spec` reads back: the machine, its disks and NICs, and its command
+    line.
+    """
     return "\n".join(_lines(name, facts, made)) + "\n"
 
 
@@ -37,5 +39,5 @@ def _lines(name: str, facts: AdoptedFacts, made: Rewritten) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    # A TOML string is a JSON string, but for DEL.
+    # A TOML string is a JSON string, except for DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

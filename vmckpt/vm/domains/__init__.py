@@ -1,1 +1,1 @@
-"""libvirt domains: found, queried and controlled through the host's libvirtd only."""
+"""libvirt domains: found, queried and controlled only through the host's libvirtd."""

@@ -1,4 +1,4 @@
-"""A connection to one host's libvirtd. The one module that imports libvirt.
+"""A connection to a host's libvirtd. The only module that imports libvirt.
 
 libvirt's calls block: each runs in a thread of its own, which ends with the process however long
 the call takes.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 OPEN_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S, CLOSE_TIMEOUT_S = 10.0, 1.0
-# A libvirtd that is silent for 15 s is given up.
+# A connection to a libvirtd that is silent for 15 s is closed.
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 5, 3
 _LOST = frozenset(
     {ErrorCode.INTERNAL_ERROR, ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR}
@@ -32,17 +32,17 @@ _RIGHTS = frozenset({ErrorCode.AUTH_FAILED, ErrorCode.AUTH_CANCELLED, ErrorCode.
 
 
 def is_installed() -> bool:
-    """Whether this vmckpt can ask libvirtds at all."""
+    """Whether libvirt-python is installed."""
     return find_spec("libvirt") is not None
 
 
 def client_knows(name: str) -> bool:
-    """Whether libvirt's client here has a constant of that name."""
+    """Whether this version of libvirt's client has a constant of that name."""
     return is_installed() and hasattr(import_module("libvirt"), name)
 
 
 def load_ahead() -> None:
-    """Have libvirt's client loaded while something else is waited for."""
+    """Load libvirt's client while waiting for something else."""
     if is_installed():
         threading.Thread(target=import_module, args=("libvirt",), daemon=True).start()
 
@@ -54,17 +54,17 @@ def _open(uri: str) -> Any:
     try:
         connection.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED)
     except libvirt.libvirtError as exc:
-        if exc.get_error_code() != ErrorCode.NO_SUPPORT:  # not every driver of libvirt's has it
+        if exc.get_error_code() != ErrorCode.NO_SUPPORT:  # not every libvirt driver supports it
             raise
     return connection
 
 
 @cache
 def _event_loop() -> threading.Thread:
-    """The thread of libvirt's events and keep-alives, for as long as this process lives."""
+    """The thread for libvirt's events and keep-alives; it lives as long as this process."""
     import libvirt
 
-    libvirt.registerErrorHandler(lambda *_: None, None)  # else it prints what is raised here
+    libvirt.registerErrorHandler(lambda *_: None, None)  # else libvirt prints errors too
     libvirt.virEventRegisterDefaultImpl()
 
     def turn() -> None:
@@ -77,18 +77,18 @@ def _event_loop() -> threading.Thread:
 
 
 class LibvirtConnection:
-    """Calls over one connection, one at a time.
+    """One libvirt connection, with one call at a time.
 
-    What only asks raises HostDownError when no answer comes; what changes something raises
-    OutcomeUnknownError then. LibvirtRefusedError: libvirt says no; NotFoundError: no such domain.
+    Without an answer, queries raise HostDownError and changes raise OutcomeUnknownError.
+    LibvirtRefusedError: libvirt refused; NotFoundError: no such domain.
     """
 
     def __init__(self, uri: str, host: Host) -> None:
         self._uri, self.host = uri, host
         self._connection: Any = None
-        # libvirt's client before 10.0 may sleep through the answer to one of two calls at a time
-        # until the next keep-alive, and dies of two whose connection is lost. Held until a call
-        # has ended, even if its caller was cancelled.
+        # libvirt's client before 10.0 may miss the answer to one of two concurrent calls until the
+        # next keep-alive, and crashes if two lose their connection. Held until a call has ended,
+        # even if its caller was cancelled.
         self._one_call = asyncio.Lock()
 
     async def open(self) -> None:
@@ -113,15 +113,15 @@ class LibvirtConnection:
             ) from exc
 
     async def close(self) -> None:
-        """End the session; nothing that libvirtd does ends with it."""
-        # The forwarder's end cuts whatever a silent libvirtd leaves unanswered; its connection is
-        # closed only with its last reference then.
+        """Close the session; operations of libvirtd continue."""
+        # Ending the forwarder cuts off calls that a silent libvirtd has not answered; the
+        # connection itself is closed only with its last reference.
         with suppress(VmckptError):
             await self._ask("hang up", self._connection.close, CLOSE_TIMEOUT_S)
 
     @property
     def is_sound(self) -> bool:
-        """Whether it can be asked more: it is not lost, and nothing is left unanswered."""
+        """Whether it is usable: connected, with no unanswered call."""
         import libvirt
 
         with suppress(libvirt.libvirtError):
@@ -186,7 +186,7 @@ class LibvirtConnection:
 
 @contextmanager
 def gone_meanwhile() -> Iterator[None]:
-    """Drop what is raised because a domain ended while it was looked at."""
+    """Ignore errors caused by a domain that ended while it was examined."""
     import libvirt
 
     try:

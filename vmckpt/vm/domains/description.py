@@ -1,4 +1,4 @@
-"""A domain's XML, as far as vmckpt needs to know what is in it."""
+"""Parse a domain's XML, as far as vmckpt needs it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ _UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "
 
 
 class DomainDisk(NamedTuple):
-    """One disk. `path` is None when its source is no file or block device (`kind` says what)."""
+    """One disk. `path` is None if its source is no file or block device (see `kind`)."""
 
     target: str
     kind: str
@@ -34,10 +34,11 @@ class DomainInterface(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a domain is. `accel` is the domain's type: kvm or qemu (TCG).
+    """The description of a domain. `accel` is the domain's type: kvm or qemu (TCG).
 
-    `files` is what its QEMU opens besides disks; `passed_through` are devices of the host's own.
-    `variables`: the file of its firmware's; `has_tpm`: one whose state its host keeps.
+    `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
+    `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
+    host.
     """
 
     name: str
@@ -60,12 +61,12 @@ class Description(NamedTuple):
 
     @property
     def accel_word(self) -> str:
-        """As vmckpt calls it: kvm or tcg."""
+        """The accelerator in vmckpt's terms: kvm or tcg."""
         return "tcg" if self.accel == "qemu" else self.accel
 
 
 def parse_domain(xml: str) -> Description:
-    """The domain in libvirt's XML. Raises UsageError when it is no domain."""
+    """Parse libvirt's XML of a domain. Raises UsageError if it is not a domain."""
     root = parse_xml(xml, "a domain's XML")
     try:
         kind = root.find("os/type")
@@ -98,9 +99,9 @@ def parse_domain(xml: str) -> Description:
 
 
 def parse_xml(text: str, what: str) -> ElementTree.Element:
-    """The root of what libvirt describes by XML. Raises UsageError.
+    """Parse libvirt's XML; returns the root. Raises UsageError.
 
-    It is what others defined: bounded, and without entities of its own.
+    Others define this XML: its size is limited, and it may not declare entities.
     """
     if len(text) > MOST_CHARS:
         raise unreadable(what, f"it has {len(text)} characters, more than {MOST_CHARS}")
@@ -113,7 +114,7 @@ def parse_xml(text: str, what: str) -> ElementTree.Element:
 
 
 def unreadable(what: str, why: str) -> UsageError:
-    """The error for XML of libvirt's that vmckpt cannot read."""
+    """The error for libvirt XML that vmckpt cannot read."""
     return UsageError(f"{what} cannot be read", why=why, remedy="see it by virsh, and correct it")
 
 
@@ -163,7 +164,7 @@ def _variables(root: ElementTree.Element) -> Path | None:
     element = root.find("os/nvram")
     if element is None:
         return None
-    source = element.find("source")  # where it may be no file but on the network
+    source = element.find("source")  # the source may be on the network, not a file
     path = (element.text or "").strip() if source is None else source.get("file")
     return Path(path) if path else None
 

@@ -1,4 +1,4 @@
-"""What libvirt's errors mean, and what to do about each: by their texts, since codes say little."""
+"""Translate libvirt's errors into remedies, by their texts, because codes say little."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from vmckpt.errors import VmckptError
 
 
 class LibvirtRefusedError(VmckptError):
-    """libvirt answered a call with an error; what it did of it, it has undone itself."""
+    """libvirt answered a call with an error, and has undone any partial effect itself."""
 
     exit_code = 7
     kind = "refused-by-libvirt"
@@ -119,5 +119,5 @@ UNFORESEEN = "fix what libvirt names; its log (journalctl -u libvirtd) says more
 
 
 def remedy_for(text: str) -> str:
-    """What to do about an error that libvirt words so. Pure."""
+    """The remedy for an error with this text. Pure."""
     return next((known.remedy for known in _KNOWN if re.search(known.pattern, text)), UNFORESEEN)

@@ -1,4 +1,4 @@
-"""libvirt's numbers that vmckpt uses, named: part of its ABI, so they need no import of libvirt."""
+"""Names for the libvirt constants that vmckpt uses: its ABI, so no import is needed."""
 
 from enum import IntEnum, IntFlag
 
@@ -37,14 +37,14 @@ class DomainState(IntEnum):
 
 
 class RunningReason(IntEnum):
-    """virDomainRunningReason, as far as a migration brings it about."""
+    """virDomainRunningReason, as far as migrations cause it."""
 
     POSTCOPY = 10
     POSTCOPY_FAILED = 11
 
 
 class PausedReason(IntEnum):
-    """virDomainPausedReason, as far as a migration brings it about."""
+    """virDomainPausedReason, as far as migrations cause it."""
 
     MIGRATION = 2
     STARTING_UP = 11
@@ -53,7 +53,7 @@ class PausedReason(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """virErrorNumber, as far as vmckpt acts on it."""
+    """virErrorNumber, as far as vmckpt handles it."""
 
     INTERNAL_ERROR = 1
     NO_SUPPORT = 3
@@ -68,7 +68,7 @@ class ErrorCode(IntEnum):
 
 
 class Undefine(IntFlag):
-    """virDomainUndefineFlagsValues: a domain's files stay, its snapshots are forgotten."""
+    """virDomainUndefineFlagsValues: keep a domain's files, forget its snapshots."""
 
     SNAPSHOTS_METADATA = 1 << 1
     KEEP_NVRAM = 1 << 3
@@ -98,6 +98,6 @@ class Xml(IntFlag):
 
 
 class EventId(IntEnum):
-    """virDomainEventID, as far as vmckpt listens."""
+    """virDomainEventID, as far as vmckpt subscribes."""
 
     JOB_COMPLETED = 21

@@ -3,8 +3,8 @@
 libvirt's client opens its connections itself. To reach a remote libvirtd like everything else on
 the host (`Host.connect`), with its host keys and settings, it connects here.
 
-The client needs a path, but the socket has a name only until it is open; the path is that of a
-descriptor. So no other process can connect, and a killed vmckpt leaves nothing.
+The client needs a path, but the socket has a name only until it is open; afterwards the path is
+that of a descriptor. So no other process can connect, and a killed vmckpt leaves nothing.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.host import Host
 
 CHUNK_BYTES = 64 * 1024
-# In a directory of this user's, until it is opened: the next process removes a dead one's.
+# In a directory of this user until it is opened; the next process removes a stale one.
 NAME = "libvirt.sock"
 
 
 @asynccontextmanager
 async def forwarded(host: Host, path: Path, directory: Path) -> AsyncIterator[Path]:
-    """For the block: a private socket that forwards each connection to `path` on `host`.
+    """A private socket for the block that forwards each connection to `path` on `host`.
 
-    The first connection is opened at once: raises HostDownError: nothing listens there;
-    StorageError: `directory` is not writable. Nothing remains in it.
+    The first connection is opened at once. Raises HostDownError if nothing listens there;
+    StorageError if `directory` is not writable. Nothing remains in it.
     """
     ahead = [await host.connect(path)]
     pumps: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ async def forwarded(host: Host, path: Path, directory: Path) -> AsyncIterator[Pa
 
 
 def _nameless(directory: Path) -> tuple[socket.socket, int]:
-    """A bound socket, and a descriptor (O_PATH) of it, which is all that leads to it.
+    """A bound socket, and an O_PATH descriptor of it, the only way to reach it.
 
     Raises StorageError.
     """
@@ -71,10 +71,10 @@ def _nameless(directory: Path) -> tuple[socket.socket, int]:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(within, fcntl.LOCK_EX)  # held for the few calls that follow, by anybody
+            fcntl.flock(within, fcntl.LOCK_EX)  # held by any process only for the next few calls
             with suppress(FileNotFoundError):
                 os.unlink(NAME, dir_fd=within)
-            # However long the directory's path is, a socket's has 107 bytes.
+            # A socket's path has at most 107 bytes; the directory's may be longer.
             near.bind(f"/proc/self/fd/{within}/{NAME}")
             try:
                 return near, os.open(NAME, os.O_PATH | os.O_CLOEXEC, dir_fd=within)
@@ -96,11 +96,11 @@ async def _join(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Carry bytes both ways until either end closes; then both are closed."""
+    """Forward bytes both ways until either end closes; then close both."""
     try:
         far_reader, far_writer = await asyncio.open_unix_connection(sock=await far_end())
     except (HostDownError, OSError):
-        writer.close()  # the client sees the end of the stream, and reports it
+        writer.close()  # the client reports the end of the stream
         return
     ways = [
         asyncio.ensure_future(_copy(reader, far_writer)),

@@ -1,4 +1,4 @@
-"""Which domains there are: those of every libvirtd that the inventory names."""
+"""Find domains: those of every libvirtd in the inventory."""
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ _NOT_YET = frozenset({PausedReason.MIGRATION, PausedReason.STARTING_UP})
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """A domain as a host's libvirtd had it when it was asked."""
+    """A domain as its host's libvirtd described it."""
 
     host: Host
     seen: DomainInfo
@@ -35,17 +35,17 @@ class Domain:
 
     @property
     def uuid(self) -> str:
-        """What it is on every host."""
+        """The domain's UUID, the same on every host."""
         return self.seen.uuid
 
     @property
     def is_active(self) -> bool:
-        """Whether a QEMU of its own runs."""
+        """Whether it has a running QEMU."""
         return self.seen.state not in _OFF
 
     @property
     def is_arriving(self) -> bool:
-        """Whether it is here only as the destination of a migration, or a leftover of one.
+        """Whether it is here only as the destination of a migration, or as a leftover of one.
 
         Unknown while its QEMU is being started.
         """
@@ -53,21 +53,21 @@ class Domain:
 
     @property
     def runs(self) -> bool:
-        """Whether it is its guest that has the QEMU, paused or not: of one domain one at most."""
+        """Whether its QEMU has the guest, paused or not: at most one host's has."""
         return self.is_active and not self.is_arriving
 
     @property
     def state(self) -> str:
-        """In a word: stopped, running, paused, ..."""
+        """The state in a word: stopped, running, paused, ..."""
         if self.is_arriving:
             return "starting" if self.seen.reason == PausedReason.STARTING_UP else "migrating"
         return "stopped" if self.seen.state is DomainState.SHUTOFF else self.seen.state.name.lower()
 
 
 async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
-    """Every domain of `hosts`, asked side by side. Hosts without a libvirtd have none.
+    """Every domain of `hosts`, queried concurrently. Hosts without a libvirtd have none.
 
-    One whose description cannot be read is among the silent, and keeps no other back.
+    A domain with an unreadable description is listed among the silent, and hides no other.
     """
     unread = list[Unread]()
 
@@ -90,7 +90,7 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
 
 
 def as_domain(host: Host, seen: DomainInfo) -> Domain:
-    """The domain that was seen there."""
+    """The domain that libvirtd described."""
     return Domain(host, seen, parse_domain(seen.xml))
 
 
@@ -99,9 +99,9 @@ async def find_domain(
 ) -> Domain | None:
     """The domain of that name; None if no libvirtd that answers has it.
 
-    If it is defined on several hosts, it is where it runs; if it is off, not on hosts in `left`,
-    which have leftovers of it. Raises UsageError if different domains have the name, HostDownError
-    if only leftovers were found and a host does not answer.
+    If it is defined on several hosts, this is the one where it runs; if it is off, not one on hosts
+    in `left`, which have leftovers of it. Raises UsageError if different domains have the name,
+    HostDownError if only leftovers were found and a host does not answer.
     """
     found = await all_domains(hosts)
     chosen = choose([domain for domain in found.given if domain.name == name], left=left)
@@ -111,7 +111,7 @@ async def find_domain(
 
 
 def choose(same_name: Sequence[Domain], *, left: Collection[str] = ()) -> Domain | None:
-    """The one that is meant. Pure. Raises UsageError when that cannot be said."""
+    """The domain that is meant. Pure. Raises UsageError if that is ambiguous."""
     if len({domain.uuid for domain in same_name}) > 1:
         places = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
         raise UsageError(
@@ -128,9 +128,9 @@ def choose(same_name: Sequence[Domain], *, left: Collection[str] = ()) -> Domain
 
 @asynccontextmanager
 async def held_domain(domain: Domain, action: str) -> AsyncIterator[tuple[Domain, Libvirtd]]:
-    """The domain as it is now that vmckpt's lock of that name is held, and a session to act by.
+    """Lock the domain; yields its current state, and a session to control it.
 
-    Raises BusyError when another command of vmckpt holds it, or it has gone meanwhile.
+    Raises BusyError if another vmckpt command holds the lock, or the domain has gone meanwhile.
     """
     lock = domain.host.lock(lock_path(domain.host.state_dir, domain.name), owner(action))
     async with lock, libvirtd(domain.host) as session:
@@ -138,7 +138,7 @@ async def held_domain(domain: Domain, action: str) -> AsyncIterator[tuple[Domain
 
 
 async def seen_again(domain: Domain, session: Libvirtd) -> Domain:
-    """The domain as it is now. Raises BusyError when it has gone."""
+    """The domain's current state. Raises BusyError if it has gone."""
     seen = await session.find(domain.uuid)
     if seen is None:
         raise BusyError(
@@ -150,7 +150,7 @@ async def seen_again(domain: Domain, session: Libvirtd) -> Domain:
 
 
 def require_active(domain: Domain) -> None:
-    """Raises RefusedError when the domain does not run."""
+    """Raises RefusedError if the domain does not run."""
     if not domain.is_active:
         raise RefusedError(
             f"'{domain.name}' is stopped",

@@ -1,4 +1,4 @@
-"""What libvirt says of a migration that it does: its job's figures, as values."""
+"""The progress of a migration by libvirt: its job's figures, as values."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,9 +7,9 @@ _NO_JOB = 0
 
 
 class DomainJob(NamedTuple):
-    """A domain's job at one moment (virDomainGetJobStats). Absent figures are zero.
+    """A domain's job at one moment (virDomainGetJobStats). Missing figures are zero.
 
-    `downtime_ms` is, while it runs, QEMU's expectation, and afterwards QEMU's figure: None while
+    `downtime_ms` is QEMU's estimate while the job runs and QEMU's figure afterwards; None while
     unknown. The disks' bytes are those of copied disks.
     """
 
@@ -29,12 +29,12 @@ class DomainJob(NamedTuple):
 
     @property
     def copies_disks(self) -> bool:
-        """Whether disks are being copied, before memory has begun to move."""
+        """Whether disks are being copied, before the transfer of memory."""
         return self.disk_remaining_bytes > 0 and self.transferred_bytes == 0
 
 
 def parse_job(stats: Mapping[str, Any]) -> DomainJob:
-    """The figures in libvirt's typed parameters. Pure."""
+    """Parse libvirt's typed parameters. Pure."""
 
     def number(name: str) -> int:
         return int(stats.get(name, 0))

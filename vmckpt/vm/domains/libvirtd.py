@@ -1,4 +1,4 @@
-"""What a host's libvirtd is asked and told."""
+"""The calls to a host's libvirtd."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +15,7 @@ from vmckpt.vm.domains.told import Condition, DiskSize, DomainInfo, DomainSnapsh
 
 
 class Libvirtd(LibvirtConnection):
-    """One session with a libvirtd. Raises what `LibvirtConnection` does."""
+    """One session with a libvirtd. Raises as `LibvirtConnection`."""
 
     def _domain(self, uuid: str) -> Any:
         return self._connection.lookupByUUIDString(uuid)
@@ -35,25 +35,25 @@ class Libvirtd(LibvirtConnection):
         return await self._ask("list its domains", work)
 
     async def names(self) -> list[Named]:
-        """Of every domain, running or defined."""
+        """The name of every domain, running or defined."""
         return await self._ask(
             "list its domains",
             lambda: [
-                # The number of a QEMU that runs; it comes with the list.
+                # The id of a running QEMU, which comes with the list.
                 Named(domain.UUIDString(), domain.name(), domain.ID() != -1)
                 for domain in self._connection.listAllDomains(0)
             ],
         )
 
     async def find(self, uuid: str) -> DomainInfo | None:
-        """The domain, None when there is none of that UUID."""
+        """The domain; None if there is none with that UUID."""
         try:
             return await self._ask("look for a domain", lambda: _seen(self._domain(uuid)))
         except NotFoundError:
             return None
 
     async def condition(self, uuid: str) -> Condition | None:
-        """What the domain does, None when there is none; told of a domain that is locked, too.
+        """What the domain does; None if there is none. Available even while the domain is locked.
 
         Its XML, and so `find`, waits for the lock.
         """
@@ -72,7 +72,9 @@ class Libvirtd(LibvirtConnection):
         return await self._ask("tell what it can", lambda: str(self._connection.getCapabilities()))
 
     async def domain_capabilities(self, emulator: str, arch: str, machine: str, accel: str) -> str:
-        """What domains of that kind can have there, XML; LibvirtRefusedError when none can be."""
+        """The XML of what such domains can have there. Raises LibvirtRefusedError if there can be
+        none.
+        """
         return await self._ask(
             f"offer {machine}",
             lambda: str(
@@ -81,11 +83,11 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def version(self) -> tuple[int, int, int]:
-        """Of libvirt itself."""
+        """The version of libvirt."""
         return _parts(await self._ask("tell its version", self._connection.getLibVersion))
 
     async def qemu_version(self) -> tuple[int, int, int]:
-        """Of the host's QEMU."""
+        """The version of the host's QEMU."""
         return _parts(await self._ask("tell its QEMU's version", self._connection.getVersion))
 
     async def has_network(self, name: str) -> bool:
@@ -97,7 +99,7 @@ class Libvirtd(LibvirtConnection):
         try:
             return await self._ask("look for a network", work)
         except LibvirtRefusedError:
-            return False  # none of that name, or a libvirtd without networks
+            return False  # no such network, or a libvirtd without networks
 
     async def disk_size(self, uuid: str, target: str) -> DiskSize:
         """The size of one disk's image."""
@@ -109,7 +111,7 @@ class Libvirtd(LibvirtConnection):
         return await self._ask(f"measure disk {target}", work)
 
     async def has_saved_memory(self, uuid: str) -> bool:
-        """Whether the stopped domain goes on from memory that libvirt has saved."""
+        """Whether the stopped domain continues from memory that libvirt has saved."""
         return await self._ask(
             "tell whether the domain's memory was saved",
             lambda: bool(self._domain(uuid).hasManagedSaveImage(0)),
@@ -130,21 +132,21 @@ class Libvirtd(LibvirtConnection):
         await self._tell("end the domain", lambda: self._domain(uuid).destroy())
 
     async def definition(self, uuid: str) -> str:
-        """What it is when it starts the next time, XML, secrets included."""
+        """The XML with which it starts the next time, secrets included."""
         flags = Xml.SECURE | Xml.INACTIVE
         return await self._ask(
             "show the domain's definition", lambda: str(self._domain(uuid).XMLDesc(flags))
         )
 
     async def define(self, xml: str) -> None:
-        """Keep the domain, whether or not it runs."""
+        """Define the domain, whether or not it runs."""
         await self._tell("keep the domain", lambda: self._connection.defineXML(xml))
 
     async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
-        """Forget a stopped domain and its snapshots; its files stay.
+        """Undefine a stopped domain and forget its snapshots; its files stay.
 
-        `keeps_tpm`: whether its TPM's state does; None: as libvirt has it, which removes that
-        unless the domain says otherwise (libvirt < 8.9 knows no flag for it).
+        `keeps_tpm`: keep its TPM's state; None: libvirt's default, which removes it unless the
+        domain says otherwise (libvirt < 8.9 has no flag for it).
         """
         flags = Undefine.SNAPSHOTS_METADATA | Undefine.KEEP_NVRAM
         if keeps_tpm is not None:
@@ -173,7 +175,7 @@ class Libvirtd(LibvirtConnection):
         return await self._tell("save the snapshot", work)
 
     async def load_snapshot(self, uuid: str, name: str) -> None:
-        """Put the domain back to a snapshot."""
+        """Revert the domain to a snapshot."""
 
         def work() -> None:
             domain = self._domain(uuid)
@@ -193,10 +195,10 @@ class Libvirtd(LibvirtConnection):
     async def migrate(
         self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
     ) -> None:
-        """Move a running domain, as its own libvirtd's work; returns when it has ended.
+        """Migrate a running domain; its own libvirtd does the work. Returns at the end.
 
-        Until then this session answers nothing else: ask another. A cancellation leaves it under
-        way: have that other one `abort` it.
+        Until then this session answers nothing else: use another one. After a cancellation the
+        migration continues: have the other session `abort` it.
         """
         await self._tell(
             "migrate the domain",
@@ -204,17 +206,19 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def job(self, uuid: str) -> DomainJob:
-        """The job that the domain is in; not active when there is none."""
+        """The domain's present job; not active if there is none."""
         return await self._ask(
             "tell how far it is", lambda: parse_job(self._domain(uuid).jobStats())
         )
 
     async def abort(self, uuid: str) -> None:
-        """Give the domain's job up."""
+        """Abort the domain's job."""
         await self._tell("give the job up", lambda: self._domain(uuid).abortJob(), ASK_TIMEOUT_S)
 
     async def start_postcopy(self, uuid: str) -> None:
-        """Let the guest run on the target at once; its memory follows."""
+        """Switch to post-copy: the guest runs on the destination at once, and its memory
+        follows.
+        """
         await self._tell(
             "switch to post-copy",
             lambda: self._domain(uuid).migrateStartPostCopy(0),
@@ -230,7 +234,7 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def set_max_speed(self, uuid: str, mib_per_s: int) -> None:
-        """How fast memory may go in the migration under way."""
+        """Set the bandwidth limit of the running migration."""
         await self._tell(
             "set the bandwidth",
             lambda: self._domain(uuid).migrateSetMaxSpeed(mib_per_s, 0),
@@ -238,7 +242,7 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
-        """Have QEMU sample for so long (1 to 60 s) which pages change."""
+        """Have QEMU sample changed pages for 1 to 60 s."""
         await self._tell(
             "measure the dirty rate",
             lambda: self._domain(uuid).startDirtyRateCalc(seconds, 0),
@@ -246,7 +250,7 @@ class Libvirtd(LibvirtConnection):
         )
 
     async def dirty_rate(self, uuid: str) -> float | None:
-        """What came of it, bytes a second; None while it is measured."""
+        """The measured dirty rate in bytes a second; None while it is measured."""
 
         def work() -> Mapping[str, Any]:
             listed = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
@@ -259,12 +263,12 @@ class Libvirtd(LibvirtConnection):
 
     @asynccontextmanager
     async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[DomainJob]]:
-        """For the block: the last figures of a job of the domain; told once, at its end."""
+        """Receive the final figures of the domain's jobs during the block, once at each end."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[DomainJob] = asyncio.Queue()
 
         def told(_connection: Any, _domain: Any, stats: Mapping[str, Any], _: None) -> None:
-            with suppress(RuntimeError):  # the program has ended meanwhile
+            with suppress(RuntimeError):  # the event loop has closed meanwhile
                 loop.call_soon_threadsafe(queue.put_nowait, parse_job(stats))
 
         number = await self._ask(
@@ -276,7 +280,7 @@ class Libvirtd(LibvirtConnection):
         try:
             yield queue
         finally:
-            with suppress(VmckptError):  # it ends with the session at the latest
+            with suppress(VmckptError):  # otherwise it ends with the session
                 await self._ask(
                     "tell no more of jobs",
                     lambda: self._connection.domainEventDeregisterAny(number),

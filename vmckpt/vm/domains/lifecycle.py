@@ -1,4 +1,4 @@
-"""start, stop, rm of a domain, as its libvirtd does them."""
+"""start, stop and rm of a domain, by its libvirtd."""
 
 from shlex import quote
 
@@ -7,12 +7,12 @@ from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.power_off import power_off
 
-# Where libvirt has swtpm keep what a domain's TPM holds: keys, and with them encrypted disks.
+# Where libvirt's swtpm keeps TPM state: keys, and so access to encrypted disks.
 TPM_STATES = "/var/lib/libvirt/swtpm"
 
 
 async def start_domain(domain: Domain) -> None:
-    """Start a stopped domain where it is. Raises RefusedError when it runs."""
+    """Start a stopped domain where it is. Raises RefusedError if it runs."""
     async with held_domain(domain, "vm start") as (now, session):
         if now.is_active:
             raise RefusedError(
@@ -26,8 +26,8 @@ async def start_domain(domain: Domain) -> None:
 async def stop_domain(domain: Domain, *, force: bool, timeout_s: float) -> None:
     """Press the power button and wait for the end; with `force` end it at once.
 
-    A stopped domain stays as it is. Raises TimedOutError when the guest does not power off in
-    `timeout_s`: it goes on running.
+    A stopped domain is left alone. Raises TimedOutError if the guest does not power off within
+    `timeout_s`: it continues to run.
     """
     async with held_domain(domain, "vm stop") as (now, session):
         if now.is_active and force:
@@ -42,15 +42,15 @@ async def stop_domain(domain: Domain, *, force: bool, timeout_s: float) -> None:
 
 
 async def _runs(domain: Domain, session: Libvirtd) -> bool:
-    seen = await session.find(domain.uuid)  # a transient domain is gone when it is off
+    seen = await session.find(domain.uuid)  # a transient domain disappears when it is off
     return seen is not None and Domain(domain.host, seen, domain.description).is_active
 
 
 async def remove_domain(domain: Domain, *, with_tpm: bool = False) -> str | None:
-    """Forget a stopped domain; its files stay, and where it has a TPM what that holds.
+    """Undefine a stopped domain; its files and its TPM's state stay.
 
-    Where that is, if anything stays of it: a domain of the same UUID has it again. `with_tpm`: it
-    goes too. Raises RefusedError while the domain runs.
+    Returns where TPM state remains, if any: a new domain with the same UUID uses it. `with_tpm`:
+    remove it too. Raises RefusedError while the domain runs.
     """
     async with held_domain(domain, "vm rm") as (now, session):
         if now.is_active:

@@ -1,4 +1,4 @@
-"""Sessions with hosts' libvirtds: opened when they are wanted, and used again."""
+"""Sessions with hosts' libvirtds: opened on demand and reused."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ class _OpenSession(NamedTuple):
     ending: AsyncExitStack
 
 
-# Open and not in use, by host; None: each is closed when its block ends.
+# Open and unused, by host; None: each session is closed when its block ends.
 _idle: dict[Host, list[_OpenSession]] | None = None
 
 
@@ -42,20 +42,20 @@ async def libvirtd(host: Host) -> AsyncIterator[Libvirtd]:
 
 @asynccontextmanager
 async def libvirtds(*hosts: Host) -> AsyncIterator[list[Libvirtd]]:
-    """Sessions with all of them, opened at once; see `libvirtd`."""
+    """Sessions with all of them, opened concurrently; see `libvirtd`."""
     async with AsyncExitStack() as stack:
         yield await all_of([stack.enter_async_context(libvirtd(host)) for host in hosts])
 
 
 def keep_sessions() -> None:
-    """From now on sessions outlive their blocks, for the next one, until `close_sessions`."""
+    """Keep sessions open after their blocks, for reuse, until `close_sessions`."""
     global _idle  # noqa: PLW0603 - one for the process, as the connections to hosts are
     if _idle is None:
         _idle = {}
 
 
 async def close_sessions() -> None:
-    """End those that are kept, and keep no more."""
+    """Close idle sessions, and keep no more."""
     global _idle
     kept, _idle = _idle or {}, None
     await all_of([one.ending.aclose() for ones in kept.values() for one in ones])

@@ -1,4 +1,4 @@
-"""What a libvirtd tells of domains, as values."""
+"""The values that a libvirtd reports about domains."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from vmckpt.vm.domains.flags import DomainState
 
 
 class DomainInfo(NamedTuple):
-    """A domain as its libvirtd has it; `reason` is why it is in that state, in libvirt's numbers.
+    """A domain as its libvirtd describes it; `reason`, in libvirt's numbers, explains its state.
 
     `xml` is that of the running domain, or of its definition.
     """
@@ -20,7 +20,7 @@ class DomainInfo(NamedTuple):
 
 
 class Named(NamedTuple):
-    """That there is a domain; `active`: it has a QEMU of its own."""
+    """The existence of a domain; `active`: it has a running QEMU."""
 
     uuid: str
     name: str
@@ -28,21 +28,21 @@ class Named(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """What a domain does at this moment; `reason` is why, in libvirt's numbers."""
+    """The present state of a domain; `reason`, in libvirt's numbers, explains it."""
 
     state: DomainState
     reason: int
 
 
 class DomainSnapshot(NamedTuple):
-    """A snapshot that libvirt keeps of a domain."""
+    """A domain's snapshot, kept by libvirt."""
 
     name: str
     xml: str
 
 
 class DiskSize(NamedTuple):
-    """What libvirt says of one disk's image."""
+    """The size of a disk's image, from libvirt."""
 
     virtual_bytes: int
     allocated_bytes: int

@@ -1,4 +1,4 @@
-"""Which cards a host can give to guests: what its kernel shows of them, and who has one."""
+"""A host's cards for passthrough: what the kernel shows, and which VM has each."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir, vms_dir
 HARMLESS = frozenset({"pci-stub", "pcieport", ""})
 VFIO_DEVICES = Path("/dev/vfio")
 SYSFS = "/sys"
-# One line per PCI function and per mediated device: address, vendor:device or mdev:type, driver,
-# its version, IOMMU group, whose part it is, whether a driver shows it to VFIO, its windows.
+# One line per PCI function and per mediated device: address, vendor:device or mdev:type, driver and
+# its version, IOMMU group, parent device, whether its driver exposes it to VFIO, its windows.
 _LIST = """\
 version() { version=; [ -e "$1" ] && read -r version _ < "$1"; }
 for d in "$1"/bus/pci/devices/*; do
@@ -43,7 +43,7 @@ for d in "$1"/bus/mdev/devices/*; do
         "${group##*/}- ${on##*/}- ${group:+vfio}- -"
 done
 """
-# What could still be made of a type of mediated device: whose, and how many.
+# Mediated devices that can still be created of a type: parent device, and how many.
 _COULD_BE_MADE = """\
 for d in "$1"/class/mdev_bus/*/mdev_supported_types/"$2"; do
     [ -e "$d/available_instances" ] || continue
@@ -51,17 +51,17 @@ for d in "$1"/class/mdev_bus/*/mdev_supported_types/"$2"; do
     echo "${on##*/} $number"
 done
 """
-# Of a PCI function's resources, those that are its own BARs.
+# The number of a PCI function's resources that are its own BARs.
 BARS = 6
 _OPEN = 'exec 3<>"$1"'
 
 
 class Function(NamedTuple):
-    """A function of a host's: `name` is VENDOR:DEVICE; `driver` and `group` may be empty.
+    """A host's PCI function: `name` is VENDOR:DEVICE; `driver` and `group` may be empty.
 
-    A virtual one (SR-IOV) is `part_of` another. `is_vfio`: its driver lets a guest have it. It
-    maps `window_bytes` at most at once. A mediated device (vGPU) counts as one as well: its address
-    is its UUID, its name mdev:TYPE, its driver that of the card that it is `part_of`.
+    A virtual function (SR-IOV) is `part_of` another. `is_vfio`: its driver allows passthrough. It
+    maps at most `window_bytes` at once. A mediated device (vGPU) counts as a function as well: its
+    address is its UUID, its name mdev:TYPE, its driver that of the card that it is `part_of`.
     """
 
     address: str
@@ -75,7 +75,7 @@ class Function(NamedTuple):
 
     @property
     def card(self) -> str:
-        """What all functions of a card share; a virtual one is a card by itself."""
+        """The common address of a card's functions; a virtual function is a card by itself."""
         return self.address if self.part_of else self.address.rpartition(".")[0]
 
 
@@ -86,7 +86,7 @@ class Card(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Its VENDOR:DEVICE."""
         return self.functions[0].name
 
     @property
@@ -96,12 +96,12 @@ class Card(NamedTuple):
 
 
 def parse_functions(text: str) -> list[Function]:
-    """What `_LIST` prints. Pure."""
+    """Parse the output of `_LIST`. Pure."""
     found = []
     for line in text.splitlines():
         address, name, *rest = line.split()
         driver, version, group, part_of, shown, windows = (word[:-1] for word in rest)
-        # Before Linux 6.1 only its name tells that a driver is VFIO's, or of a vendor's for VFIO.
+        # Before Linux 6.1 only a driver's name shows that it is VFIO's, or a vendor's VFIO driver.
         is_vfio = bool(shown) or driver.replace("-", "_").endswith("vfio_pci")
         window_bytes = max(map(_window_bytes, windows.split(",")[:BARS]))
         found.append(
@@ -116,7 +116,7 @@ def _window_bytes(text: str) -> int:
 
 
 def cards(functions: Iterable[Function]) -> list[Card]:
-    """Functions put together to cards. Pure."""
+    """Group functions by card. Pure."""
     found: dict[str, list[Function]] = defaultdict(list)
     for function in sorted(functions):
         found[function.card].append(function)
@@ -140,10 +140,10 @@ def unfit(card: Card, taken: Iterable[str], others: Iterable[Card] = ()) -> str 
 
 
 def unlike(card: Card, strategy: Strategy, ours: Card) -> str | None:
-    """Why what a guest has in its card, `ours`, cannot go on in this one; None: it can. Pure.
+    """Why this card cannot replace the guest's card `ours`; None: it can. Pure.
 
-    By hooks it goes to an equal that maps no less. QEMU's own way takes a driver that moves state,
-    the same on both sides: plain vfio-pci has none.
+    With hooks an equivalent that maps no less will do. QEMU's own migration needs a driver that
+    moves state, the same on both sides: plain vfio-pci does not.
     """
     first, mine = ours.functions[0], card.functions[0]
     if strategy is Strategy.VFIO_MIGRATION:
@@ -174,9 +174,9 @@ async def cards_of(host: Host) -> list[Card]:
 async def choose(
     host: Host, device: Passthrough, taken: Iterable[str], ours: Card | None = None
 ) -> tuple[Card | None, str]:
-    """A card that is `device`'s equal and free; None and why there is none.
+    """A free equivalent of `device`; or None and the reason.
 
-    `ours` is the one that the guest has.
+    `ours` is the guest's present card.
     """
     everything = await cards_of(host)
     equals = [card for card in everything if card.name == device.match]
@@ -196,7 +196,7 @@ async def choose(
 
 
 async def _could_be(host: Host, device: Passthrough) -> str:
-    """Where a mediated device of the type could be made; nothing when nowhere."""
+    """Where a mediated device of the type could be created; empty: nowhere."""
     kind = (device.match or "").removeprefix(MDEV)
     if kind == device.match:
         return ""
@@ -207,9 +207,9 @@ async def _could_be(host: Host, device: Passthrough) -> str:
 
 
 async def closed(host: Host, card: Card) -> str | None:
-    """What part of a free card cannot be opened, and why; None: all can.
+    """Which part of a free card cannot be opened, and why; None: all can.
 
-    A group can be opened once at a time, which reveals other users, such as a libvirt domain.
+    A group can be opened only once at a time, which reveals other users, such as a libvirt domain.
     """
     for group in sorted({one.group for one in card.functions}):
         path = VFIO_DEVICES / group
@@ -232,7 +232,7 @@ async def states(host: Host) -> list[tuple[Card, str]]:
 
 
 async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
-    """The addresses of functions that VMs of vmckpt's have on a host, `besides`' own left out."""
+    """The addresses of functions that vmckpt's VMs have on a host, except those of `besides`."""
     found: set[str] = set()
     for vm in await host.list_dir(vms_dir(host.state_dir)):
         directory = vm_dir(host.state_dir, vm)
@@ -245,16 +245,16 @@ async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
 
 
 async def read_given(host: Host, files: QemuDir) -> dict[str, list[str]]:
-    """Which functions of the host's each device of a QEMU has, or is about to get."""
+    """The functions that each device of a QEMU has, or is about to get."""
     text = await host.read_text(files.given)
     try:
         return convert(dict[str, list[str]], parse(text or "{}"))
     except MalformedError:
-        return {}  # cut off as it was written: what it named was not given yet
+        return {}  # interrupted while it was written: nothing in it was assigned yet
 
 
 async def cards_of_vm(host: Host, files: QemuDir) -> dict[str, Card]:
-    """The cards that a QEMU's devices have, by the devices' ids, as its host shows them."""
+    """The cards of a QEMU's devices, by device id, as the host shows them."""
     given = await read_given(host, files)
     if not given:
         return {}

@@ -1,4 +1,4 @@
-"""Devices of a host's that a guest has to itself, as a spec describes them, and their places."""
+"""Passed-through devices as a spec describes them, and their ports."""
 
 import json
 import re
@@ -22,10 +22,10 @@ MIB = 1 << 20
 class Strategy(StrEnum):
     """How a device's guest moves.
 
-    hook-detach: a hook in the guest puts what the device holds into memory; it is unplugged, and
-    one that is its equal plugged in where the guest goes. stop-app: the same, but the hook ends
-    the application and starts it again. vfio-migration: QEMU moves the device's state. failover: a
-    virtio NIC of the guest's stands in for it; QEMU unplugs it, and plugs in the target's.
+    hook-detach: a hook in the guest saves the device's content to memory; the device is unplugged,
+    and an equivalent plugged in at the destination. stop-app: the same, but the hook stops the
+    application and starts it again. vfio-migration: QEMU moves the device's state. failover: a
+    virtio NIC of the guest replaces it meanwhile; QEMU unplugs it, and plugs in the destination's.
     """
 
     HOOK_DETACH = "hook-detach"
@@ -35,18 +35,19 @@ class Strategy(StrEnum):
 
     @property
     def detaches(self) -> bool:
-        """Whether vmckpt unplugs the device for the way, and its hook takes part."""
+        """Whether vmckpt unplugs the device for the move, with its hook."""
         return self in (Strategy.HOOK_DETACH, Strategy.STOP_APP)
 
 
 class Passthrough(NamedTuple):
-    """One device, all functions of it, behind a port of its own.
+    """One device with all its functions, behind its own port.
 
     A host's devices whose vendor and device id, or type of mediated device, are `match` are its
-    equals; None: QEMU makes it, from `options` alone. `hook` is a program in the guest.
-    `memory_bytes` is how much the device holds at most. `limits_s` has time limits of phases that
-    are not the usual ones. `nic` is the number of the virtio NIC that stands in for it. `ssh` is
-    where the guest's sshd is, by which the hook is run where the guest agent does not do it.
+    equivalents; None: QEMU creates it, from `options` alone. `hook` is a program in the guest.
+    `memory_bytes` is the most that the device holds. `limits_s` has time limits of phases that
+    differ from the defaults. `nic` is the number of the virtio NIC that replaces it meanwhile.
+    `ssh` is the address of the guest's sshd, through which the hook runs if the guest agent does
+    not run it.
     """
 
     id: str
@@ -62,7 +63,7 @@ class Passthrough(NamedTuple):
 
     @property
     def netdev(self) -> str | None:
-        """The back end of a NIC that QEMU makes, which is on the host's bridge; else None."""
+        """The back end, on the host's bridge, of a NIC that QEMU creates; else None."""
         is_made = self.strategy is Strategy.FAILOVER and self.match is None
         return f"{self.id}-net" if is_made else None
 
@@ -72,7 +73,7 @@ class Passthrough(NamedTuple):
         return f"{self.id}-port"
 
     def function_id(self, number: int) -> str:
-        """The id of its function `number`; function 0 has the device's own."""
+        """The id of its function `number`; function 0 has the device's own id."""
         return self.id if number == 0 else f"{self.id}-{number}"
 
 
@@ -155,8 +156,8 @@ def port_arguments(devices: Sequence[Passthrough], first_slot: int) -> list[str]
             "addr": hex(first_slot + number),
         }
         if device.driver == VFIO and device.memory_bytes:
-            # Firmware keeps so much room behind the port for a device that is plugged in later:
-            # twice what the device has, as its other windows want some too.
+            # Firmware reserves this much behind the port for a device plugged in later: twice the
+            # device's memory, because its other windows need some too.
             room = 1 << (2 * device.memory_bytes - 1).bit_length()
             port["pref64-reserve"] = max(room, 2 * MIB)
         argv += ["-device", json.dumps(port, separators=(",", ":"))]

@@ -1,4 +1,4 @@
-"""Passthrough devices of one QEMU: plugged in with all their functions, and out again."""
+"""Plug and unplug a QEMU's passthrough devices, with all their functions."""
 
 import json
 import os
@@ -70,10 +70,10 @@ async def _alone(host: Host) -> AsyncIterator[None]:
 async def plug(
     host: Host, files: QemuDir, monitor: Monitor, devices: Iterable[Passthrough]
 ) -> list[str]:
-    """Plug in what is not there yet; the ids of what was plugged in.
+    """Plug in missing devices; returns their ids.
 
-    All or nothing of each. Raises RefusedError, OperationFailedError (QEMU's words),
-    OutcomeUnknownError.
+    Each is plugged in completely or not at all. Raises RefusedError, OperationFailedError (QEMU's
+    words), OutcomeUnknownError.
     """
     devices = list(devices)
     if not devices:
@@ -90,7 +90,7 @@ async def plug(
 
 async def plug_one(host: Host, monitor: Monitor, device: Passthrough, addresses: list[str]) -> None:
     """Plug in all functions of one device, or none."""
-    # The guest sees the device when function 0 appears: the others must be there by then.
+    # The guest sees the device when function 0 appears, so the others must be there by then.
     options = list(reversed(functions(device, addresses)))
     try:
         for one in options:
@@ -109,7 +109,7 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
     """The QEMU device options of each function, number 0 first. Pure."""
     found = []
     for address in addresses or [""]:
-        # As on the host, what a function is for goes by its number; one alone is number 0.
+        # As on the host, the number identifies a function's purpose; a single one is number 0.
         number = int(address[-1]) if len(addresses) > 1 else 0
         one: dict[str, Any] = {
             "driver": device.driver,

@@ -1,4 +1,4 @@
-"""What a VM is: the spec (TOML) as a value, with errors that name the line and the key."""
+"""The spec of a VM (TOML) as a value, with errors that name the line and the key."""
 
 import json
 import re
@@ -33,10 +33,10 @@ class Firmware(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """One disk. `size_bytes` is set when vmckpt shall create a missing image.
+    """One disk. `size_bytes` is set if vmckpt is to create a missing image.
 
-    `path` is absolute, or relative to a host's state directory: an image of the host's own. `node`
-    is its block node in every QEMU that vmckpt starts.
+    `path` is absolute, or relative to a host's state directory: an image in the host's own folder.
+    `node` is its block node in every QEMU that vmckpt starts.
     """
 
     path: Path
@@ -47,14 +47,14 @@ class Disk(NamedTuple):
     node: str
 
     def on(self, state_dir: Path) -> Path:
-        """Where its image stands on the host with that state directory."""
+        """The path of its image on the host with that state directory."""
         return state_dir / self.path
 
 
 class Nic(NamedTuple):
     """One virtio NIC: on the host's bridge, or behind QEMU's user-mode NAT.
 
-    An `isolated` one is the same device to the guest, and connected to nothing.
+    An `isolated` one is the same device to the guest, but connected to nothing.
     """
 
     network: str
@@ -75,10 +75,10 @@ class Adopted(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where `vmckpt drain` may put it. Words name what several VMs have in common.
+    """Where `vmckpt drain` may put it. Labels name what several VMs have in common.
 
-    No two with a word of `apart` in common on one host; all with one of `together` on the same;
-    only on one of `hosts`, where any are named.
+    VMs that share a label in `apart` go to different hosts, those that share one in `together` to
+    the same host; all only to one of `hosts`, if any are named.
     """
 
     apart: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Placement(NamedTuple):
 class Spec(NamedTuple):
     """A VM as its owner describes it. `text` is the TOML it was read from.
 
-    Of an `adopted` one the command line counts, and the rest says what is in it.
+    For an `adopted` VM the command line counts, and the rest describes what is in it.
     """
 
     name: str
@@ -115,12 +115,12 @@ class Spec(NamedTuple):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether any of its NICs is cut off; then whatever else leads to a network is, too."""
+        """Whether any NIC is isolated; then all other connections to networks are cut off, too."""
         return any(nic.isolated for nic in self.nics)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a QEMU of it opens by path, disks left out."""
+        """The files that its QEMU opens by path, without disks."""
         boot = (self.boot.kernel, self.boot.initrd) if self.boot else ()
         found = (*boot, *(self.firmware or ()), *(self.adopted.files if self.adopted else ()))
         return tuple(path for path in found if path is not None)
@@ -191,7 +191,7 @@ def _check_passthrough(spec: Spec, top: TomlTable) -> None:
 
 
 def anchored(spec: Spec, base: Path) -> str:
-    """The spec's TOML, meaning the same wherever it is read: `base` stands in it."""
+    """The spec's TOML made independent of its location: it contains `base`."""
     if "base" in tomllib.loads(spec.text):
         return spec.text
     return f"base = {json.dumps(str(base), ensure_ascii=False)}\n{spec.text}"

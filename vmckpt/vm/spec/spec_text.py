@@ -1,4 +1,4 @@
-"""A spec as TOML again: for a VM that is made from another one. Pure."""
+"""Write a spec as TOML: for a VM that is made from another one. Pure."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from vmckpt.vm.spec.spec import Disk, Nic, Spec
 
 
 def written(spec: Spec) -> str:
-    """TOML that `parse_spec` reads as `spec`, wherever it stands; its `text` plays no part."""
+    """TOML that `parse_spec` reads as `spec`, wherever it is; `spec.text` is ignored."""
     lines = [
         _line("name", spec.name),
         _line("memory", f"{spec.memory_bytes // MIB}M"),
@@ -112,5 +112,5 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(_line(name, inner) for name, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(inner) for inner in value) + "]"
-    # What JSON writes of texts, whole numbers and truth TOML reads the same, but for DEL.
+    # JSON texts, integers and booleans are the same in TOML, except for DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -11,14 +11,16 @@ from vmckpt.units import parse_size_bytes
 
 
 class TableSource(NamedTuple):
-    """Where the keys stand, for errors; relative paths count from `base`."""
+    """The positions of keys, for errors; relative paths start from `base`."""
 
     text: str
     name: str
     base: Path
 
     def line_of(self, where: tuple[str | int, ...], key: str) -> int:
-        """The line of `key` in the table `where` ("disks", 1); the table's where it is missing."""
+        """The line of `key` in the table `where` ("disks", 1); the table's line if it is
+        missing.
+        """
         lines = self.text.splitlines()
         start = self._start_of(lines, where) if where else 0
         for number in range(start, len(lines)):
@@ -26,7 +28,7 @@ class TableSource(NamedTuple):
                 return number + 1
             if number > start and re.match(r"\s*\[", lines[number]):
                 break
-        # A table that stands where a value should, or the other way round.
+        # The key is a table instead of a value, or vice versa.
         headers = [] if where else self._headers(lines, key)
         return (headers[0] if headers else start) + 1
 
@@ -99,25 +101,25 @@ class TomlTable:
         return str(self._get(key, str, default))
 
     def integer(self, key: str, default: int, *, least: int) -> int:
-        """A whole number, at least `least`."""
+        """An integer, at least `least`."""
         value = int(self._get(key, int, default))
         if value < least:
             raise self.wrong(key, f"it has to be at least {least}", "choose a larger number")
         return value
 
     def optional_integer(self, key: str) -> int | None:
-        """A whole number, or None where there is none."""
+        """An integer, or None if the key is missing."""
         return int(self._get(key, int)) if self.has(key) else None
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """An array of strings, empty when it is missing."""
+        """An array of strings; empty if it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, str) for item in items):
             raise self.wrong(key, "it has to be an array of texts", "put each in quotes")
         return tuple(items)
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """An array of whole numbers, empty when it is missing."""
+        """An array of integers; empty if it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             raise self.wrong(key, "it has to be an array of whole numbers", "fix it")
@@ -167,17 +169,17 @@ class TomlTable:
         return path
 
     def table(self, key: str) -> "TomlTable | None":
-        """A sub-table, None when it is missing."""
+        """A sub-table; None if it is missing."""
         if not self.has(key):
             return None
         return TomlTable(self._get(key, dict), self._source, (key,))
 
     def free(self, key: str) -> dict[str, Any]:
-        """A sub-table whose keys are QEMU's or a hook's; empty when it is missing."""
+        """A sub-table with QEMU's or a hook's keys; empty if it is missing."""
         return TomlTable(self._get(key, dict, {}), self._source, (*self._where, key)).plain()
 
     def plain(self) -> dict[str, Any]:
-        """All of the table, whose keys are QEMU's: it can be written as JSON."""
+        """The whole table, with QEMU's keys: it can be written as JSON."""
         for key, value in self.data.items():
             if not _is_plain(value):
                 why = "it has to be text, a number, true or false, or an array or a table of those"
@@ -185,14 +187,14 @@ class TomlTable:
         return dict(self.data)
 
     def tables(self, key: str) -> list["TomlTable"]:
-        """An array of tables, empty when it is missing."""
+        """An array of tables; empty if it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, dict) for item in items):
             raise self.wrong(key, "it has to be an array of tables", f"write [[{key}]]")
         return [TomlTable(item, self._source, (key, number)) for number, item in enumerate(items)]
 
     def no_more_keys(self) -> None:
-        """Raises UsageError when there is a key that nothing read."""
+        """Raises UsageError if there is a key that nothing has read."""
         for key in self.data:
             if key not in self._read:
                 known = ", ".join(sorted(self._read))

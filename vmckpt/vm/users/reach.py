@@ -1,11 +1,11 @@
-"""What a VM's own user can reach on a host."""
+"""Check what a VM's own user can access on a host."""
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Executable, Host
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.users.users import VmUser, below
 
-# Prints each path that the user cannot use as the letter before it says, and what is in its way.
+# Prints each path that the user cannot use as its letter requires, and what prevents it.
 _TRY = """\
 for one; do
     path=${one#?}; mode=${one%"$path"}
@@ -27,7 +27,7 @@ REACH = (
 
 
 async def require_reachable(host: Host, spec: Spec, user: VmUser) -> None:
-    """Raises RefusedError, naming what the user cannot reach and what is in the way."""
+    """Raises RefusedError naming what the user cannot access, and what prevents it."""
     if found := await _unreachable(host, spec, user):
         raise RefusedError(
             f"the user of '{spec.name}' (uid {user.uid}) cannot reach all that it needs",
@@ -37,7 +37,7 @@ async def require_reachable(host: Host, spec: Spec, user: VmUser) -> None:
 
 
 async def closed(host: Host, spec: Spec | None, user: VmUser) -> list[str]:
-    """What a VM's user cannot reach whatever it is given: directories that are not vmckpt's."""
+    """What a VM's user can never access: directories that are not vmckpt's."""
     binary = await host.find_executable(host.qemu)
     wanted = [*_program(binary), f"x{host.state_dir.parent}"]
     if spec is not None:
@@ -48,7 +48,7 @@ async def closed(host: Host, spec: Spec | None, user: VmUser) -> list[str]:
 
 
 def _program(binary: Executable | None) -> list[str]:
-    """Where there is no QEMU, that is what is wrong, and others say so."""
+    """If there is no QEMU, that is the fault, and other checks report it."""
     return [f"x{binary.path}"] if binary else []
 
 

@@ -1,7 +1,7 @@
-"""Processes of a VM's own user: nothing of a QEMU outlasts it, whatever it makes itself look like.
+"""Processes of a VM's own user: none outlives its QEMU, however it disguises itself.
 
-A guest that has broken out of its QEMU writes another command line over that one's, or starts more
-processes where the sandbox is off. What it cannot do is become another user.
+A guest that has broken out of its QEMU can overwrite the QEMU's command line, or start more
+processes if the sandbox is off. It cannot become another user.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ _POLL_S = 0.01
 
 
 async def end_all_of(host: Host, files: QemuDir) -> None:
-    """Kill all that runs as the user of a QEMU that is to have ended.
+    """Kill all processes of the user of a QEMU that must be gone.
 
-    Raises OperationFailedError when some of it does not end.
+    Raises OperationFailedError if some do not end.
     """
     user = await user_of(host, files)
     if user is None:
@@ -35,7 +35,7 @@ async def end_all_of(host: Host, files: QemuDir) -> None:
                 remedy="they are stuck in the kernel: look at its storage",
             )
         if len(left) == len(await host.find_processes_of(user.uid)):
-            # All in one system call: they start no others meanwhile.
+            # All in one system call, so that none can start another meanwhile.
             await host.run(user.command(["kill", "-KILL", "--", "-1"]))
         for process in left:
             await host.stop_for_good(process)
@@ -43,9 +43,9 @@ async def end_all_of(host: Host, files: QemuDir) -> None:
 
 
 async def all_of_user(host: Host, files: QemuDir) -> list[ProcessId]:
-    """What runs as the user of a QEMU, but for other QEMUs of the same VM; [] if it has none.
+    """The processes of a QEMU's user, except other QEMUs of the same VM; [] if it has no own user.
 
-    Those are there while it moves between hosts that are one machine, or is restored.
+    Those exist during a migration between hosts on one machine, or a restore.
     """
     user = await user_of(host, files)
     if user is None:
@@ -58,9 +58,9 @@ async def all_of_user(host: Host, files: QemuDir) -> list[ProcessId]:
 
 
 async def _is_anothers(host: Host, files: QemuDir, user: VmUser, process: ProcessId) -> bool:
-    """Whether it is named as the process of another QEMU, which root has of the same user.
+    """Whether root's record of another QEMU with the same user names this process.
 
-    It ends with that one at the latest.
+    It ends with that QEMU at the latest.
     """
     said = await host.read_text(Path(f"/proc/{process.pid}/cmdline")) or ""
     before, _, rest = said.partition("-pidfile\0")

@@ -1,11 +1,11 @@
-"""A user of its own for each VM's QEMU, on hosts that have uids for them (`HostEntry.vm_uids`).
+"""Run each VM's QEMU as its own user, on hosts with uids for VMs (`HostEntry.vm_uids`).
 
-The uid follows from the VM's identity, so that it is the same on all hosts with the same range:
-those that share an image share its owner. It is a group's number too, of that VM alone; the first
-and the last of the range are groups that all VMs of the host are in, for files that they all read,
-and for the host's devices. QEMU is started as
-the user, with no capability; root's are its records, the user's what QEMU writes: images, RAM,
-sockets. They stay the user's when it has ended, mode 0600, and root does with them as before.
+The uid follows from the VM's identity, so it is the same on all hosts with the same range: hosts
+that share an image agree on its owner. The VM's own group has the same number. The first and the
+last number of the range are groups of all VMs of the host: for files that they all read, and for
+the host's devices. QEMU is started as the user, with no capability. Its records belong to root;
+what QEMU writes (images, RAM, sockets) belongs to the user. Those files stay the user's after it
+has ended, mode 0600, and root handles them as before.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec
 
 KVM, TUN, USERFAULTFD = Path("/dev/kvm"), Path("/dev/net/tun"), Path("/dev/userfaultfd")
-# What only root may do with a host's devices, or what reaches past a file.
+# Drivers that need root for a host's devices, or access more than a file.
 _HOST_DRIVERS = ("vfio-", "usb-host", "vhost-", "pvrdma")
 
 
 class VmUser(NamedTuple):
-    """Whose a QEMU is: user and group have one number. `taps` were made for it."""
+    """The user of a QEMU: user and group have one number. `taps` were created for it."""
 
     uid: int
     uids: Uids
@@ -40,25 +40,27 @@ class VmUser(NamedTuple):
 
     @property
     def shared_group(self) -> int:
-        """The one that all VMs of the host are in, for files."""
+        """The group of all VMs of the host, for files."""
         return self.uids.first
 
     @property
     def device_group(self) -> int:
-        """The same for devices: of another range's VM, which joins it, nothing else is open."""
+        """The same for devices; it gives a VM of another range, which joins it, nothing else."""
         return self.uids.last
 
     def command(self, argv: Iterable[str]) -> list[str]:
-        """What root runs so that `argv` runs as the user, for good; it keeps its pid."""
+        """The command by which root permanently becomes the user and runs `argv`, with the same
+        pid.
+        """
         return become(self.uid, (self.shared_group, self.device_group, *self.groups), argv)
 
     def to_json(self) -> str:
-        """For user.json."""
+        """The content of user.json."""
         return _SCHEMA.encode(_UserRecord(self.uid, self.uids, self.taps))
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
-        """The inverse, without the groups. Raises StorageError on a damaged file."""
+        """The inverse of `to_json`, without the groups. Raises StorageError on a damaged file."""
         found = _SCHEMA.decode(text, path)
         try:
             return cls(found.uid, make_uids(*found.uids), taps=found.taps)
@@ -79,16 +81,16 @@ _SCHEMA = Schema(_UserRecord, "end the VM's QEMU by hand, and start the VM again
 
 
 def uid_of(identity: str, uids: Uids) -> int:
-    """The VM's, the same wherever the range is. Pure."""
+    """The VM's uid, the same on all hosts with the same range. Pure."""
     number = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8])
     return uids.first + 1 + number % (uids.last - uids.first - 1)
 
 
 async def set_up(host: Host, spec: Spec, files: QemuDir, *, has_kvm: bool) -> VmUser | None:
-    """The user of a QEMU that is about to start, who has all that it needs; None: vmckpt's own.
+    """Prepare the user and files of a QEMU that is about to start; None: it runs as vmckpt's user.
 
-    The directories are there. For the holder of the VM's lock, whose identity is written down.
-    Raises RefusedError, StorageError, OperationFailedError; `take_back` undoes what there is.
+    The directories exist. The caller holds the VM's lock, and its identity is recorded. Raises
+    RefusedError, StorageError, OperationFailedError; `take_back` undoes any part of it.
     """
     if (uids := host.vm_uids) is None:
         return None
@@ -108,7 +110,7 @@ async def set_up(host: Host, spec: Spec, files: QemuDir, *, has_kvm: bool) -> Vm
             f"{host.name} --vm-uids FIRST-LAST",
         )
     user = VmUser(uid, uids, taps=tuple(_taps(spec, files)))
-    # First of all: recovery removes the taps by this record.
+    # First: recovery removes the taps by this record.
     await host.write_text(files.user, user.to_json())
     grants = [*await _places(host, files, user), *_files(spec, files, user)]
     grants += [one async for one in _images(host, spec, user)]
@@ -122,7 +124,7 @@ async def set_up(host: Host, spec: Spec, files: QemuDir, *, has_kvm: bool) -> Vm
 
 
 def unfit(spec: Spec) -> str:
-    """Why a VM cannot run as a user of its own; "": it can. Pure."""
+    """Why a VM cannot run as its own user; "": it can. Pure."""
     if spec.adopted is not None:
         return "it was adopted: what its command line opens is not known"
     if any(device.match for device in spec.passthrough):
@@ -134,7 +136,7 @@ def unfit(spec: Spec) -> str:
 
 
 async def _same_uid(host: Host, directory: VmDir, uid: int, uids: Uids) -> str | None:
-    """Another VM of the host that would be the same user."""
+    """Another VM of the host that would have the same uid."""
     for name in await host.list_dir(vms_dir(host.state_dir)):
         if name != directory.path.name:
             theirs = await read_identity(host, vm_dir(host.state_dir, name))
@@ -144,8 +146,8 @@ async def _same_uid(host: Host, directory: VmDir, uid: int, uids: Uids) -> str |
 
 
 async def _places(host: Host, files: QemuDir, user: VmUser) -> list[Grant]:
-    """The way to its own files, and no further."""
-    # Of all VMs: nothing is listed there.
+    """Grant the path to its own files, and no more."""
+    # Directories of all VMs: it may not list them.
     ways = [host.state_dir, vms_dir(host.state_dir)]
     if await host.exists(images := images_dir(host.state_dir)):
         ways.append(images)
@@ -158,7 +160,7 @@ async def _places(host: Host, files: QemuDir, user: VmUser) -> list[Grant]:
 
 
 def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
-    """What it makes itself, and where its memory is."""
+    """The files that it creates, and the location of its memory."""
     made = (files.pid, files.console_log)
     sockets = [files.operator, files.onlooker, files.rescue, files.console]
     sockets += [files.agent] if spec.guest_agent else []
@@ -171,10 +173,10 @@ def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
 
 
 async def below(host: Host, image: Path) -> AsyncIterator[Path]:
-    """The backing files of a qcow2 image as far as only root may have named them.
+    """The backing files of a qcow2 image, as far as only root can have named them.
 
-    A guest that has broken out of QEMU writes what it likes into its own image, and any guest what
-    it likes into a raw one: whatever that names would be opened to it.
+    A guest that has broken out of QEMU can write anything into its own image, and any guest can
+    into a raw one: it would get access to every file named there.
     """
     is_layered, seen = True, {image}
     while is_layered and await owner_of(host, image) == 0:
@@ -183,13 +185,13 @@ async def below(host: Host, image: Path) -> AsyncIterator[Path]:
         is_layered = await names_layered(host, image)
         image = await host.resolve(image.parent / name.removeprefix("file:"))
         if image in seen or not await host.exists(image):
-            return  # QEMU says so
+            return  # QEMU reports it
         seen.add(image)
         yield image
 
 
 async def owner_of(host: Host, path: Path) -> int | None:
-    """The uid of who has a file, links followed; None: there is none."""
+    """The uid of a file's owner, links followed; None: there is no file."""
     done = await host.run(["stat", "-L", "-c", "%u", "--", str(path)])
     return int(done.stdout) if done.returncode == 0 else None
 
@@ -205,7 +207,7 @@ def _taps(spec: Spec, files: QemuDir) -> Iterator[str]:
 
 async def _make_taps(host: Host, user: VmUser) -> None:
     for name in user.taps:
-        # QEMU attaches itself to one that is there, if it is its user's.
+        # QEMU attaches to an existing tap if that belongs to its user.
         add = ["ip", "tuntap", "add", "dev", name, "mode", "tap", "user", str(user.uid)]
         done = await host.run(add)
         if done.returncode:
@@ -217,9 +219,9 @@ async def _make_taps(host: Host, user: VmUser) -> None:
 
 
 async def take_back(host: Host, files: QemuDir) -> None:
-    """Remove what lasts of `set_up` when a QEMU has ended, but for files' owners: its taps.
+    """Undo what outlasts a QEMU of `set_up`, except files' owners: its taps.
 
-    They went with it, unless its start was cut off.
+    They go with QEMU unless its start was interrupted.
     """
     user = await user_of(host, files)
     for name in user.taps if user else ():
@@ -227,19 +229,19 @@ async def take_back(host: Host, files: QemuDir) -> None:
 
 
 async def user_of(host: Host, files: QemuDir) -> VmUser | None:
-    """Whose a QEMU is; None: vmckpt's own user's. Raises StorageError on a damaged file."""
+    """A QEMU's own user; None: vmckpt's user. Raises StorageError on a damaged file."""
     text = await host.read_text(files.user)
     return VmUser.from_json(text, files.user) if text is not None else None
 
 
 async def let_write(host: Host, files: QemuDir, *paths: Path) -> None:
-    """A QEMU may write to these files; it alone besides root, if it has a user of its own."""
+    """Give a QEMU with its own user write access to these files, exclusively except for root."""
     if user := await user_of(host, files):
         await host.grant([Grant(GrantKind.OWN, path, user.uid) for path in paths], user.uids)
 
 
 async def let_read(host: Host, files: QemuDir, directory: Path, names: Iterable[str]) -> None:
-    """A QEMU may read these files, and pass through their directory. Nothing else may."""
+    """Give a QEMU read access to these files, through their directory, and to no others."""
     if user := await user_of(host, files):
         ways = [Grant(GrantKind.ENTRANCE, directory, user.uid)]
         reads = [Grant(GrantKind.READ, directory / name, user.uid) for name in names]
@@ -247,7 +249,7 @@ async def let_read(host: Host, files: QemuDir, directory: Path, names: Iterable[
 
 
 def let_write_here(files: QemuDir, path: Path) -> None:
-    """The same on this machine, at once. Raises OSError, StorageError."""
+    """As `let_write`, synchronously on this machine. Raises OSError, StorageError."""
     try:
         text = files.user.read_text()
     except FileNotFoundError:
@@ -257,7 +259,7 @@ def let_write_here(files: QemuDir, path: Path) -> None:
 
 
 def made_by(files: QemuDir, name: str) -> Path:
-    """Where a QEMU of this machine can make a socket of that name."""
+    """The path at which a QEMU of this machine can create a socket of that name."""
     return (files.own if files.own.is_dir() else files.path) / name
 
 
@@ -268,9 +270,9 @@ async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Grant]:
     layered = {disk.on(host.state_dir) for disk in spec.disks if disk.format == "qcow2"}
     for path, is_writable in wanted:
         image = await host.resolve(path)
-        if await host.exists(image):  # else QEMU says so
-            # Before it is the VM's: what that writes into it is not believed. All of a raw image
-            # is written by its guest, so untrusted.
+        if await host.exists(image):  # otherwise QEMU reports it
+            # Before it is the VM's: what that writes into it is not trusted. A raw image is written
+            # entirely by its guest, so it is untrusted.
             if path in layered:
                 async for base in below(host, image):
                     yield _image(base, user, writable=False)
