@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 
 def convert(kind: type[T], value: object) -> T:
-    """Convert parsed JSON to a value of type `kind`. Raises MalformedError, which names the field.
-    """
+    """Convert parsed JSON to a value of type `kind`. Raises MalformedError, naming the field."""
     import msgspec  # costs 10 ms, which commands without records save
 
     try:

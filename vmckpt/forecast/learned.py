@@ -114,7 +114,7 @@ def moved(record: RunRecord) -> Moved | None:
     if result.get("outcome") != "completed" or not _is_sound(result):
         return None
     if shared_the_link(record) or _was_disturbed(record):
-        return None  # the others' share is unknown, or how long the link was down
+        return None  # the others' share, or how long the guest was paused, is unknown
     if _is_rare(record.request):
         return None  # no forecast covers that kind
     counted = [sample for sample in samples if sample.get("normal_pages")]

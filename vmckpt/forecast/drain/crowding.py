@@ -99,8 +99,7 @@ def forecast_s(one: Past, learned: LearnedCrowding) -> float:
 
 
 def _alone(past: Sequence[Sequence[_Parts]], crowding: float) -> tuple[float, float, float]:
-    """The time before and after sending, at the median, and sending's ratio to the expected work.
-    """
+    """Median times before and after sending, and the ratio of sending to the expected work."""
     every = [one for parts in past for one in parts]
     worked = sum(one.work.alone_s(crowding) for one in every)
     expected = sum(one.move.cost.work_s for one in every)

@@ -74,8 +74,7 @@ class DirtyRate:
 
     @property
     def bytes_per_s(self) -> float:
-        """Distinct bytes dirtied within a second: what the later rounds of a pre-copy have to send.
-        """
+        """Distinct bytes dirtied within a second: what later rounds of a pre-copy have to send."""
         return self.curve.within(1.0) * PAGE_BYTES
 
     @property

@@ -1,4 +1,6 @@
-"""Which way keeps what the operator wants; if none does, the least change of mind that helps."""
+"""Choose the method that meets the operator's constraints; if none does, the smallest change that
+helps.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,9 @@ from vmckpt.units import format_duration
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What is wanted. None: anything will do. `gone_s` of `finish_within_s` are over already."""
+    """The operator's constraints. None: no constraint. `gone_s` of `finish_within_s` have already
+    passed.
+    """
 
     max_pause_s: float | None = None
     finish_within_s: float | None = None
@@ -21,12 +25,12 @@ class Intent:
 
     @property
     def is_given(self) -> bool:
-        """Whether anything is wanted at all."""
+        """Whether any constraint is set."""
         return replace(self, gone_s=0.0) != Intent()
 
     @property
     def left_s(self) -> float | None:
-        """What a migration that begins now may take."""
+        """How long a migration that begins now may take."""
         return None if self.finish_within_s is None else self.finish_within_s - self.gone_s
 
 
@@ -52,7 +56,9 @@ class Miss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way to take and why; without one, `change` is the least change that allows one."""
+    """The chosen method and the reason; without one, `change` is the smallest change that allows
+    one.
+    """
 
     way: TransferMode | None
     reason: str
@@ -60,13 +66,13 @@ class Choice:
 
 
 MAX_PAUSE, MAX_SLOWDOWN = "--max-pause", "--max-slowdown"
-# The longest pause that can be asked for: QEMU takes no more.
+# The longest pause that can be requested: QEMU's maximum.
 MOST_PAUSE_S = 2000.0
-# Of ways alike within this part the one that asks less of the guest is taken.
+# Of methods that differ by less than this fraction, choose the gentler one.
 ALIKE = 0.1
-# So many times as much may have to be given up, for a downtime so many times shorter.
+# How many times as much may have to be given up for a downtime that is this many times shorter.
 LITTLE_MORE, FAR_SHORTER = 1.5, 3
-# The less a way asks of the guest, the earlier it stands.
+# The gentler a method is on the guest, the earlier it comes.
 _GENTLE = (
     TransferMode.PRECOPY, TransferMode.MULTIFD, TransferMode.ZSTD, TransferMode.AUTO_CONVERGE,
     TransferMode.STOP, TransferMode.HYBRID, TransferMode.POSTCOPY,
@@ -74,15 +80,15 @@ _GENTLE = (
 
 
 def judge(forecast: Forecast, intent: Intent) -> Offer:
-    """The forecast against the intent, by what nine of ten outcomes keep."""
+    """Compare the forecast with the intent, by what nine of ten outcomes meet."""
     return Offer(forecast, tuple(_misses(forecast, intent)))
 
 
 def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
-    """Of the ways that keep the intent the one that is done first.
+    """Choose the fastest of the methods that meet the intent.
 
-    Post-copy, in which a link that breaks can cost the guest, only where nothing safer keeps it;
-    stopping the guest before all others only where a pause is allowed by name.
+    Post-copy, in which a broken link can cost the guest, only if nothing safer meets it. Stopping
+    the guest comes before all others only if a pause is explicitly allowed.
     """
     if not offers:
         return Choice(None, "no method is possible between these hosts", "see `vmckpt check`")
@@ -143,7 +149,7 @@ def change(offer: Offer) -> tuple[bool, int, float]:
 
 
 def missed_slowdown(most: float, slowdown: float) -> Miss:
-    """That the guest has to be slowed more than it may be."""
+    """The violation that the guest has to be slowed more than allowed."""
     percent = math.ceil(100 * slowdown)
     return Miss(MAX_SLOWDOWN, f"{MAX_SLOWDOWN} {percent}%", slowdown / max(most, 1e-3))
 
@@ -193,7 +199,7 @@ def _against(offers: Sequence[Offer]) -> str:
 
 
 def _rounded_up(duration_s: float) -> str:
-    """As an option takes it, never less: 210ms, 4.3s, 12m."""
+    """Rounded up to the form of an option, never less: 210ms, 4.3s, 12m."""
     if duration_s < 1:
         return f"{math.ceil(duration_s * 100) * 10}ms"
     if duration_s < 60:

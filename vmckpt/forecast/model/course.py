@@ -1,7 +1,7 @@
-"""When a guest dirties its pages: what was seen from any moment of the measurement on.
+"""When a guest dirties its pages: the observations from any moment of the measurement on.
 
-A mean over bursts is what no single migration meets. So a pre-copy is played from several moments
-of what was seen, and their outcomes are the forecast.
+No single migration meets the mean over bursts. So a pre-copy is simulated from several moments of
+the measurement, and the outcomes are the forecast.
 """
 
 from bisect import bisect_left
@@ -12,29 +12,33 @@ from typing import NamedTuple, Protocol, Self
 
 from vmckpt.forecast.model.dirtying import DirtyCurve
 
-# From so many moments, at most, a migration is played.
+# The number of moments, at most, from which a migration is simulated.
 STARTS = 8
-# One that is asked for now begins to send so much later.
+# Delay between the request for a migration and its first byte.
 BEGINS_S = 0.4
-# A guest has a rhythm that is as it was a period before, and was not in between: by so much of what
-# its moments differ from their mean, and they by so much of that.
+# A guest has a rhythm if it behaves as one period before, and differently in between: the first
+# figure is the deviation allowed, as a fraction of the moments' deviation from their mean; the
+# second is how far the moments must differ from their mean.
 LIKE, UNLIKE, VARIES = 0.55, 1.0, 0.2
-# So many periods are tried, up to this part of what was seen: most of it was to be seen twice.
+# The number of periods to try, up to this fraction of the measurement: most of a period has to be
+# seen twice.
 RHYTHMS, LONGEST = 96, 0.6
-# What was seen is held against what was seen before in so many cells.
+# The number of cells in which the measurement is compared with the earlier one.
 CELLS = 40
-# Less than this part of all that it dirties says nothing about how busy the guest was.
+# Less than this fraction of all pages dirtied does not show how busy the guest was.
 TELLING = 0.01
 
 
 class WorkProfile(NamedTuple):
-    """By each moment the guest had done what takes it so long on average; both from 0 on."""
+    """For each moment, how much the guest had done, as the time it takes for that on average; both
+    start at 0.
+    """
 
     moments_s: Sequence[float]
     done_s: Sequence[float]
 
     def by(self, at_s: float) -> float:
-        """What it had done by then."""
+        """How much it had done by then."""
         after = min(max(bisect_left(self.moments_s, at_s), 1), len(self.moments_s) - 1)
         begin_s, end_s = self.moments_s[after - 1], self.moments_s[after]
         before_s, after_s = self.done_s[after - 1], self.done_s[after]
@@ -42,11 +46,11 @@ class WorkProfile(NamedTuple):
 
 
 class DirtyProfile(NamedTuple):
-    """Spans one after the other, by their ends; `pages[i][n]`: distinct pages in spans i to i + n.
+    """Consecutive spans, by their ends; `pages[i][n]`: distinct pages in spans i to i + n.
 
-    `curve` is the guest on average, for what lies beyond the last span or within one. `work` says
-    how busy it was, `done_s` what of it was done as each span began, and at the end. One with a
-    rhythm does again and again what it did in its first `rhythm_s`; 0: it has none.
+    `curve` is the guest's average, for times beyond the last span or within one. `work` says how
+    busy it was, `done_s` how much of it was done at the start of each span and at the end. A guest
+    with a rhythm repeats what it did in its first `rhythm_s`; 0: no rhythm.
     """
 
     ends_s: Sequence[float]
@@ -64,7 +68,9 @@ class DirtyProfile(NamedTuple):
         counts: Sequence[Sequence[tuple[float, int]]],
         curve: DirtyCurve,
     ) -> Self:
-        """With the rhythm that it shows. `counts`: what first parts of the spans had come to."""
+        """Build the profile and detect its rhythm. `counts`: intermediate counts within the
+        spans.
+        """
         moments_s, done_s, spans_s = [0.0], [0.0], [0.0]
         for begin_s, end_s, row, parts in zip((0.0, *ends_s), ends_s, pages, counts, strict=False):
             for t_s, work_s in _work([*parts, (end_s - begin_s, row[0])], curve):
@@ -75,13 +81,15 @@ class DirtyProfile(NamedTuple):
         return course._replace(rhythm_s=_rhythm_s(course))
 
     def now_s(self) -> float | None:
-        """The moment like that in which a migration would begin now; of one without rhythm None."""
+        """The moment of the measurement that matches a migration that starts now; None without a
+        rhythm.
+        """
         if not self.rhythm_s:
             return None
         return (self.ends_s[-1] + BEGINS_S) % self.rhythm_s
 
     def starts_s(self) -> list[float]:
-        """Moments of the first half of what was seen; enough of them follows each."""
+        """Moments in the first half of the measurement, so that enough of it follows each."""
         half_s = self.ends_s[-1] / 2 if self.ends_s else 0.0
         return [half_s * n / STARTS for n in range(STARTS)]
 
@@ -101,13 +109,16 @@ class DirtyProfile(NamedTuple):
         return seen + max(mean - self.curve.within(end_s - from_s), 0.0)
 
     def _in_rhythm(self, from_s: float, length_s: float) -> float:
-        """From a moment of the first period, of which more is known than of later ones."""
+        """As `between`, from a moment of the first period, of which more is known than of later
+        ones.
+        """
         left_s = self.rhythm_s - from_s
         if length_s <= left_s:
             return self._seen(from_s, from_s + length_s)
         if length_s >= self.rhythm_s:
             return self._seen(0.0, min(length_s, self.ends_s[-1]))
-        # What is dirtied both before and after the turn counts twice, but no more than all.
+        # Pages dirtied both before and after the turn count twice, but the sum is at most all of
+        # them.
         parts = self._seen(from_s, self.rhythm_s) + self._seen(0.0, length_s - left_s)
         return min(parts, self._seen(0.0, self.rhythm_s))
 
@@ -134,7 +145,7 @@ class DirtyProfile(NamedTuple):
         return min(part / whole, 1.0) * self.pages[span][0] if whole else 0.0
 
     def _gone(self, span: int, at_s: float) -> float:
-        """What part of what the guest does in a span is done by then."""
+        """The fraction of the span's work that is done by then."""
         begin_s, end_s = self.done_s[span], self.done_s[span + 1]
         return (self.work.by(at_s) - begin_s) / (end_s - begin_s) if end_s > begin_s else 0.0
 
@@ -143,9 +154,9 @@ class DirtyProfile(NamedTuple):
 
 
 def _work(parts: Sequence[tuple[float, float]], curve: DirtyCurve) -> Iterator[tuple[float, float]]:
-    """When each part of a span ends, and how long what was done in it takes on average.
+    """When each part of a span ends, and how long its work takes on average.
 
-    Where hardly anything new comes on average, that nothing came says nothing.
+    Where hardly any new pages come on average, their absence shows nothing.
     """
     before_s, before, worked_s = 0.0, 0.0, 0.0
     least = TELLING * curve.working_set_pages
@@ -162,7 +173,7 @@ def _work(parts: Sequence[tuple[float, float]], curve: DirtyCurve) -> Iterator[t
 
 
 def _rhythm_s(course: DirtyProfile) -> float:
-    """The shortest period that fits about as well as any; 0 where none does."""
+    """The shortest period that fits about as well as the best; 0 if none fits."""
     if not course.ends_s:
         return 0.0
     whole_s = course.ends_s[-1]
@@ -182,15 +193,15 @@ def _rhythm_s(course: DirtyProfile) -> float:
 
 
 def _before(rates: Sequence[float], at: float) -> float:
-    """The rate in a cell that begins in one and ends in the next."""
+    """The rate one period earlier, in a window that may span two cells."""
     first = floor(at)
     after = rates[first + 1] if first + 1 < len(rates) else rates[first]
     return rates[first] + (at - first) * (after - rates[first])
 
 
 def _best(fit: Mapping[float, float]) -> float:
-    """The shortest of those that fit about as well as the best, or one hardly longer that fits
-    better.
+    """The shortest of the periods that fit about as well as the best, or a slightly longer one that
+    fits better.
     """
     least = min(fit.values(), default=0.0)
     shortest = next((period_s for period_s, differs in fit.items() if differs <= 1.1 * least), 0.0)
@@ -199,20 +210,20 @@ def _best(fit: Mapping[float, float]) -> float:
 
 
 def _varies(rates: Sequence[float]) -> float:
-    """How far they are from their mean, on average."""
+    """Their mean deviation from their mean."""
     mean = fmean(rates)
     return fmean(abs(rate - mean) for rate in rates)
 
 
 class Load(Protocol):
-    """What a guest dirties while it moves; moments count from the beginning of that."""
+    """What a guest dirties during a migration; moments count from the migration's start."""
 
     def between(self, from_s: float, to_s: float, quantile: float = 0.5) -> float:
         """Distinct pages that are dirtied between two moments."""
 
 
 class OnAverage(NamedTuple):
-    """As it did on average, at any moment."""
+    """The guest's average, at any moment."""
 
     curve: DirtyCurve
 
@@ -222,7 +233,7 @@ class OnAverage(NamedTuple):
 
 
 class From(NamedTuple):
-    """As it did from a moment of the measurement on. No luck is left in it."""
+    """What it did from one moment of the measurement on. Leaves nothing to chance."""
 
     course: DirtyProfile
     start_s: float
@@ -234,7 +245,7 @@ class From(NamedTuple):
 
 
 class Slowed(NamedTuple):
-    """As by `load` until a moment, and from there on at `speed` times that."""
+    """As `load` until a moment, and at `speed` times that from there on."""
 
     load: Load
     since_s: float

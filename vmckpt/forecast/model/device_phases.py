@@ -1,4 +1,4 @@
-"""How long what devices hold takes into a guest's memory and back, by moves that were. Pure."""
+"""How long saving device state to guest memory and loading it takes, from past moves. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from vmckpt.forecast.model.forecast import Band, Forecast
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 
-# Less than this says nothing of the pace: it is the hooks' and the drivers' own time.
+# Less than this does not show the throughput: it is the time of the hooks and drivers themselves.
 TELLING_BYTES = 64 << 20
 
 
 class DeviceMove(NamedTuple):
-    """One that was: so much was saved, so long out of the devices and back into others."""
+    """A past move: bytes saved, seconds to save them and to load them."""
 
     device_bytes: int
     out_s: float
@@ -20,7 +20,7 @@ class DeviceMove(NamedTuple):
 
 
 class DevicePhases(NamedTuple):
-    """What is expected of a guest's devices; the two times are None where no move was seen."""
+    """The forecast for a guest's devices; the two times are None if no move was seen."""
 
     device_bytes: int
     moves: int
@@ -29,16 +29,16 @@ class DevicePhases(NamedTuple):
 
     @property
     def both_s(self) -> Band | None:
-        """Out and back together."""
+        """Saving and loading together."""
         if self.out_s is None or self.back_s is None:
             return None
         return Band(*(out + back for out, back in zip(self.out_s, self.back_s, strict=True)))
 
 
 def device_phases(device_bytes: int, seen: Sequence[DeviceMove]) -> DevicePhases:
-    """What so many bytes will take: as long as before, and for more than then at the pace of then.
+    """Forecast for that many bytes: the past time, and for more bytes than then, in proportion.
 
-    Less than then takes as long as then: copying and the rest cannot be distinguished.
+    Fewer bytes take as long as then: copying and fixed costs cannot be distinguished.
     """
     if not seen:
         return DevicePhases(device_bytes, 0, None, None)
@@ -59,7 +59,7 @@ def _band(values: Sequence[float]) -> Band:
 
 
 def with_devices(forecast: Forecast, phases: DevicePhases) -> Forecast:
-    """The same way with the phases of the guest's devices, which come before and after it."""
+    """The same method with the phases of the guest's devices, which come before and after it."""
     if phases.both_s is None:
         return forecast
     total = zip(forecast.total_s, phases.both_s, strict=True)

@@ -1,7 +1,7 @@
 """U(t): how many distinct pages a guest dirties within t seconds, from measured points.
 
-Never a rate times t: what is dirtied twice is sent once. U is monotone and concave in truth; the
-points are made so (monotone) before they are used.
+Never a rate times t: a page dirtied twice is sent once. The true U is monotone and concave; the
+points are made monotone before use.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from math import log
 from statistics import fmean
 from typing import NamedTuple, Self
 
-# What is left of the spread when a point rests on few samples.
+# The fraction of the spread that remains when a point rests on few samples.
 LEAST_SPREAD = 0.03
-# Points closer than this are one.
+# Points closer than this are merged.
 SAME_TIME = 0.01
 
 
 class DirtyPoint(NamedTuple):
-    """U at one t: the tenth, the mean and the ninetieth part of what was seen."""
+    """U at one t: the 10th percentile, the mean and the 90th percentile of the samples."""
 
     t_s: float
     low_pages: float
@@ -37,7 +37,7 @@ class DirtyCurve:
 
     @classmethod
     def measured(cls, samples: Iterable[Sequence[tuple[float, float]]], total_pages: int) -> Self:
-        """From samples (t, pages), those of about the same t together."""
+        """Build the curve from samples (t, pages); those with about the same t are merged."""
         points = sorted(_point(group) for group in samples if group)
         rising: list[DirtyPoint] = []
         for point in points:
@@ -49,7 +49,7 @@ class DirtyCurve:
         return cls(tuple(rising), total_pages)
 
     def within(self, t_s: float, quantile: float = 0.5) -> float:
-        """U(t), in pages. `quantile` 0.1, 0.5 and 0.9 are what was measured, others between."""
+        """U(t), in pages. `quantile` 0.1, 0.5 and 0.9 are measured, others interpolated."""
         if not self.points or t_s <= 0:
             return 0.0
         if t_s <= self.points[0].t_s:
@@ -57,12 +57,12 @@ class DirtyCurve:
         for n, after in enumerate(self.points):
             if t_s <= after.t_s:
                 return self._between(self.points[n - 1], after, t_s, quantile)
-        # Beyond the last point it goes on as between the last two, and no faster than on average.
+        # Beyond the last point it continues as between the last two, and no faster than on average.
         before, last = (_ORIGIN, *self.points)[-2:]
         at_last = _at(last, quantile)
         slope = (last.pages - before.pages) / (last.t_s - before.t_s)
         slope = min(slope, last.pages / last.t_s)
-        # The less likely ones in proportion: by slopes of their own they could cross.
+        # Other quantiles in proportion: with slopes of their own they could cross.
         slope *= at_last / last.pages if last.pages else 1.0
         return min(at_last + (t_s - last.t_s) * slope, self.total_pages)
 
@@ -83,7 +83,7 @@ class DirtyCurve:
 
     @property
     def working_set_pages(self) -> float:
-        """Distinct pages in the longest time that was looked at."""
+        """Distinct pages in the longest time measured."""
         return self.points[-1].pages if self.points else 0.0
 
 

@@ -1,29 +1,28 @@
-"""All of memory, sent once, in the order of its pages: two ends that work side by side.
+"""The first pass sends all of memory once, in page order: two hosts that work concurrently.
 
-The source looks at a page, finds it zero or sends it; the target takes it in, which for a page of
-zeroes costs about as much as for any other. A stretch of zeroes costs the link next to nothing: the
-source runs ahead of the target through it, and then waits for it when the sockets are full. Under a
-bandwidth limit a window's bytes go at its beginning, and in a window in which only zeroes are
-looked at nothing goes that could be made up for later (migration_rate_limit; ram.c,
-ram_find_and_save_block).
+The source checks a page, finds it zero or sends it; the destination receives it, which costs about
+as much for a page of zeroes as for any other. A stretch of zeroes costs the link almost nothing:
+the source runs ahead of the destination through it, then waits for it once the sockets are full.
+Under a bandwidth limit a window's bytes go at its start, and the bytes not used in a window of
+zeroes cannot be used later (migration_rate_limit; ram.c, ram_find_and_save_block).
 """
 
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-# How long a window of the bandwidth limit is.
+# The length of a window of the bandwidth limit.
 WINDOW_S = 0.1
-# What the sockets of both sides hold.
+# The capacity of the sockets of both sides.
 SOCKETS_BYTES = 6e6
-# Where compression leaves nothing of a page its place in the packet goes: 8 bytes.
+# If compression leaves nothing of a page, its index in the packet is sent: 8 bytes.
 LEAST_PART = 8 / 4104
 
 
 class Stretch(NamedTuple):
-    """A piece of memory: pages that are not zero, zero pages, those of them that are holes.
+    """A piece of memory: its non-zero pages, its zero pages, and how many of these are holes.
 
-    `ratio` is what compression leaves of a page that is not zero.
+    `ratio` is what compression leaves of a non-zero page.
     """
 
     pages: float
@@ -33,8 +32,8 @@ class Stretch(NamedTuple):
 
 
 class BandwidthLimit(NamedTuple):
-    """A bandwidth limit: whether it is reached QEMU asks after `at_once_bytes` of memory each time,
-    and of these `in_hand` more are under way then.
+    """A bandwidth limit. QEMU checks after every `at_once_bytes` of memory whether it is reached;
+    `in_hand` times as many are in flight then.
     """
 
     bytes_per_s: float
@@ -42,17 +41,20 @@ class BandwidthLimit(NamedTuple):
     in_hand: float
 
     def window_bytes(self, part: float) -> float:
-        """What really goes in a window, if `part` of memory's bytes goes over the link."""
+        """The bytes that are really sent in a window if `part` of memory's bytes goes over the
+        link.
+        """
         at_once = self.at_once_bytes * max(part, LEAST_PART)
         return (ceil(self.bytes_per_s * WINDOW_S / at_once) + self.in_hand) * at_once
 
 
 class TransferPace(NamedTuple):
-    """Seconds a page at each end, bytes on the link, and what holds these back (None: nothing).
+    """Seconds per page at each end, bytes on the link, and the limit on these (None: no limit).
 
-    `sent_s` and `taken_s` are of pages that are not zero, `looked_s` is the source's part of one
-    that is, `zero_s` the target's; a hole takes the source `hole_s` more. One that `compresses` is
-    as busy with a page as the target, and both `squeezed_s` longer if nothing were left of it.
+    `sent_s` and `taken_s` are for non-zero pages; for a zero page `looked_s` is the source's share
+    and `zero_s` the destination's; a hole costs the source `hole_s` more. With `compresses` the
+    source takes as long per page as the destination, and both take `squeezed_s` more for a page of
+    which nothing is left.
     """
 
     sent_s: float
@@ -67,13 +69,13 @@ class TransferPace(NamedTuple):
     compresses: bool = False
 
     def sent_part(self, stretch: Stretch) -> float:
-        """What of a page's bytes goes over the link."""
+        """The fraction of a page's bytes that goes over the link."""
         return stretch.ratio if self.compresses else 1.0
 
 
 @lru_cache(maxsize=64)
 def play(stretches: tuple[Stretch, ...], pace: TransferPace) -> float:
-    """How many seconds it takes until the target has all of it."""
+    """Seconds until the destination has received all of it."""
     ends = _Ends(pace)
     for stretch in stretches:
         ends.go(stretch)
@@ -81,15 +83,15 @@ def play(stretches: tuple[Stretch, ...], pace: TransferPace) -> float:
 
 
 class _Ends:
-    """Where both ends stand, in seconds since the beginning."""
+    """The progress of both ends, in seconds since the start."""
 
     def __init__(self, pace: TransferPace) -> None:
         self.source_s = self.target_s = 0.0
-        # When the last window began, and what part of what it lets through is left.
+        # The start of the last window, and the fraction of its bytes that is left.
         self._pace, self._window_s, self._left = pace, 0.0, 1.0
 
     def go(self, stretch: Stretch) -> None:
-        """One more stretch, zeroes and others mixed."""
+        """Add one stretch, zeroes and other pages mixed."""
         pace, left = self._pace, 1.0
         zero_pages, holes = stretch.zero_pages, stretch.hole_pages
         sent_part = pace.sent_part(stretch)
@@ -107,17 +109,18 @@ class _Ends:
             self.target_s = max(self.target_s, began_s) + part * takes_s
             left -= part
         if sends:
-            # What is queued is at most what the sockets hold.
+            # The queue is at most what the sockets hold.
             self.source_s = max(self.source_s, self.target_s - takes_s * SOCKETS_BYTES / sends)
 
     def _in_window(self, busy_s: float, windows: float) -> float:
-        """What part of a stretch the window still has room for; a new one begins if none.
+        """The fraction of a stretch that fits into the window; starts a new window if it is used
+        up.
 
-        `windows`: so many the stretch fills with what it sends.
+        `windows`: how many windows the stretch's bytes fill.
         """
         ends_s = self._window_s + WINDOW_S
         if self._left <= 1e-6 or self.source_s >= ends_s - 1e-9:
-            # The next begins when this one is over, or when QEMU is next there to see.
+            # The next one begins when this one ends, or when QEMU checks next.
             self.source_s = max(self.source_s, ends_s)
             self._window_s, self._left = self.source_s, 1.0
         by_bytes = self._left / windows if windows else 1.0

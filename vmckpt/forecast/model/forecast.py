@@ -1,7 +1,7 @@
-"""What a migration will come to, each way of doing it: total time, standstill, bytes, slowdown.
+"""The forecast of a migration for each method: total time, downtime, bytes, slowdown.
 
-Formulas: shared anchors, "Pre-copy"; U(t) instead of a rate. Each figure is three: one of ten
-outcomes is below p10, one above p90.
+Formulas: shared anchors, "Pre-copy", with U(t) instead of a rate. Each figure has three values: one
+of ten outcomes is below p10, one above p90.
 """
 
 import math
@@ -26,17 +26,17 @@ from vmckpt.forecast.model.rounds import (
     wire,
 )
 
-# What the tenth of all outcomes is, in standard deviations.
+# The 10th percentile, in standard deviations.
 _TENTH = 1.28
-# What playing a migration through leaves out, as a part of the time it takes. Of the workloads that
-# teach benchmarks/forecast, each left out of the learning in turn, 79 % are then within p10 to p90.
+# The error of the simulation itself, as a fraction of the time. Of the workloads that teach
+# benchmarks/forecast, each left out of the learning in turn, 79 % are then within p10 to p90.
 MODEL_SPREAD = 0.05
-# A bandwidth limit is kept by so much of it: QEMU writes many pages at once.
+# A bandwidth limit is kept up to this fraction: QEMU writes many pages at once.
 HELD_WITHIN = 1.05
 
 
 class TransferMode(StrEnum):
-    """How memory may move; `multifd` and `zstd` are pre-copies over several channels."""
+    """How memory can be moved; `multifd` and `zstd` are pre-copies over several channels."""
 
     PRECOPY = "precopy"
     AUTO_CONVERGE = "auto-converge"
@@ -52,7 +52,7 @@ PARALLEL = frozenset({TransferMode.MULTIFD, TransferMode.ZSTD})
 
 
 class Band(NamedTuple):
-    """Three parts of the outcomes: a tenth, half and nine tenths are below."""
+    """The 10th, 50th and 90th percentile of the outcomes."""
 
     p10: float
     p50: float
@@ -63,15 +63,15 @@ class Band(NamedTuple):
         return self.p10 <= outcome <= self.p90
 
     def to_json(self) -> list[float | None]:
-        """An endless time is null."""
+        """Infinity is null."""
         return [value if math.isfinite(value) else None for value in self]
 
 
 class MigrationLimits(NamedTuple):
     """Limits of a migration: downtime, and bytes/s (0: none).
 
-    `channels`: of the parallel methods; auto-converge takes at most `most_throttle` of the guest's
-    processors.
+    `channels` applies to the parallel methods; auto-converge takes at most `most_throttle` of the
+    guest's processor time.
     """
 
     downtime_s: float
@@ -82,7 +82,8 @@ class MigrationLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One way. `ends` is false when it is not expected to end. `slowdown` is of 1.
+    """The forecast for one method. `ends` is false if it is not expected to end. `slowdown` is a
+    fraction.
 
     `slow_s` is how long a post-copy fetches pages that the guest may already want.
     """
@@ -124,11 +125,11 @@ class _Case(NamedTuple):
 
 
 class _Luck(NamedTuple):
-    """How the unknowns come out: -1 for a good tenth, 0 for the middle, 1 for a bad tenth.
+    """The values of the unknowns: -1 for the good 10th percentile, 0 for the median, 1 for the bad
+    one.
 
-    `link`: how fast pages go; `guest`: how much is dirtied; `switch`: how long the switch takes and
-    what is waited for; `around`: what a migration takes besides; `model`: whatever comes otherwise
-    than as it was played through.
+    `link`: the speed of pages; `guest`: how much it dirties; `switch`: how long the switchover and
+    the waiting take; `around`: the time besides sending; `model`: deviations from the simulation.
     """
 
     link: int = 0
@@ -142,7 +143,7 @@ _UNKNOWNS = range(len(_Luck._fields))
 
 
 def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits) -> Forecast:
-    """What `way` comes to. `link` was learned for this way of sending."""
+    """Forecast the method `way`. `link` was learned for its way of sending."""
     case = _Case(way, guest, link, limits)
     tries = sorted(
         ((_play(case, load, _Luck()), load) for load in guest.loads),
@@ -151,7 +152,7 @@ def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: Migration
     middle, load = tries[len(tries) // 2]
     if (now := guest.load_now) is not None:
         middle, load = _play(case, now, _Luck()), now
-    # Each unknown by itself, good and bad: they have nothing to do with one another.
+    # Vary each unknown by itself, good and bad: they are independent.
     pairs = [
         tuple(_play(case, load, _Luck(*(luck * (n == at) for n in _UNKNOWNS))) for luck in (-1, 1))
         for at in _UNKNOWNS
@@ -176,7 +177,7 @@ def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: Migration
 
 
 def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
-    """The tenths of a figure whose unknowns, each alone, would make it what the pairs say."""
+    """The percentiles of a figure, given its pair of values for each unknown varied alone."""
     if math.isinf(middle):
         return Band(min(middle, *(min(pair) for pair in pairs)), middle, middle)
     below = math.hypot(*(max(middle - min(pair), 0.0) for pair in pairs))
@@ -187,8 +188,8 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
 def beyond_bytes_per_s(
     way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
 ) -> float:
-    """What goes a second while the guest runs at the source, where that is more than the bandwidth
-    limit; 0: it is kept.
+    """The rate while the guest runs at the source, if that exceeds the bandwidth limit; 0: it is
+    kept.
     """
     held = _wire(_Case(way, guest, link, limits)).held_bytes_per_s
     is_kept = held <= HELD_WITHIN * limits.bandwidth_bytes_per_s
@@ -207,7 +208,7 @@ def _wire(case: _Case, speed: float = 1.0) -> PageTimes:
 
 
 def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
-    """One outcome."""
+    """Simulate one outcome."""
     way, guest, link, limits = case
     path = _wire(case, (1 + _TENTH * link.spread) ** -luck.link)
     switch_s = max(link.switch_s + luck.switch * _TENTH * link.switch_spread_s, 0.0)
@@ -217,7 +218,7 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
     slower = 1 + luck.model * _TENTH * MODEL_SPREAD
     guest_luck = 0.4 * luck.guest
     if way is TransferMode.STOP:
-        # QEMU does not know that nothing will be dirtied: the bandwidth limit holds.
+        # QEMU does not know that no more pages will be dirtied: the bandwidth limit holds.
         took_s, sent = first_pass(guest, path)
         downtime_s = took_s * slower + switch_s
         return _Outcome(True, around_s + downtime_s, downtime_s, sent, 0.0, 1)
@@ -247,7 +248,7 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
 def _stopped(played: Played, around_s: float, switch_s: float, stopped_share: float) -> _Outcome:
     if not played.ends:
         return _Outcome(False, math.inf, math.inf, math.inf, 0.0, played.rounds)
-    # A throttled processor sleeps in one piece: its clients see that as downtime.
+    # A throttled processor sleeps in one piece: clients of the guest see that as downtime.
     asleep_s = TIMESLICE_S * played.throttle / (1 - played.throttle) if played.throttle else 0.0
     downtime_s = played.left_s * stopped_share + switch_s
     transfer_s = played.took_s + downtime_s

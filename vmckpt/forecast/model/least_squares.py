@@ -1,22 +1,22 @@
-"""Least squares with no unknown below zero, for a handful of unknowns. Pure."""
+"""Non-negative least squares for a handful of unknowns. Pure."""
 
 from collections.abc import Sequence
 from itertools import combinations
 
-# Facts of an equation, and what they come to.
+# The coefficients of an equation, and its right side.
 Row = tuple[Sequence[float], float]
 
 
 def not_negative(rows: Sequence[Row], *, needed: set[int]) -> tuple[float, ...] | None:
-    """What explains the rows best with nothing below zero: the best of all subsets of unknowns.
+    """The best non-negative solution, from all subsets of the unknowns.
 
-    One that `rows` cannot tell from the others is 0; None when nothing explains them with one of
-    the `needed` in it.
+    An unknown that `rows` cannot distinguish from the others is 0; None if nothing explains them
+    with one of the `needed` in it.
     """
     size = len(rows[0][0]) if rows else 0
     scale = [max(abs(row[n]) for row, _ in rows) or 1.0 for n in range(size)]
     scaled = [(*(x / s for x, s in zip(row, scale, strict=True)), y) for row, y in rows]
-    # Computed once, these products spare reading the rows again for each subset.
+    # Compute these products once, so that subsets need not read the rows again.
     products = [
         [sum(row[a] * row[b] for row in scaled) for b in range(size + 1)] for a in range(size + 1)
     ]
@@ -35,7 +35,7 @@ def not_negative(rows: Sequence[Row], *, needed: set[int]) -> tuple[float, ...] 
 
 
 def _solved(matrix: list[list[float]]) -> list[float] | None:
-    """Its last column is the right side; None when the others cannot be distinguished."""
+    """The last column is the right side; None if the others cannot be distinguished."""
     size = len(matrix)
     for at in range(size):
         pivot = max(range(at, size), key=lambda n: abs(matrix[n][at]))
