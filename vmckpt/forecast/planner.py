@@ -1,4 +1,6 @@
-"""The ways a VM can move to a host, what each will come to, and the one that keeps an intent."""
+"""Plan a migration: forecast every method, and choose the one that meets the operator's
+constraints.
+"""
 
 import math
 import time
@@ -54,27 +56,27 @@ from vmckpt.qemu.abilities import auto_converge
 from vmckpt.units import format_rate
 from vmckpt.vm.inventory import Vm
 
-# What is left between a plan and the one made anew after a wait: both may take so much longer.
+# Slack between a plan and the new plan after a wait: both may take this many times as long.
 ANEW = 1.25
-# What a plan measures when nothing else is said: two periods of most loads, and soon over.
+# The default measuring time of a plan: two periods of most loads, and soon over.
 LOOK_S = 8.0
-# Of a pause that is allowed so much is left to what comes in other than as reckoned.
+# The fraction of an allowed pause that is kept in reserve for deviations from the forecast.
 PAUSE_MARGIN = 0.2
-# Limits that are tried when longer ones break an intent.
+# The downtime limits to try when longer ones violate the intent.
 STEPS_MS = tuple(sorted((base * 10**n for n in range(6) for base in (1, 2, 5)), reverse=True))
-# Slowdowns that are tried where auto-converge, held to less, does not end.
+# The slowdowns to try if auto-converge, limited to less, does not converge.
 SLOWDOWNS = (0.2, 0.4, 0.6, 0.8, 1.0)
-# How a planned pre-copy that gains nothing is helped, see `within`.
+# How to help a planned pre-copy that makes no progress, see `within`.
 STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """What was found out. `closed` are ways that cannot be gone, `unknown` those without figures.
+    """A plan. `closed` has the methods that are impossible, `unknown` those without figures.
 
-    Each of these with its reason. `options` are those of the way chosen. `notes` are about the
-    forecast, `warned` is what the migration itself would warn of. `devices`: what those that are
-    unplugged for the way take; the ways' totals have it in them.
+    Both with reasons. `options` are those of the chosen method. `notes` concern the forecast,
+    `warned` is what the migration itself would warn of. `devices`: the time for devices that have
+    to be unplugged for the migration; the methods' totals include it.
     """
 
     vm: str
@@ -103,7 +105,9 @@ class MigrationPlan:
 
     @property
     def spare_s(self) -> float:
-        """How much later a migration may be planned anew and be over in time, in 9 of 10 cases."""
+        """How much later the migration may be planned again and still end in time, in 9 of 10
+        cases.
+        """
         if self.intent.left_s is None:
             return math.inf
         takes_s = [o.forecast.total_s.p90 for o in self.offers if o.forecast.way is self.choice.way]
@@ -141,9 +145,9 @@ class MigrationPlan:
 
 
 class Road(NamedTuple):
-    """A way between two hosts: with what is known of it, or why it is closed or not known.
+    """A method between two hosts: what is known of it, or why it is closed or unknown.
 
-    `downtimes_ms` are the limits to try, in their order.
+    `downtimes_ms` are the limits to try, in this order.
     """
 
     way: TransferMode
@@ -165,11 +169,11 @@ async def make_plan(
     began_s: float,
     for_s: float = LOOK_S,
 ) -> MigrationPlan:
-    """Measure the VM, ask both hosts, and forecast every way that they can go. Changes nothing.
+    """Measure the VM, ask both hosts, and forecast every method they support. Changes nothing.
 
-    An explicit method in `options` leaves only its own way. The intent's time began at `began_s` on
-    the monotonic clock. Raises RefusedError when nothing is known of the pair or no way is open,
-    BusyError when the VM is moving.
+    An explicit method in `options` excludes the others. The intent's time began at `began_s` on the
+    monotonic clock. Raises RefusedError when nothing is known of the pair or no method is open,
+    BusyError when the VM is being migrated.
     """
     _require_other_host(vm, target)
     await require_measurable(vm)
@@ -245,7 +249,7 @@ def _require_open(roads: Sequence[Road], vm: str, target: str) -> None:
 
 
 def _against(roads: Sequence[Road]) -> str:
-    """Why each road cannot be gone; those with one reason together."""
+    """Why methods are closed; those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for road in roads:
         reasons.setdefault(road.closed or road.unknown, []).append(road.way.value)
@@ -279,9 +283,9 @@ async def _road(
 
 
 def within_bandwidth(road: Road, measured: DirtyRate, asked: MigrationOptions) -> Road:
-    """The road, closed where several channels would send more than may go.
+    """The method, closed if several channels would send more than the bandwidth limit allows.
 
-    Unless they were asked for, or compression, which goes over them.
+    Unless the channels were requested, or compression, which uses them.
     """
     if road.way not in PARALLEL or asked.channels or asked.compression or not road.link:
         return road
@@ -294,7 +298,7 @@ def within_bandwidth(road: Road, measured: DirtyRate, asked: MigrationOptions) -
 
 
 def bandwidth_notes(road: Road, measured: DirtyRate) -> Iterator[str]:
-    """How a way goes beyond the bandwidth that it is given."""
+    """Notes on how a method exceeds its bandwidth limit."""
     limit = road.options.bandwidth_bytes_per_s
     if not limit or not road.link:
         return
@@ -316,11 +320,11 @@ def offer_of(
     intent: Intent,
     devices: DevicePhases | None = None,
 ) -> tuple[Offer, MigrationOptions]:
-    """With the first limit of the standstill that keeps the intent.
+    """The method's offer with the first downtime limit that meets the intent.
 
-    If none does, with the one that needs the least change. That change keeps it when it is asked
-    for: a longer pause allows the same limits again, but for the longest, which grows with it.
-    Auto-converge goes otherwise when it may slow the guest more.
+    If none does, the limit that needs the smallest change. With that change requested, the same
+    limit meets the intent: a longer pause allows the same limits again, except the longest, which
+    grows with it. Auto-converge behaves differently if it may slow the guest more.
     """
     guest = guest_of(measured, road.disk_bytes, moves_now=True)
     if devices:
@@ -356,12 +360,12 @@ def _by_limits(
 
 
 def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions:
-    """The options of a way with that limit, and what is promised besides."""
+    """The options of a method with that limit, and what else is promised."""
     most_ms = max(road.downtimes_ms) if intent.max_pause_s is not None else None
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     steered = None
     if road.options.method is Method.PRECOPY:
-        # Auto-converge slows the guest by a rule of its own.
+        # Auto-converge slows the guest by its own rule.
         steered = within(most_ms, None if road.way is TransferMode.AUTO_CONVERGE else slower)
     return replace(
         road.options,
@@ -374,7 +378,7 @@ def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions
 
 
 def limits(meant: MigrationOptions) -> MigrationLimits:
-    """What QEMU will be given."""
+    """The limits that QEMU will be given."""
     throttle = auto_converge(meant.wish())["max-cpu-throttle"] / 100
     bandwidth = float(meant.bandwidth_bytes_per_s)
     channels = meant.wished_channels or DEFAULT_CHANNELS
@@ -382,7 +386,9 @@ def limits(meant: MigrationOptions) -> MigrationLimits:
 
 
 def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
-    """What is done about a planned pre-copy that gains nothing: all that was allowed, by steps."""
+    """The policy for a planned pre-copy that makes no progress: use all that is allowed, in
+    steps.
+    """
     rules = (
         PolicyRule(
             STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=most_throttle_percent or 0
@@ -398,9 +404,9 @@ def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> P
 def limits_ms(
     way: TransferMode, options: MigrationOptions, intent: Intent, link: LinkModel
 ) -> tuple[int, ...]:
-    """The limits that QEMU may be given: the usual one, as much as the intent allows, shorter ones.
+    """The downtime limits to try: the usual one, as much as the intent allows, shorter ones.
 
-    Those that are stopped before all else, or hardly at all, go by none.
+    Methods that stop the guest first, or hardly at all, use no limit.
     """
     if intent.max_pause_s is None or way in (TransferMode.STOP, TransferMode.POSTCOPY):
         return (options.max_downtime_ms,)
@@ -411,7 +417,7 @@ def limits_ms(
 
 
 def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = False) -> Guest:
-    """The measured guest for the model; what was not measured is taken as the costliest."""
+    """The measured guest for the model; unknown values are assumed to be the costliest."""
     ram, dirtied = measured.ram, measured.dirtied
     return Guest(
         total_pages=measured.ram_bytes // PAGE_BYTES,
@@ -438,7 +444,7 @@ def _course(measured: DirtyRate) -> DirtyProfile | None:
 
 
 def _stretches(measured: DirtyRate) -> tuple[Stretch, ...]:
-    """Its memory in order; the last piece may be shorter, and counts as long as the others."""
+    """Its memory in page order; the last piece may be shorter, and counts as long as the others."""
     pages = measured.ram_bytes / PAGE_BYTES / max(len(measured.layout), 1)
     return tuple(
         Stretch(pages * (1 - content.zero), pages * content.zero, pages * hole, content.ratio)

@@ -1,4 +1,4 @@
-"""How right forecasts were: each run record that has one, against what came."""
+"""The accuracy of forecasts: each run record that has one, compared with the result."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -10,7 +10,7 @@ from vmckpt.forecast.model.forecast import Forecast, TransferMode, from_json
 
 
 class Scored(NamedTuple):
-    """One migration: the forecast, and what it came to. `pause_s` is None where not measured."""
+    """One migration: forecast and result. `pause_s` is None if not measured."""
 
     run: str
     way: TransferMode
@@ -21,17 +21,17 @@ class Scored(NamedTuple):
 
     @property
     def total_error(self) -> float:
-        """Of the forecast's median, as a part of it; more than 0: it took longer."""
+        """Relative to the forecast's median; positive: it took longer."""
         return self.total_s / self.forecast.total_s.p50 - 1
 
     @property
     def pause_error_s(self) -> float | None:
-        """Against the forecast's median."""
+        """The difference to the forecast's median."""
         return None if self.pause_s is None else self.pause_s - self.forecast.downtime_s.p50
 
 
 class Score(NamedTuple):
-    """Of all moves by one way. Errors are sizes, signs left out; shares are of 1."""
+    """The score of all moves by one method. Errors are absolute values; shares are fractions."""
 
     way: str
     moves: int
@@ -43,7 +43,7 @@ class Score(NamedTuple):
 
 
 def scored(records: Iterable[RunRecord]) -> list[Scored]:
-    """Every completed migration that was forecast to end, and had its link for itself."""
+    """Every completed migration that was forecast to end and had an exclusive link."""
     found = []
     for record in records:
         result = record.result or {}
@@ -85,12 +85,12 @@ def unforeseen(records: Iterable[RunRecord]) -> list[str]:
 
 
 def in_company(records: Iterable[RunRecord]) -> list[str]:
-    """The runs with a forecast that is not judged: they did not have their link for themselves."""
+    """The runs whose forecast is not judged because they shared their link."""
     return [one.run for one in records if one.forecast and one.result and shared_the_link(one)]
 
 
 def score(moves: Sequence[Scored]) -> list[Score]:
-    """A line for each way that was gone, and one for all."""
+    """A line for each method used, and one for all."""
     ways = sorted({move.way for move in moves})
     lines = [_line(way, [move for move in moves if move.way is way]) for way in ways]
     return [*lines, _line("all", moves)] if moves else []
@@ -119,7 +119,7 @@ def _share(true: Iterable[bool]) -> float:
 
 
 def facts(moves: Sequence[Scored]) -> list[dict[str, Any]]:
-    """Each move, for `--json`."""
+    """The facts of each move, for `--json`."""
     return [
         {
             "run": move.run,

@@ -1,4 +1,4 @@
-"""Which ways are left by what was asked for, what each asks of a migration, what is against it."""
+"""The methods that the options allow, what each requires, and what rules it out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ _PRECOPIES = (
 
 
 def ways(options: MigrationOptions) -> tuple[TransferMode, ...]:
-    """The ways that are what was asked for. A policy steers pre-copies alone."""
+    """The methods that the options allow. A policy steers pre-copies alone."""
     for way, method in _METHODS.items():
         if options.method is method:
             return (way,)
@@ -37,7 +37,7 @@ def ways(options: MigrationOptions) -> tuple[TransferMode, ...]:
         return (TransferMode.PRECOPY,)
     if options.policy is None:
         return tuple(TransferMode)
-    # Two would slow the guest, each by its own rule.
+    # Both would slow the guest, each by its own rule.
     slows = options.policy.may_throttle and not options.observe_only
     return tuple(way for way in _PRECOPIES if way is not TransferMode.AUTO_CONVERGE or not slows)
 
@@ -60,10 +60,10 @@ def options_of(way: TransferMode, options: MigrationOptions, intent: Intent) -> 
 
 
 def against(options: MigrationOptions, checks: Sequence[Finding]) -> str:
-    """Why a way is closed by what was found of it; empty: it is open.
+    """Why the findings rule the method out; empty: they do not.
 
-    Where `auto` comes to stopping the guest, because its dirty pages get lost, no other way is open
-    unless it was asked for by its method.
+    If `auto` selects stopping the guest because its dirty pages get lost, no other method is open
+    unless it was requested by name.
     """
     auto = options.method is Method.AUTO
     found = [
@@ -76,7 +76,9 @@ def against(options: MigrationOptions, checks: Sequence[Finding]) -> str:
 
 
 def warnings(checks: Mapping[TransferMode, Sequence[Finding]]) -> tuple[str, ...]:
-    """What the checks of open ways warn of, each once; of which ways, where it is not all."""
+    """The warnings of the checks of open methods, each once, naming the methods unless all have
+    it.
+    """
     found: dict[str, list[TransferMode]] = {}
     for way, these in checks.items():
         for check in these:

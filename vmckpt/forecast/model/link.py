@@ -1,4 +1,4 @@
-"""What moving costs between two hosts, learned from what it has cost; nothing is assumed."""
+"""The cost of moving between two hosts, learned from past migrations only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ from typing import NamedTuple
 
 from vmckpt.forecast.model.least_squares import Row, not_negative
 
-# So far forecasts may be off, however well the past fits.
+# The least error of a forecast, however well it fits the past.
 LEAST_SPREAD = 0.06
-# Pages that take less than this do not count in a standstill.
+# Pages that take less than this do not count in a downtime.
 FEW_PAGES_S = 0.02
-# Moves that differ by so many pages sent during the downtime show what such a page costs,
-# once there are so many pairs of them.
+# Moves that differ by this many pages sent during the downtime show what such a page costs, once
+# there are this many pairs of them.
 FAR_PAGES, FEW_SLOPES = 5000, 6
-# So many moves are few: there is more doubt.
+# Up to this many moves there is more uncertainty.
 FEW_MOVES = 3
-# A move of any length is off by so much of this.
+# The noise of a move of any length, in multiples of this.
 NOISE_S = 0.5
 # Until it is known how long the guest waits for a page in post-copy: any part of its slow phase.
-# Then, too, hardly longer than all that is missing takes to come, which may be twice as long.
+# The wait is hardly longer than all missing pages take to arrive, which may be twice the forecast.
 UNKNOWN_WAITING, MOST_WAITING = (0.0, 0.5, 1.0), (0.5, 1.0, 2.0)
-# Of p10 to p90, in standard deviations on each side.
+# The distance from the median to p10 and p90, in standard deviations.
 _TENTH = 1.28
 
 
 class Moved(NamedTuple):
-    """A migration that was: pages sent, and how long things took.
+    """A past migration: pages sent, and how long things took.
 
-    `stalled_s` is the guest's downtime (None: not known, or it was stopped throughout),
-    `last_pages` at most how many pages went meanwhile (None: not seen); `felt`: seen by clients
-    of the guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `kinship`: how much its
-    guest is like the one that is asked for; what moves take besides sending is learned from the
-    most alike alone. `slow_s` is how long post-copy fetched pages while the guest ran;
-    `stalled_s` is then its downtime in all. `limited`: it was held to a bandwidth, and does not
-    show how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end.
-    `weight`: how much it counts for the cost of a page. `squeezed`: so many pages' bytes were
-    saved by compression. `holes`: so many of the zero pages were not in the source's memory file.
+    `stalled_s` is the guest's downtime (None: unknown, or stopped throughout), `last_pages` an
+    upper bound of the pages sent meanwhile (None: unknown); `felt`: measured by clients of the
+    guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `kinship`: how similar its guest
+    is to the one asked about; what moves take besides sending is learned from the most similar
+    alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is then its
+    total downtime. `limited`: a bandwidth limit held it back, so it does not show how fast pages
+    go. `waited_s`: how long it took until QEMU checked whether it may end. `weight`: its weight for
+    the cost of a page. `squeezed`: the number of pages whose bytes compression saved. `holes`: the
+    number of zero pages that were not in the source's memory file.
     """
 
     pages: float
@@ -59,11 +59,11 @@ class Moved(NamedTuple):
 
 
 class PageCosts(NamedTuple):
-    """Seconds a page that is not zero, a zero page, and whatever was sent.
+    """Seconds per non-zero page, per zero page, and per page sent of any kind.
 
-    `squeezed_s`: what a page costs more that compression makes nothing of; `hole_s`: what a zero
-    page costs more that the source's memory file does not hold. `look_s`: what of a zero page's
-    cost is the source's.
+    `squeezed_s`: the extra cost of a page of which compression leaves nothing; `hole_s`: the extra
+    cost of a zero page that the source's memory file does not hold. `look_s`: the source's share of
+    a zero page's cost.
     """
 
     page_s: float
@@ -76,16 +76,16 @@ class PageCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """A pair of hosts, one way, and one way of sending.
+    """A pair of hosts, in one direction, for one way of sending.
 
-    `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest is stopped
-    besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
-    `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None where no
-    disk was copied yet.
-    `waiting_s`: how long the guest waits for pages in post-copy's slow phase, p10, median and p90,
-    where that is long: it fetches what it wants most first. None: not known yet.
-    `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nothing
-    competes for the processors, and the target has had the page before.
+    `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest is stopped,
+    besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, as a
+    fraction; `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None if
+    no disk was copied yet. `waiting_s`: how long the guest waits for pages in post-copy's slow
+    phase, p10, median and p90, if that phase is long: it fetches what it needs most first. None:
+    not known yet. `stopped_share`: the cost of a page while the guest is stopped, as a fraction of
+    its usual cost: nothing competes for the processors, and the destination has had the page
+    before.
     """
 
     costs: PageCosts
@@ -100,8 +100,8 @@ class LinkModel:
     stopped_share: float = 1.0
 
     def waits_s(self, slow_s: float, luck: int) -> float:
-        """How long the guest waits for a page in so long a slow phase; `luck`: -1 for the good
-        tenth, 0 for the middle, 1 for the bad tenth.
+        """How long the guest waits for pages in a slow phase of this length; `luck`: -1 for the
+        good 10th percentile, 0 for the median, 1 for the bad one.
         """
         if self.waiting_s is None:
             return UNKNOWN_WAITING[luck + 1] * slow_s
@@ -109,7 +109,7 @@ class LinkModel:
 
     @property
     def bytes_per_s(self) -> float:
-        """How fast pages that are not zero go."""
+        """The throughput of non-zero pages."""
         return 4096 / self.costs.page_s if self.costs.page_s else 0.0
 
 
@@ -119,12 +119,12 @@ def learn(
     sent_otherwise: Sequence[Moved] = (),
     look_s: float | None = None,
 ) -> LinkModel | None:
-    """The constants that explain the migrations that were; None when they explain nothing.
+    """Fit the constants to the past migrations; None if they explain nothing.
 
-    `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be
-    separated from that of a zero page when migrations differed in the two. What a migration takes
-    besides sending, and the switch, are those of `sent_otherwise` too. `look_s` is what of a zero
-    page's cost is the source's: all, where nothing is known.
+    `misses` are the relative errors of this pair's forecasts. The cost of a page can be separated
+    from that of a zero page only if migrations differed in the two. What a migration takes besides
+    sending, and the switchover, are learned from `sent_otherwise` too. `look_s` is the source's
+    share of a zero page's cost: all of it, if unknown.
     """
     unlimited = [one for one in moved if not one.limited]
     costs = _fit(unlimited)
@@ -157,13 +157,14 @@ def learn(
 
 
 def _nearest(moved: Sequence[Moved]) -> list[Moved]:
-    """The moves of the guests that are most alike."""
+    """The moves of the most similar guests."""
     nearest = max(one.kinship for one in moved)
     return [one for one in moved if one.kinship == nearest]
 
 
 def _stopped_share(moved: Sequence[Moved], costs: PageCosts) -> float:
-    """Of a page's cost how much is left when the guest is stopped: the median of all slopes.
+    """The fraction of a page's cost that remains while the guest is stopped: the median of all
+    slopes.
 
     All of it while too few moves had many more pages left than others.
     """
@@ -184,14 +185,14 @@ def _stopped_share(moved: Sequence[Moved], costs: PageCosts) -> float:
 
 
 def _felt(moved: Sequence[Moved]) -> Sequence[Moved]:
-    """Records without post-copy, and of those that waited if there are any."""
+    """Moves without post-copy; if any of these waited, only those."""
     stopped = [one for one in moved if not one.slow_s]
     felt = [one for one in stopped if one.felt]
     return felt if len(felt) > 1 else stopped
 
 
 def _switches_s(moved: Sequence[Moved], page_s: float) -> list[float]:
-    """How long the switches took, less the pages that went in them."""
+    """How long the switchovers took, without the pages sent in them."""
     stalls = [
         ((one.last_pages or 0.0) * page_s, one.stalled_s)
         for one in _felt(moved)
@@ -213,7 +214,7 @@ def _waiting_s(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, f
 
 
 def _off_s(costs: PageCosts, one: Moved) -> float:
-    """By how much a move took longer than its costs say."""
+    """By how much a move took longer than its costs explain."""
     explained_s = costs.page_s * one.pages + costs.zero_page_s * one.zero_pages + costs.start_s
     explained_s += costs.squeezed_s * one.squeezed + costs.hole_s * one.holes
     return one.transfer_s - one.waited_s - explained_s
@@ -222,9 +223,9 @@ def _off_s(costs: PageCosts, one: Moved) -> float:
 def _fit(moved: Sequence[Moved]) -> PageCosts | None:
     """The costs that explain whole moves best.
 
-    What is looked for is the cost of any page, and what one that is not zero costs more: migrations
-    that hardly differ in the two would else tell that zeroes cost more. A short move is off by as
-    much time as there is noise, a long one by its part.
+    The unknowns are the cost of any page, and the extra cost of a non-zero one: otherwise
+    migrations that hardly differ in the two would show that zeroes cost more. A short move is off
+    by the noise, a long one by a fraction of its length.
     """
     rows = list[Row]()
     for one in moved:
@@ -243,8 +244,8 @@ def _fit(moved: Sequence[Moved]) -> PageCosts | None:
 def _deviation(errors: Sequence[float]) -> float:
     """The standard deviation of errors, around 0 and not their mean.
 
-    One that is far off by itself, for reasons of its own, counts no more than six times what eight
-    of ten keep to: nearer ones are what a link that varies looks like.
+    An outlier counts no more than six times the 80th percentile: smaller errors are what a varying
+    link looks like.
     """
     sizes = sorted(abs(error) for error in errors)
     if not sizes:

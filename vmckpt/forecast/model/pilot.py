@@ -1,4 +1,4 @@
-"""A policy at work: what it does about a pre-copy, decided from its rounds alone."""
+"""A policy in action: its decisions about a pre-copy, from the rounds alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from vmckpt.options.policy import Act, Policy, PolicyRule
 class PolicyDecision(NamedTuple):
     """What a policy does now, and why.
 
-    `downtime_ms` is the limit from here on, `throttle_percent` what the guest's processors lose.
+    `downtime_ms` is the new limit, `throttle_percent` the share of processor time that the guest
+    loses.
     """
 
     act: Act
@@ -21,7 +22,7 @@ class PolicyDecision(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is being done."""
+        """The action in words."""
         return {
             Act.RAISE_DOWNTIME: f"allowing a standstill of {self.downtime_ms} ms",
             Act.THROTTLE: f"slowing the guest's processors by {self.throttle_percent} %",
@@ -32,9 +33,9 @@ class PolicyDecision(NamedTuple):
 
 
 def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
-    """How many rounds up to the last have gained nothing over the best before them.
+    """How many of the last rounds made no progress over the best before them.
 
-    `left_bytes`: what each round began with. The first, all of memory, says nothing.
+    `left_bytes`: what was left at the start of each round. The first, all of memory, shows nothing.
     """
     stalled, best = 0, None
     for left in left_bytes[1:]:
@@ -47,7 +48,7 @@ def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
 class PrecopySample(NamedTuple):
     """The state of a pre-copy that a policy uses.
 
-    `round_number` counts from 1, `at_s` from any origin. `held`: its end is held back.
+    `round_number` counts from 1, `at_s` from any origin. `held`: the switchover is held back.
     `throttle_percent`: QEMU's throttling of the guest; None: as requested.
     """
 
@@ -60,7 +61,7 @@ class PrecopySample(NamedTuple):
 
 @dataclass(slots=True)
 class Pilot:
-    """A policy at work on one pre-copy, which begins with `downtime_ms` allowed."""
+    """A policy applied to one pre-copy, which begins with the limit `downtime_ms`."""
 
     policy: Policy
     downtime_ms: int
@@ -71,9 +72,9 @@ class Pilot:
     _throttled_in_round: int = 0
 
     def see(self, look: PrecopySample) -> PolicyDecision | None:
-        """What to do, if anything, at this look.
+        """What to do at this sample; None: nothing.
 
-        Rules for stalls go by the first look of each round alone, and by none that is held.
+        Rules for stalls use only the first sample of each round, and none that is held.
         """
         self._passed.see(look.round_number, look.at_s)
         new = self._rounds.see(look.round_number, look.left_bytes, held=look.held)
@@ -93,7 +94,7 @@ class Pilot:
         return not rule.stalls or (stalled >= rule.stalls and self._now(rule, stalled))
 
     def _now(self, rule: PolicyRule, stalled: int) -> bool:
-        """Whether this round is a good moment, or there was none for too long."""
+        """Whether this round is a good moment, or none came for too long."""
         _, *counting = self._rounds.counting
         near = 100 * counting[-1] <= self.policy.near_best_percent * min(counting)
         return near or stalled >= 2 * rule.stalls
@@ -124,7 +125,7 @@ class Pilot:
         return PolicyDecision(rule.act, self.downtime_ms, why, self.throttle_percent)
 
     def _is_settling(self, rule: PolicyRule, look: PrecopySample) -> bool:
-        """Whether the last step has yet to take effect, or to show in so many rounds."""
+        """Whether the last step has yet to take effect, or to show within the rule's rounds."""
         told = self.throttle_percent
         effective = told if look.throttle_percent is None else look.throttle_percent
         return effective < told or (
@@ -137,7 +138,7 @@ def replay(
 ) -> list[tuple[float, PolicyDecision]]:
     """What the policy would have done in a run, by its recorded samples: when, and what.
 
-    What would have come of it the samples cannot tell: after the first act they are another run's.
+    The samples cannot show the result: after the first action they belong to another run.
     """
     pilot, found = Pilot(policy, downtime_ms), []
     for sample in samples:

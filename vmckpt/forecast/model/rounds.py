@@ -1,9 +1,9 @@
-"""A pre-copy, played through round by round as QEMU does it.
+"""Simulation of a pre-copy, round by round as QEMU does it.
 
-QEMU sends what it knows to be dirty until less than a threshold (speed x downtime-limit) is left,
-then asks which pages were dirtied meanwhile, and stops the guest if all that is left fits the
-threshold. It looks a few times a second only. (migration.c, migration_iteration_run; ram.c,
-migration_bitmap_sync and migration_trigger_throttle.)
+QEMU sends the pages that it knows to be dirty until less than a threshold (speed x downtime-limit)
+is left, then asks which pages were dirtied meanwhile, and stops the guest if all that is left is
+below the threshold. It checks only a few times a second. (migration.c, migration_iteration_run;
+ram.c, migration_bitmap_sync and migration_trigger_throttle.)
 """
 
 from dataclasses import dataclass, field
@@ -15,22 +15,22 @@ from vmckpt.forecast.model.first_pass import WINDOW_S, BandwidthLimit, TransferP
 from vmckpt.forecast.model.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
 from vmckpt.forecast.model.link import PageCosts
 
-# How long QEMU sends between two looks at what is left.
+# How long QEMU sends between two checks of what is left.
 LOOK_S = 0.05
-# It reckons anew what may be left ten times a second; under a bandwidth limit a window's bytes go
-# at its beginning, and it sleeps until the next one (migration_rate_limit).
+# It recalculates the threshold ten times a second; under a bandwidth limit a window's bytes go at
+# its start, and QEMU sleeps until the next one (migration_rate_limit).
 HELD_S, HELD_SPREAD_S = WINDOW_S / 2, WINDOW_S / 12**0.5
-# QEMU writes 32 pages at once (QEMUFile: 64 pieces, each page and its header), a channel of multifd
-# 128; whether a window's bytes have gone it asks after that. What then stands in the channels goes
-# too: of each between nothing and all but the last of a packet, more often much than little.
+# QEMU writes 32 pages at once (QEMUFile: 64 pieces, each page and its header), a multifd channel
+# 128; it checks the window's bytes after that. The data then in the channels is sent too: for each
+# between nothing and all but the last of a packet, more often much than little.
 BATCH_BYTES, PACKET_BYTES, IN_HAND = 32 * 4104, 128 * 4104, 0.75
-# Rounds after which a pre-copy that does not change any more is given up.
+# The number of rounds without change after which a pre-copy is given up, and the maximum.
 PATIENCE_ROUNDS, MOST_ROUNDS = 40, 3000
 SAME_WITHIN = 1e-3
-# Auto-converge: periods of at least 1 s; every second one in which more than half of what was sent
-# was dirtied raises the throttle.
+# Auto-converge: periods of at least 1 s; every second period in which more than half of the bytes
+# sent were dirtied raises the throttle.
 PERIOD_S, HIGH_PART, FIRST_THROTTLE, MORE_THROTTLE, MOST_THROTTLE = 1.0, 0.5, 0.2, 0.1, 0.99
-# What any page takes, whatever was learned: to be looked at once.
+# The least time per page, whatever was learned: each is checked once.
 LEAST_PAGE_S = 5e-8
 # How long a throttled processor may run between two sleeps.
 TIMESLICE_S = 0.01
@@ -38,12 +38,12 @@ TIMESLICE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PageTimes:
-    """Seconds that a page takes, one of zeroes, and the start.
+    """Seconds per page, per zero page, and for the start.
 
-    Where it `compresses`, `sent_part` of a page's bytes goes over the link, `dirtied_part` of one
-    that was dirtied; one of which nothing would go takes `squeezed_s` more.
-    `bandwidth_bytes_per_s` (0: no limit) holds while the guest runs and post-copy has not begun,
-    over `channels` of multifd (0: without) more goes.
+    With `compresses`, `sent_part` is the fraction of a page's bytes that goes over the link,
+    `dirtied_part` that of a dirtied page; a page of which nothing is left takes `squeezed_s` more.
+    `bandwidth_bytes_per_s` (0: no limit) applies while the guest runs and post-copy has not begun;
+    over `channels` of multifd (0: without) more is sent.
     """
 
     page_s: float
@@ -60,18 +60,20 @@ class PageTimes:
 
     @property
     def held(self) -> BandwidthLimit:
-        """Of what really goes under the bandwidth limit."""
+        """The model of the bandwidth limit as QEMU applies it."""
         if self.channels:
             return BandwidthLimit(self.bandwidth_bytes_per_s, PACKET_BYTES, IN_HAND * self.channels)
         return BandwidthLimit(self.bandwidth_bytes_per_s, BATCH_BYTES, 0.0)
 
     @property
     def held_bytes_per_s(self) -> float:
-        """What really goes, in the first pass and on average, under the bandwidth limit."""
+        """The real throughput under the bandwidth limit, in the first pass and on average."""
         return self.held.window_bytes(self.sent_part) / WINDOW_S
 
     def dirtied_s(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
-        """How long so many dirtied pages take. The target works on while the link is held back."""
+        """How long that many dirtied pages take. The destination works on while the link is held
+        back.
+        """
         page_s = self.page_s + self.squeezed_s * (1 - self.dirtied_part)
         busy_s = pages * page_s + zero_pages * self.zero_page_s
         if not limited or not self.bandwidth_bytes_per_s:
@@ -81,13 +83,15 @@ class PageTimes:
 
     @property
     def pace(self) -> TransferPace:
-        """Of the first pass. A page that is not zero takes the target as long as both together."""
+        """The pace of the first pass. A non-zero page takes the destination as long as both
+        together.
+        """
         return TransferPace(
             sent_s=0.0,
             taken_s=self.page_s,
             looked_s=self.look_s,
             zero_s=self.zero_page_s,
-            # One that the source has to be given first holds up both.
+            # A page that the source's kernel has to allocate first delays both.
             hole_s=self.zero_page_s - self.look_s + self.hole_s,
             page_bytes=SENT_PAGE_BYTES,
             zero_bytes=SENT_ZERO_BYTES,
@@ -97,11 +101,11 @@ class PageTimes:
         )
 
     def first_pass_bytes(self, pages: float, zero_pages: float) -> float:
-        """What goes over the link for all of memory, once."""
+        """The bytes that go over the link for all of memory, once."""
         return pages * SENT_PAGE_BYTES * self.sent_part + zero_pages * SENT_ZERO_BYTES
 
     def dirtied_bytes(self, pages: float, zero_pages: float) -> float:
-        """What goes over the link for dirtied pages."""
+        """The bytes that go over the link for dirtied pages."""
         return pages * SENT_PAGE_BYTES * self.dirtied_part + zero_pages * SENT_ZERO_BYTES
 
 
@@ -113,10 +117,10 @@ def wire(
     speed: float = 1.0,
     channels: int = 0,
 ) -> PageTimes:
-    """The costs under a bandwidth limit (0: none), and at `speed` times the usual.
+    """The costs under a bandwidth limit (0: none), with the link at `speed` times its usual speed.
 
-    `parts`: what part of a page's bytes compression leaves, and of one that was dirtied; None:
-    there is none.
+    `parts`: the fractions that compression leaves of a page and of a dirtied one; None: no
+    compression.
     """
     sent_part, dirtied_part = parts or (1.0, 1.0)
     return PageTimes(
@@ -136,10 +140,10 @@ def wire(
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A simulated transfer. `left_s`: duration of the rest at full speed, the guest paused.
+    """A simulated transfer. `left_s`: time to send the rest at full speed with the guest stopped.
 
-    `ends`: false if it would never converge; `throttle`: the last one; `slowed_s`: the guest's time
-    lost by throttling.
+    `ends`: false if it would never converge; `throttle`: the last throttle; `slowed_s`: the guest's
+    time lost by throttling.
     """
 
     ends: bool
@@ -154,7 +158,7 @@ class Played:
 
 @dataclass(slots=True)
 class _Throttle:
-    """QEMU's auto-converge, up to `most`; 0: none."""
+    """QEMU's auto-converge, up to `most`; 0: off."""
 
     most: float
     guest: Guest
@@ -166,7 +170,7 @@ class _Throttle:
     slowed_s: float = 0.0
 
     def round_over(self, took_s: float, sent_pages: float, dirtied_pages: float) -> bool:
-        """Whether the guest is slowed more from here on."""
+        """A round is over; whether the guest is slowed more from here on."""
         self.slowed_s += took_s * (1 - self.guest.speed(self.now))
         self.period_s += took_s
         self.sent_pages += sent_pages
@@ -190,7 +194,7 @@ class _Throttle:
 
 @dataclass(slots=True)
 class _Course:
-    """Where a pre-copy stands: pages left, and within what time they were dirtied."""
+    """The state of a pre-copy: pages left, and the time in which they were dirtied."""
 
     left: float
     age_s: float
@@ -202,7 +206,7 @@ class _Course:
 
 
 def first_pass(guest: Guest, way: PageTimes) -> tuple[float, float]:
-    """Seconds and bytes of sending all of memory once."""
+    """Seconds and bytes for sending all of memory once."""
     pages, zero_pages = guest.total_pages - guest.zero_pages, guest.zero_pages
     took_s = way.start_s + play(guest.stretches, way.pace)
     return took_s, way.first_pass_bytes(pages, zero_pages)
@@ -219,10 +223,10 @@ def play_precopy(
     until_stalled: bool = False,
     give_up_s: float = 7 * 86400.0,
 ) -> Played:
-    """Simulate a pre-copy with downtime limit `limit_s` of a guest that dirties by `load`.
+    """Simulate a pre-copy with the downtime limit `limit_s` for a guest that dirties by `load`.
 
     `luck`: 0.4 is the worst tenth of what the guest may dirty, -0.4 the best; it averages out over
-    many rounds. Auto-converge takes up to `most_throttle` of the processors; 0: none. With
+    many rounds. Auto-converge takes up to `most_throttle` of the processor time; 0: off. With
     `until_stalled` it ends when rounds make no progress (hybrid): the rest is left to post-copy.
     """
     page_s, limited = dirtied_s(guest, way, 1.0), bool(way.bandwidth_bytes_per_s)
@@ -259,14 +263,16 @@ def play_precopy(
 
 
 def _held_round(course: _Course, load: Load, gone: float, quantile: float) -> None:
-    """After the first pass: until QEMU next reckons what may be left `gone` pages go."""
+    """After the first pass: `gone` pages are sent until QEMU next recalculates the threshold."""
     course.left += load.between(course.took_s, course.took_s + HELD_S, quantile) - gone
     course.took_s += HELD_S
     course.age_s += HELD_S
 
 
 def _next_round(course: _Course, load: Load, gone: float, round_s: float, luck: float) -> float:
-    """`gone` pages went in `round_s`; how many were dirtied, some of them left over anyway."""
+    """`gone` pages were sent in `round_s`; count those dirtied, some of which were left over
+    anyway.
+    """
     quantile = 0.5 + luck
     now_s = course.took_s + round_s
     dirtied = load.between(course.took_s, now_s, quantile)
@@ -299,12 +305,12 @@ def _played(
 
 
 def dirtied_s(guest: Guest, way: PageTimes, pages: float, *, limited: bool = True) -> float:
-    """How long so many of the pages that the guest dirties take."""
+    """How long that many of the pages that the guest dirties take."""
     zero = guest.dirtied_zero_share
     return way.dirtied_s(pages * (1 - zero), pages * zero, limited=limited)
 
 
 def dirtied_bytes(guest: Guest, way: PageTimes, pages: float) -> float:
-    """What goes over the link for them."""
+    """The bytes that go over the link for them."""
     zero = guest.dirtied_zero_share
     return way.dirtied_bytes(pages * (1 - zero), pages * zero)

@@ -1,4 +1,4 @@
-"""When a pre-copy may stop the guest: not before the target has taken in what was sent."""
+"""When a pre-copy may stop the guest: not before the destination has received what was sent."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,15 +6,15 @@ from math import inf
 from typing import NamedTuple
 
 WINDOW_S = 1.0
-# Over less than this a speed says nothing.
+# Over a shorter time than this a speed is meaningless.
 LEAST_WINDOW_S = 0.04
-# Of the speed at least this part counts, however much stands in the sockets: a link that is always
-# full would never let the guest go otherwise.
+# Count at least this fraction of the speed, however full the sockets are: otherwise a link that is
+# always full would never allow the switchover.
 LEAST_PART = 0.5
 
 
 class SentSample(NamedTuple):
-    """What was sent since the beginning, and how much of it still waits in sockets."""
+    """The bytes sent since the start, and how many of them are still in sockets."""
 
     at_s: float
     sent_bytes: int
@@ -22,7 +22,7 @@ class SentSample(NamedTuple):
 
     @property
     def taken_bytes(self) -> int:
-        """What the target has read."""
+        """The bytes that the destination has read."""
         return self.sent_bytes - self.queued_bytes
 
 
@@ -32,14 +32,14 @@ def switchover_bytes_per_s(
     max_downtime_s: float,
     limit_bytes_per_s: int = 0,
 ) -> float | None:
-    """The speed to reckon with at the switchover; None while the guest has to wait.
+    """The speed to assume at the switchover; None while the switchover has to wait.
 
-    It waits until the target has read all that was sent when memory had gone once
-    (`first_pass_bytes`). Then: the best speed at which the target read between two looks of the
-    last second, less what stands in the sockets now and has to be read within `max_downtime_s` too.
-    Looks are in order; two that are less than 40 ms apart tell no speed. Under a bandwidth limit
-    (0: none) QEMU sends ten times a second, in bursts: two looks with two of these between them
-    would tell twice the limit.
+    It waits until the destination has read everything that was sent when memory had been sent once
+    (`first_pass_bytes`). From then on: the best speed at which the destination read between two
+    samples of the last second, less what is in the sockets now and has to be read within
+    `max_downtime_s` too. Samples are in order; two that are less than 40 ms apart show no speed.
+    Under a bandwidth limit (0: none) QEMU sends ten times a second, in bursts: two samples with two
+    bursts between them would show twice the limit.
     """
     now = looks[-1]
     if now.taken_bytes < first_pass_bytes:
@@ -58,9 +58,9 @@ def switchover_bytes_per_s(
 
 
 def behind_s(looks: Sequence[SentSample]) -> float:
-    """How long the target will need for what stands in the sockets, at its speed of late.
+    """How long the destination needs for what is in the sockets, at its recent speed.
 
-    Looks are in order; none is needed. Endless when it has read nothing lately.
+    Samples are in order; there may be none. Infinite if it has read nothing recently.
     """
     if not looks or not looks[-1].queued_bytes:
         return 0.0
