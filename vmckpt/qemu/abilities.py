@@ -1,4 +1,4 @@
-"""What a QEMU can do, and what a pair of them can do together."""
+"""What a QEMU can do, and what a pair of QEMUs can do together."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from vmckpt.qemu.shapes import SchemaInfo
 
 
 class Abilities(NamedTuple):
-    """What one QEMU binary offers, as it says itself. Holds for the binary, not for one VM.
+    """What one QEMU binary reports that it supports. Applies to the binary, not to one VM.
 
     `machines` maps every machine name to itself and every alias to its name;
     `compressions` are the values multifd-compression takes, `parameters` those of a migration.
@@ -26,7 +26,7 @@ class Abilities(NamedTuple):
 
 
 async def learn(monitor: Monitor) -> Abilities:
-    """Ask a QEMU (any machine, stopped will do) what it offers. About 60 ms."""
+    """Ask a QEMU (any machine, even stopped) what it supports. About 60 ms."""
     schema = {item["name"]: item for item in await commands.query_qmp_schema(monitor)}
     try:
         compressions = _enum_values(schema, "migrate-set-parameters", "multifd-compression")
@@ -61,11 +61,11 @@ def _enum_values(schema: Mapping[str, SchemaInfo], command: str, argument: str) 
 
 
 class WantedSettings(NamedTuple):
-    """What a migration wants of the pair. None and False want nothing.
+    """The settings that a migration requests from the pair. None and False request nothing.
 
-    `throttle_at_will`: the guest is slowed when it is said so, see `throttle`; auto-converge slows
-    it first by `throttle_initial_percent`, then by `throttle_increment_percent` more each time, up
-    to `most_throttle_percent`; None: as QEMU has it.
+    `throttle_at_will`: the guest is slowed on request, see `throttle`; auto-converge first slows it
+    by `throttle_initial_percent`, then by `throttle_increment_percent` more each time, up to
+    `most_throttle_percent`; None: QEMU's defaults.
     """
 
     postcopy: bool = False
@@ -101,16 +101,16 @@ class Agreement(NamedTuple):
     target_parameters: Mapping[str, Any]
 
 
-# Bytes/s that a migration may send, of memory and devices; 0: no limit. What QEMU is born with.
+# The bandwidth limit for memory and devices, in bytes/s; 0: no limit. QEMU's default.
 SENDING_SPEED, USUAL_SPEED = "max-bandwidth", 128 << 20
-# What QEMU takes for the speed at the switchover, in bytes/s; 0 lets it measure (QEMU >= 8.2).
+# The speed that QEMU assumes at the switchover, in bytes/s; 0: it measures (QEMU >= 8.2).
 SWITCHOVER_SPEED = "avail-switchover-bandwidth"
-# How pages of zeroes are found, where the channels of multifd can do it (QEMU >= 9.0).
+# How to find zero pages, if multifd's channels can do it (QEMU >= 9.0).
 ZERO_PAGES = "zero-page-detection"
-# With this little no rest is small enough to stop the guest for.
+# With a limit this low, no rest is small enough to stop the guest for.
 HELD_BYTES_PER_S = 1000
 
-# Auto-converge as QEMU has it, and with the least that it can be held to.
+# Auto-converge's defaults in QEMU, and the lowest limit that it accepts.
 THROTTLE: Mapping[str, int] = {
     "cpu-throttle-initial": 20,
     "cpu-throttle-increment": 10,
@@ -134,11 +134,12 @@ def auto_converge(wish: WantedSettings) -> dict[str, int]:
 
 
 def throttle(percent: int) -> dict[str, int]:
-    """Parameters by which auto-converge takes just so much of the guest's processors, soon.
+    """Parameters with which auto-converge soon takes exactly that much of the guest's processor
+    time.
 
-    QEMU raises the throttle by itself, when more than a part of what it sent in a second or more
-    was dirtied meanwhile, for the second time: here any part will do, and one step leads to the
-    most.
+    QEMU raises the throttle by itself when, for the second time, more than a part of what it sent
+    in a second or more was dirtied meanwhile: here any part suffices, and one step reaches the
+    maximum.
     """
     return {
         "cpu-throttle-initial": percent,
@@ -148,17 +149,17 @@ def throttle(percent: int) -> dict[str, int]:
     }
 
 
-# The one compression that needs no channels: of pages that were sent before only what differs goes.
+# The one compression that needs no channels: for pages sent before, only the difference is sent.
 XBZRLE = "xbzrle"
 ZERO_COPY = "zero-copy-send"
-# QEMU's own values, told too: an earlier migration of the same QEMU may have left others.
+# QEMU's defaults, set explicitly: an earlier migration of the same QEMU may have left others.
 XBZRLE_CACHE_BYTES = 64 << 20
 LEVEL = 1
 
-# With it memory is left behind; what saves devices alone has it on, and may have died so.
+# It leaves memory out; saving devices alone sets it, and may have died before resetting it.
 _NEVER = ("x-ignore-shared",)
-# Always on where both sides have them: without return-path a target that fails to load leaves
-# the source "completed" and the guest lost; events wake the monitor loop.
+# Always on if both sides have them: without return-path a destination that fails to load leaves the
+# source "completed" and the guest lost; events wake the monitor loop.
 _ALWAYS = ("return-path", "events")
 
 
@@ -171,7 +172,7 @@ def agree(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreeme
     capabilities = dict.fromkeys(_ALWAYS, True)
     capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
     capabilities |= {name: False for name in _NEVER if name in both}
-    # With post-copy: urgent pages on a channel of their own, and the target counts its stalls.
+    # With post-copy: urgent pages on a separate channel, and the destination counts its stalls.
     capabilities |= {
         name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both
     }
@@ -187,7 +188,7 @@ def agree(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreeme
 
 
 def _wanted(wish: WantedSettings) -> dict[str, tuple[str, bool]]:
-    """Each capability that can be requested: its option, and whether it is."""
+    """Each capability that can be requested: its option, and whether it was requested."""
     return {
         "postcopy-ram": ("--method postcopy", wish.postcopy),
         "multifd": (
@@ -255,10 +256,10 @@ def _source_parameters(source: Abilities, wish: WantedSettings) -> dict[str, Any
 
 
 def splits_well(source: Abilities, target: Abilities) -> bool:
-    """Whether memory is best sent over several channels, unless something else is asked for.
+    """Whether memory is best sent over several channels, unless something else was requested.
 
-    Since QEMU 9.0 each channel looks for pages of zeroes by itself; before, one thread did it for
-    all of them, and a channel that could not be made took the source with it.
+    Since QEMU 9.0 each channel finds zero pages by itself; before, one thread did it for all of
+    them, and a channel that could not be created took the source down with it.
     """
     return (
         "multifd" in source.capabilities & target.capabilities

@@ -18,13 +18,15 @@ from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.foreign import MalformedError, parse
 
 SYNC_TIMEOUT_S = 2.0
-# Of a program it keeps 16 MiB of each stream (qga/commands.c), and tells both in one line, base64.
+# It keeps 16 MiB of each of a program's streams (qga/commands.c), and reports both in one line,
+# base64.
 MOST_OUTPUT_BYTES = 48 << 20
 MOST_ANSWER_BYTES = 1 << 20
-# An exit status of Windows programs has 32 bits.
+# Exit statuses of Windows programs have 32 bits.
 MOST_CODE = (1 << 32) - 1
 _CHUNK_BYTES = 64 << 10
-# Between two questions whether a program has ended: each costs the guest time. Longer each time.
+# Intervals at which to ask whether a program has ended, increasing: each request costs the guest
+# time.
 POLL_S, MOST_POLL_S = 0.02, 0.2
 T = TypeVar("T")
 
@@ -34,11 +36,11 @@ class AgentSilentError(HostDownError):
 
 
 class NoProgramError(OperationFailedError):
-    """The guest does not run that program: it has none, or its agent may run none."""
+    """The guest does not run that program: it is missing, or the agent may not run programs."""
 
 
 class GuestInterface(NamedTuple):
-    """One of the guest's network interfaces. `mac` is in small letters, "" where it has none."""
+    """One of the guest's network interfaces. `mac` is in lower case, "" if it has none."""
 
     name: str
     mac: str
@@ -46,14 +48,14 @@ class GuestInterface(NamedTuple):
 
 
 class GuestExit(NamedTuple):
-    """How a program in the guest ended: its exit status, a signal's as minus its number."""
+    """How a program in the guest ended: its exit status, or the negative number of a signal."""
 
     returncode: int
     out: bytes
     err: bytes
 
 
-# What the agent answers (QEMU's qga/qapi-schema.json), as far as it is read.
+# The fields of the agent's answers (QEMU's qga/qapi-schema.json) that are read here.
 @dataclass(frozen=True, slots=True)
 class _Error:
     desc: str | None = None
@@ -84,7 +86,7 @@ _Status = TypedDict(
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """An answer that says only that it was done."""
+    """An answer that only confirms the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,9 @@ class _Started:
 
 
 class GuestAgent:
-    """A session with the agent. One at a time: the port has one reader.
+    """A session with the agent. Only one at a time: the port has one reader.
 
-    Whatever the guest says is data: an answer that is not as it has to be is an AgentSilentError.
+    All answers are untrusted: a malformed one is an AgentSilentError.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +109,7 @@ class GuestAgent:
 
     @classmethod
     async def connect(cls, sock: socket.socket, timeout_s: float = SYNC_TIMEOUT_S) -> Self:
-        """A session on the agent's connected socket, which this takes over.
+        """Open a session on the agent's connected socket, which this takes over.
 
         Raises AgentSilentError if there is no answer within `timeout_s`.
         """
@@ -137,7 +139,7 @@ class GuestAgent:
             return [_interface(one) for one in told]
 
     async def addresses(self, timeout_s: float = 5.0) -> list[str]:
-        """The guest's addresses, IPv4 first, without those that others cannot reach.
+        """The guest's addresses, IPv4 first, without those that other hosts cannot reach.
 
         Raises as `interfaces` does.
         """
@@ -153,9 +155,9 @@ class GuestAgent:
     async def start(
         self, argv: Sequence[str], timeout_s: float = 5.0, *, given: bytes = b""
     ) -> int:
-        """Start a program in the guest, its output kept by the agent; its pid there.
+        """Start a program in the guest; the agent keeps its output. Returns its pid there.
 
-        It reads `given`. Raises AgentSilentError, NoProgramError.
+        Its standard input is `given`. Raises AgentSilentError, NoProgramError.
         """
         words: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
         if given:
@@ -166,7 +168,7 @@ class GuestAgent:
             raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
 
     async def ended(self, pid: int, timeout_s: float = 5.0) -> GuestExit | None:
-        """How a program that `start` began has ended; None: it runs. Told once.
+        """How a program that `start` began has ended; None: it still runs. Reported once.
 
         Raises AgentSilentError, OperationFailedError (the agent knows no such program).
         """
@@ -180,9 +182,10 @@ class GuestAgent:
     async def run_first(
         self, paths: Sequence[str], words: Sequence[str], timeout_s: float = 5.0
     ) -> None:
-        """Run the first of these programs that the guest has, to its end.
+        """Run the first of these programs that the guest has, until it ends.
 
-        Raises AgentSilentError, OperationFailedError: the guest refuses, or has none, or it fails.
+        Raises AgentSilentError, OperationFailedError: the guest refuses or has none of them, or the
+        program fails.
         """
         *others, last = paths
         for path in others:
@@ -214,9 +217,10 @@ class GuestAgent:
         )
 
     async def _sync(self, timeout_s: float) -> None:
-        """What earlier clients left unread, half a line maybe, ends at the answer to our number.
+        """Discard what earlier clients left unread, perhaps half a line, up to the answer with our
+        number.
 
-        It is asked once: an agent that comes back answers all that was asked meanwhile, in order.
+        Ask only once: an agent that comes back answers all requests made meanwhile, in order.
         """
         number = random.getrandbits(31)
         try:
@@ -224,9 +228,9 @@ class GuestAgent:
                 await self._send("guest-sync", {"id": number})
                 found: object = None
                 while found != number:
-                    # The rest of an answer to an earlier client may be as long as any.
+                    # The rest of an answer to an earlier client may have any length.
                     found = _number_in(await self._line(MOST_OUTPUT_BYTES))
-                    await asyncio.sleep(0)  # a guest that always has a line more keeps only us
+                    await asyncio.sleep(0)  # a guest that sends lines endlessly blocks only this task
         except (TimeoutError, OSError) as exc:
             raise _silent(exc, timeout_s) from exc
 
@@ -263,7 +267,7 @@ class GuestAgent:
         )
 
     async def _line(self, most_bytes: int) -> bytes:
-        """The next line. Raises OSError at the end, AgentSilentError for one that is too long."""
+        """The next line. Raises OSError at the end, AgentSilentError if it is too long."""
         seen = 0
         while (end := self._come.find(b"\n", seen)) < 0:
             if (seen := len(self._come)) > most_bytes:
@@ -281,7 +285,7 @@ class GuestAgent:
         try:
             await self._writer.wait_closed()
         except OSError:
-            return  # QEMU has gone first
+            return  # QEMU ended first
 
 
 def _interface(told: _Interface) -> GuestInterface:
@@ -304,7 +308,7 @@ def _exit(status: _Status) -> GuestExit:
 
 
 def _number_in(line: bytes) -> object:
-    """What a line answers; None when it is no whole answer."""
+    """The number that a line answers; None if it is not a complete answer."""
     try:
         return convert(_Number, parse(line))["return"]
     except MalformedError:
@@ -313,10 +317,10 @@ def _number_in(line: bytes) -> object:
 
 @contextmanager
 def _understood(command: str) -> Iterator[None]:
-    """The answer is as the agent's documentation says. Raises AgentSilentError where it is not."""
+    """Check the answer against the agent's documentation. Raises AgentSilentError."""
     try:
         yield
-    except ValueError as exc:  # of addresses and base64 too
+    except ValueError as exc:  # also from addresses and base64
         raise _malformed(f"its answer to {command}", str(exc)) from exc
 
 

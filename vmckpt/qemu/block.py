@@ -10,12 +10,12 @@ from vmckpt.qemu.commands import query_jobs, query_yank
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import QemuJob
 
-# What an error was that has stopped a block job, by its io-status.
+# Error descriptions for a stopped block job, by its io-status.
 STOPPED_BY = {"nospace": "No space left on device", "failed": "reading or writing failed"}
 
 
 class DiskImage(NamedTuple):
-    """The image of one block node. `allocated_bytes` counts its backing files (`backing`) too."""
+    """The image of one block node. `allocated_bytes` includes its backing files (`backing`)."""
 
     node_name: str
     virtual_size_bytes: int
@@ -68,7 +68,7 @@ async def nbd_server_start(
 
 
 async def nbd_server_stop(monitor: Monitor) -> None:
-    """Close the server and every export, clients or none, with all they wrote flushed."""
+    """Close the server and every export, with or without clients, and flush all their writes."""
     await monitor.tell("nbd-server-stop")
 
 
@@ -92,15 +92,15 @@ async def blockdev_mirror(
 ) -> None:
     """Copy all of `device` to the node `target`, and every write to it from then on.
 
-    `sync` of "top": only what it holds itself, not what its backing files do.
-    With `write_through` a write ends only when it is on both. An error stops the job, and the guest
-    goes on: see `query_mirrors`. It waits to be cancelled then, and to be dismissed when it has
-    ended. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with,
-    unless its writes go through anyhow.
+    `sync` of "top": only the content of the device itself, without its backing files. With
+    `write_through` a write completes only when it is on both. An error stops the job, and the guest
+    continues: see `query_mirrors`. The job then waits to be cancelled, and to be dismissed once it
+    has ended. The granularity is 4 KiB: with 64 KiB a guest that writes at random is never caught
+    up with, except with write-through.
 
-    A mirror that is cancelled, or ends itself by an error, frees its map of the writes under way
-    before it waits for them (QEMU 7.2 to 10.0, block/mirror.c, immediate_exit): those then write to
-    freed memory. So `block_job_cancel` with force only while nothing writes.
+    A mirror that is cancelled, or ends on an error, frees its map of the writes in flight before it
+    waits for them (QEMU 7.2 to 10.0, block/mirror.c, immediate_exit): they then write to freed
+    memory. So use `block_job_cancel` with force only while nothing writes.
     """
     await monitor.tell(
         "blockdev-mirror",
@@ -120,9 +120,10 @@ async def blockdev_mirror(
 
 
 async def query_mirrors(monitor: Monitor, prefix: str) -> list[QemuJob]:
-    """The jobs named so; `error` is set also of one that an error has stopped, and not ended.
+    """The jobs with these names; `error` is also set for one that an error stopped but did not end.
 
-    Of that QEMU tells the kind alone, and no file, and forgets it when the guest is let run.
+    QEMU reports only the kind of such an error, without a file, and forgets it when the guest is
+    resumed.
     """
     jobs = [job for job in await query_jobs(monitor) if job.id.startswith(prefix)]
     told = await monitor.ask("query-block-jobs", list[shapes.BlockJob]) if jobs else []
@@ -131,12 +132,12 @@ async def query_mirrors(monitor: Monitor, prefix: str) -> list[QemuJob]:
 
 
 async def job_complete(monitor: Monitor, job: str) -> None:
-    """End a mirror that is ready: whatever used its device uses its target from then on."""
+    """End a mirror that is ready: users of its device use its target from then on."""
     await monitor.tell("job-complete", {"id": job})
 
 
 async def block_job_resume(monitor: Monitor, job: str) -> None:
-    """Have a job that an error has stopped try again. Raises CommandRefusedError: none has."""
+    """Retry a job that an error stopped. Raises CommandRefusedError: there is none."""
     await monitor.tell("block-job-resume", {"device": job})
 
 
@@ -146,14 +147,14 @@ async def block_job_set_speed(monitor: Monitor, job: str, speed_bytes_per_s: int
 
 
 async def block_job_write_through(monitor: Monitor, job: str) -> None:
-    """From now on a mirror lets a guest's write end only when it is on both sides (QEMU >= 8.2)."""
+    """Complete a guest's writes only when they are on both sides, from now on (QEMU >= 8.2)."""
     await monitor.tell(
         "block-job-change", {"id": job, "type": "mirror", "copy-mode": "write-blocking"}
     )
 
 
 async def block_job_cancel(monitor: Monitor, job: str, *, force: bool) -> None:
-    """End a mirror: if ready and not forced, with both sides identical; forced, at once.
+    """End a mirror: if ready and not forced, both sides are identical; forced, immediately.
 
     If forced or not ready, the guest must be paused: see `blockdev_mirror`.
     """
@@ -166,10 +167,12 @@ async def migrate_continue(monitor: Monitor) -> None:
 
 
 async def yank_nodes(monitor: Monitor, prefix: str) -> None:
-    """Cut the connections of all block nodes named so, out of band: also of a stuck QEMU."""
+    """Cut the connections of all block nodes with these names, out of band: works for a stuck
+    QEMU.
+    """
     for item in await query_yank(monitor):
         if item["type"] == "block-node" and item["node-name"].startswith(prefix):
-            with suppress(CommandRefusedError):  # it has closed meanwhile
+            with suppress(CommandRefusedError):  # it was closed meanwhile
                 await monitor.tell("yank", {"instances": [item]}, timeout_s=5.0, oob=True)
 
 
@@ -193,12 +196,12 @@ async def query_drives(monitor: Monitor) -> list[DiskDevice]:
 
 
 async def set_drive(monitor: Monitor, drive: DiskDevice, node: str) -> None:
-    """Give a device another node for its disk, while it runs (QEMU >= 6.1)."""
+    """Change the node of a running device's disk (QEMU >= 6.1)."""
     await monitor.tell("qom-set", {"path": drive.path, "property": "drive", "value": node})
 
 
 async def file_of(monitor: Monitor, node: str) -> str:
-    """The node that a filter stands over."""
+    """The node below a filter."""
     graph = await monitor.ask("x-debug-query-block-graph", shapes.BlockGraph)
     names = {item["id"]: item["name"] for item in graph["nodes"]}
     found = [
@@ -212,7 +215,7 @@ async def file_of(monitor: Monitor, node: str) -> str:
 
 
 async def query_bitmaps(monitor: Monitor) -> dict[str, dict[str, bool]]:
-    """The usable dirty bitmaps of each named node, and whether each still notes what is written."""
+    """The usable dirty bitmaps of each named node, and whether each still records writes."""
     return {
         item["node-name"]: {
             bitmap["name"]: bitmap["recording"]
@@ -224,23 +227,23 @@ async def query_bitmaps(monitor: Monitor) -> dict[str, dict[str, bool]]:
 
 
 def bitmap_add(node: str, name: str) -> dict[str, Any]:
-    """For a transaction: from now on note in a new bitmap what is written; 64 KiB a bit."""
+    """For a transaction: add a bitmap that records writes from now on; 64 KiB per bit."""
     data = {"node": node, "name": name, "granularity": 65536, "persistent": False}
     return {"type": "block-dirty-bitmap-add", "data": data}
 
 
 def bitmap_disable(node: str, name: str) -> dict[str, Any]:
-    """For a transaction: note no more in a bitmap."""
+    """For a transaction: stop recording in a bitmap."""
     return {"type": "block-dirty-bitmap-disable", "data": {"node": node, "name": name}}
 
 
 async def bitmap_remove(monitor: Monitor, node: str, name: str) -> None:
-    """Forget a bitmap that nothing uses."""
+    """Remove a bitmap that nothing uses."""
     await monitor.tell("block-dirty-bitmap-remove", {"node": node, "name": name})
 
 
 async def transaction(monitor: Monitor, actions: Sequence[Mapping[str, Any]]) -> None:
-    """All of the actions at one moment, or none."""
+    """Run all of the actions atomically, or none."""
     await monitor.tell("transaction", {"actions": list(actions)})
 
 
@@ -253,7 +256,7 @@ async def nbd_server_start_unix(monitor: Monitor, path: Path) -> None:
 async def block_export_read(
     monitor: Monitor, export: str, node: str, bitmap: tuple[str, str] | None
 ) -> None:
-    """Let NBD clients read `node` as `export`; a bitmap of (node, name) says what is dirty."""
+    """Let NBD clients read `node` as `export`; a bitmap (node, name) shows what is dirty."""
     options: dict[str, Any] = {"type": "nbd", "id": export, "name": export, "node-name": node}
     if bitmap:
         options["bitmaps"] = [{"node": bitmap[0], "name": bitmap[1]}]
@@ -267,5 +270,5 @@ async def has_blockdev_set_active(monitor: Monitor) -> bool:
 
 
 async def blockdev_set_active(monitor: Monitor) -> None:
-    """Take all disks back that were given up for a migration; `cont` would do it too."""
+    """Reactivate all disks that were given up for a migration; `cont` would do it too."""
     await monitor.tell("blockdev-set-active", {"active": True})

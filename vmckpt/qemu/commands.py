@@ -26,7 +26,7 @@ async def query_version(monitor: Monitor) -> QemuVersion:
 
 
 async def query_status(monitor: Monitor, timeout_s: float = 10.0) -> RunState:
-    """Whether the vCPUs run, and QEMU's word for the state."""
+    """Whether the vCPUs run, and QEMU's name for the state."""
     return await monitor.ask("query-status", RunState, timeout_s=timeout_s)
 
 
@@ -59,7 +59,7 @@ async def query_cpus(monitor: Monitor) -> list[Cpu]:
 
 
 async def query_pci_ids(monitor: Monitor) -> dict[str, str]:
-    """The ids of PCI functions, by address (`0000:00:03.0`); "" for those that got none."""
+    """The ids of PCI functions, by address (`0000:00:03.0`); "" for those without one."""
     buses = await monitor.ask("query-pci", list[shapes.PciBus])
     return {
         f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']}": device["qdev_id"]
@@ -75,7 +75,8 @@ def _pci_functions(devices: Iterable[shapes.PciFunction]) -> Iterator[shapes.Pci
 
 
 async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
-    """The children of an object in QEMU's object tree, with their types; none if it is not there.
+    """The children of an object in QEMU's object tree, with their types; empty if it does not
+    exist.
 
     Types are as in `child<virtio-net-pci>`.
     """
@@ -91,7 +92,7 @@ async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
 
 
 async def qom_get(monitor: Monitor, path: str, name: str, kind: type[T]) -> T:
-    """A property of an object in QEMU's object tree, which is of that type."""
+    """Read a property, of that type, of an object in QEMU's object tree."""
     return await monitor.ask("qom-get", kind, {"path": path, "property": name})
 
 
@@ -161,17 +162,17 @@ async def migrate(monitor: Monitor, uri: str) -> None:
 
 
 async def migrate_start_postcopy(monitor: Monitor) -> None:
-    """Let the target run now and fetch what is missing."""
+    """Let the destination run now and fetch what is missing."""
     await monitor.tell("migrate-start-postcopy")
 
 
 async def migrate_cancel(monitor: Monitor, timeout_s: float = 10.0) -> None:
-    """Give a migration up; without effect in post-copy and after the end."""
+    """Cancel a migration; no effect in post-copy and after the end."""
     await monitor.tell("migrate_cancel", timeout_s=timeout_s)
 
 
 async def query_migrate(monitor: Monitor, timeout_s: float = 10.0) -> MigrationStatus:
-    """How the current or last migration stands."""
+    """The status of the current or last migration."""
     told = await monitor.ask("query-migrate", shapes.MigrationInfo, timeout_s=timeout_s)
     return MigrationStatus.parse(told)
 
@@ -182,19 +183,19 @@ async def migrate_pause(monitor: Monitor) -> None:
 
 
 async def migrate_recover(monitor: Monitor, uri: str) -> None:
-    """Out of band, on a paused post-copy's target: listen at `uri` for the source to come back."""
+    """Out of band, on the destination of a paused post-copy: listen at `uri` for the source."""
     await monitor.tell("migrate-recover", {"uri": uri}, timeout_s=5.0, oob=True)
 
 
 async def migrate_resume(monitor: Monitor, uri: str) -> None:
-    """On a paused post-copy's source: go on by way of `uri`."""
+    """On the source of a paused post-copy: continue via `uri`."""
     await monitor.tell("migrate", {"uri": uri, "resume": True})
 
 
 async def calc_dirty_rate(monitor: Monitor, length_s: int, sample_pages: int) -> None:
-    """Have QEMU measure the dirty rate by sampling so many pages of each GiB.
+    """Have QEMU measure the dirty rate by sampling that many pages per GiB.
 
-    Sampling is the only mode that is right under TCG; dirty-bitmap crashes 7.2.
+    Sampling is the only mode that is correct under TCG; dirty-bitmap crashes 7.2.
     """
     await monitor.tell(
         "calc-dirty-rate",
@@ -203,13 +204,15 @@ async def calc_dirty_rate(monitor: Monitor, length_s: int, sample_pages: int) ->
 
 
 async def query_dirty_rate(monitor: Monitor) -> float | None:
-    """Bytes a second (a multiple of 1 MiB/s) of the last measurement; None while it goes on."""
+    """Bytes per second (a multiple of 1 MiB/s) of the last measurement; None while it is
+    running.
+    """
     reply = await monitor.ask("query-dirty-rate", shapes.DirtyRate)
     return float(reply.get("dirty-rate", 0) << 20) if reply["status"] == "measured" else None
 
 
 async def announce_self(monitor: Monitor) -> None:
-    """Tell the network, ten times within 3 s, where the guest's NICs are now."""
+    """Announce the location of the guest's NICs to the network, ten times within 3 s."""
     rounds = {"initial": 50, "max": 550, "rounds": 10, "step": 50}
     await monitor.tell("announce-self", rounds)
 
@@ -217,7 +220,7 @@ async def announce_self(monitor: Monitor) -> None:
 async def query_yank(
     monitor: Monitor, timeout_s: float = 5.0, *, oob: bool = True
 ) -> list[shapes.Yankable]:
-    """What can be yanked now; out of band it works while the main loop is stuck."""
+    """What can be yanked now; out of band, so it works while the main loop is stuck."""
     kind = list[shapes.Yankable]
     found: list[shapes.Yankable] = await monitor.tell(
         "query-yank", timeout_s=timeout_s, oob=oob, kind=kind
@@ -226,7 +229,7 @@ async def query_yank(
 
 
 async def yank_migration(monitor: Monitor) -> bool:
-    """Cut the migration's sockets, out of band; False when there is none to cut."""
+    """Cut the migration's sockets, out of band; False if there are none."""
     try:
         await monitor.tell("yank", {"instances": [{"type": "migration"}]}, timeout_s=5.0, oob=True)
     except CommandRefusedError:
@@ -239,7 +242,7 @@ async def snapshot_save(
 ) -> None:
     """Start saving RAM, devices and `nodes` as snapshot `tag`; the VM is stopped meanwhile.
 
-    QEMU 9 and later answer, to this and the next two, only when it is done.
+    QEMU 9 and later answer this and the next two only when they are done.
     """
     await monitor.tell(
         "snapshot-save",
@@ -251,7 +254,7 @@ async def snapshot_save(
 async def snapshot_load(
     monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]
 ) -> None:
-    """Start going back to internal snapshot `tag`; a VM that runs is stopped and goes on."""
+    """Start returning to internal snapshot `tag`; a running VM is stopped and continues."""
     await monitor.tell(
         "snapshot-load",
         {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)},
@@ -260,13 +263,13 @@ async def snapshot_load(
 
 
 async def snapshot_delete(monitor: Monitor, job: str, tag: str, nodes: Iterable[str]) -> None:
-    """Start deleting internal snapshot `tag`; a missing one is no error to QEMU."""
+    """Start deleting internal snapshot `tag`; QEMU does not treat a missing one as an error."""
     arguments = {"job-id": job, "tag": tag, "devices": list(nodes)}
     await monitor.tell("snapshot-delete", arguments, timeout_s=None)
 
 
 async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S) -> list[QemuJob]:
-    """All jobs that are not dismissed yet. None: waits as long as QEMU lives."""
+    """All jobs that are not dismissed yet. A time limit of None waits as long as QEMU lives."""
     return [
         QemuJob(
             item["id"],
@@ -281,7 +284,7 @@ async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S
 
 
 async def job_dismiss(monitor: Monitor, job: str) -> None:
-    """Forget a concluded job."""
+    """Dismiss a concluded job."""
     await monitor.tell("job-dismiss", {"id": job})
 
 
@@ -302,7 +305,7 @@ def _snapshot(item: shapes.SnapshotInfo) -> Snapshot:
 
 
 async def object_add(monitor: Monitor, kind: str, name: str, values: Mapping[str, Any]) -> None:
-    """Make a user-creatable object of QOM type `kind` with the id `name`."""
+    """Create a user-creatable object of QOM type `kind` with the id `name`."""
     await monitor.tell("object-add", {"qom-type": kind, "id": name, **values})
 
 
@@ -314,7 +317,7 @@ async def object_del(monitor: Monitor, name: str) -> None:
 async def query_sent_packets(monitor: Monitor, nic: str) -> int:
     """How many packets a virtio NIC has sent, modulo SENT_PACKETS_WRAP (QEMU >= 7.2).
 
-    It is what QEMU has given back of the NIC's first transmit queue, one buffer for each packet.
+    This is what QEMU has returned of the NIC's first transmit queue, one buffer per packet.
     """
     where = {"path": f"/machine/peripheral/{nic}/virtio-backend", "queue": 1}
     found = await monitor.ask("x-query-virtio-queue-status", shapes.QueueStatus, where)
@@ -322,7 +325,7 @@ async def query_sent_packets(monitor: Monitor, nic: str) -> int:
 
 
 async def chardev_add(monitor: Monitor, kind: str, name: str) -> None:
-    """Make a character device that takes no options."""
+    """Create a character device that takes no options."""
     backend = {"type": kind, "data": {}}
     await monitor.tell("chardev-add", {"id": name, "backend": backend})
 

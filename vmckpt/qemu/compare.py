@@ -1,4 +1,6 @@
-"""Are both QEMUs the same machine? QEMU itself does not notice another CPU: the guest just dies."""
+"""Whether both QEMUs present the same machine. QEMU does not notice a different CPU: the guest just
+dies.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,9 +14,9 @@ Features = frozenset[tuple[tuple[str, str | int], ...]]
 
 
 class GuestMachine(NamedTuple):
-    """What a guest finds itself on. `devices` maps ids to types; CPUID words of 0 are left out.
+    """The machine that a guest sees. `devices` maps ids to types; CPUID words of 0 are left out.
 
-    Devices that belong to the machine type are not named: they are the same when that is.
+    Devices that belong to the machine type are not listed: they are the same if it is.
     """
 
     kind: str
@@ -25,7 +27,7 @@ class GuestMachine(NamedTuple):
 
 
 def differences(here: GuestMachine, there: GuestMachine) -> list[str]:
-    """What the guest would find changed. Pure."""
+    """The differences that the guest would see. Pure."""
     found = []
     if here.kind != there.kind:
         found.append(f"machine type: {here.kind} here, {there.kind} there")
@@ -44,9 +46,9 @@ def differences(here: GuestMachine, there: GuestMachine) -> list[str]:
 
 
 def _changed_words(here: Features, there: Features) -> list[str]:
-    """The words that have another value there, each with the features that only one side has.
+    """The words whose values differ, each with the features that only one side has.
 
-    A word that only one side has is one of them: it is 0 on the other.
+    A word that only one side has counts as 0 on the other.
     """
     ours, theirs = _words(here), _words(there)
     changed = []
@@ -61,7 +63,7 @@ def _changed_words(here: Features, there: Features) -> list[str]:
 
 
 def _words(features: Features) -> dict[tuple[int, int, str], int]:
-    """By leaf, subleaf (0 where a QEMU names none) and register."""
+    """The words by leaf, subleaf (0 if QEMU names none) and register."""
     words = [dict(word) for word in features]
     return {
         (
@@ -74,7 +76,7 @@ def _words(features: Features) -> dict[tuple[int, int, str], int]:
 
 
 async def describe(monitor: Monitor) -> GuestMachine:
-    """The machine that a QEMU is to its guest."""
+    """The machine that a QEMU presents to its guest."""
     kind, cpus, devices = await asyncio.gather(
         commands.qom_get(monitor, "/machine", "type", str),
         commands.query_cpus(monitor),
@@ -85,13 +87,13 @@ async def describe(monitor: Monitor) -> GuestMachine:
         commands.qom_get(monitor, first, "type", str),
         commands.qom_get(monitor, first, "feature-words", list[FeatureWord]),
     )
-    # A word that is zero may be unknown to the other QEMU, which is the same to the guest.
+    # A zero word may be unknown to the other QEMU, which makes no difference to the guest.
     features = frozenset(tuple(sorted(word.items())) for word in words if word["features"])
     return GuestMachine(kind, len(cpus), model, cast("Features", features), devices)
 
 
 async def _devices(monitor: Monitor) -> dict[str, str]:
-    """What was given at the start or plugged later, by id, or by number where it has none."""
+    """The devices given at the start or plugged later, by id, or by number without one."""
     named, unnamed = await asyncio.gather(
         commands.qom_children(monitor, "/machine/peripheral"),
         commands.qom_children(monitor, "/machine/peripheral-anon"),

@@ -1,13 +1,13 @@
-"""QMP commands by which the state of devices is saved alone; as those of `commands`."""
+"""QMP commands that save the state of devices alone; conventions as in `commands`."""
 
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.shapes import HumanText
 
 
 async def save_devices(monitor: Monitor, path: str) -> None:
-    """Write the state of all devices, RAM left out, to a file; the VM runs on if it ran.
+    """Write the state of all devices, without RAM, to a file; a running VM continues.
 
-    The disks stay this QEMU's.
+    This QEMU keeps the disks.
     """
     await monitor.tell("xen-save-devices-state", {"filename": path, "live": False})
 
@@ -18,8 +18,8 @@ async def remove_fd(monitor: Monitor, fdset: int) -> None:
 
 
 async def query_ram_blocks(monitor: Monitor) -> list[str]:
-    """The names of all blocks of RAM, ROMs among them."""
+    """The names of all RAM blocks, including ROMs."""
     reply = await monitor.ask("x-query-ramblock", HumanText)
     rows = [line.split() for line in reply["human-readable-text"].splitlines()]
-    # Below a head: the name, and the size of its pages in words ("4 KiB").
+    # Below a heading: the name, and its page size in text form ("4 KiB").
     return [row[0] for row in rows if len(row) > 2 and row[2].endswith("iB")]

@@ -1,4 +1,4 @@
-"""Devices plugged into a running QEMU, and out of it again, however the guest takes it."""
+"""Plugging devices into a running QEMU and unplugging them, with or without the guest's help."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,34 +8,34 @@ from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownErr
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
-# An event may be lost with a connection: it is looked for as well.
+# An event may be lost with a connection, so the device list is polled too.
 LOOK_EVERY_S = 0.5
-# A card maps all of the guest's memory before QEMU answers: 1 TiB in about a minute.
+# A card maps all of the guest's memory before QEMU answers: about a minute for 1 TiB.
 ADD_TIMEOUT_S = 120.0
-# QEMU's words for a device that a guest has been asked for before.
+# QEMU's message for a device whose removal was already requested from the guest.
 _ASKED_BEFORE = "in the process of unplug"
 
 
 class UnplugRefusedError(OperationFailedError):
-    """QEMU, or the guest, does not let the device go; it is where it was."""
+    """QEMU or the guest refuses to release the device; it remains plugged."""
 
 
 async def plugged(monitor: Monitor) -> frozenset[str]:
-    """The ids of all devices, those that the guest is about to let go included."""
+    """The ids of all devices, including those that the guest is about to release."""
     return frozenset(await commands.qom_children(monitor, "/machine/peripheral"))
 
 
 async def device_add(monitor: Monitor, options: Mapping[str, Any]) -> None:
-    """Plug a device in; the guest finds it in its own time. Raises as `Monitor.tell` does."""
+    """Plug a device in; the guest detects it later. Raises as `Monitor.tell` does."""
     await monitor.tell("device_add", options, timeout_s=ADD_TIMEOUT_S)
 
 
 async def unplug(monitor: Monitor, ids: Sequence[str], timeout_s: float) -> None:
     """Return when all of `ids`, the functions of one card, are gone; the first is function 0.
 
-    The call's return means nothing: the guest has to let go, and QEMU says when it has
-    (DEVICE_DELETED). Those that are gone already are no error. Raises UnplugRefusedError,
-    TimedOutError (the guest says nothing, and may still let go), OutcomeUnknownError.
+    QEMU's reply alone means nothing: the guest has to release the device, and QEMU reports when it
+    has (DEVICE_DELETED). Devices already gone are no error. Raises UnplugRefusedError,
+    TimedOutError (the guest has not answered, and may still release it), OutcomeUnknownError.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -80,9 +80,11 @@ def _refused(name: str, why: str) -> UnplugRefusedError:
 
 
 async def take_back(monitor: Monitor, ids: Sequence[str]) -> None:
-    """Unplug functions that no guest has been shown: function 0 never came. Nothing is raised."""
+    """Unplug functions that the guest has never seen: function 0 was not plugged. Raises
+    nothing.
+    """
     for name in ids:
         try:
             await monitor.tell("device_del", {"id": name})
         except (CommandRefusedError, HostDownError, OutcomeUnknownError):
-            continue  # it never came, or goes with its QEMU
+            continue  # it was never plugged, or goes with its QEMU

@@ -1,4 +1,4 @@
-"""What is plugged into a running QEMU: drives, devices and their settings, back ends."""
+"""The contents of a running QEMU: drives, devices and their settings, back ends."""
 
 import re
 from typing import Any, NamedTuple
@@ -8,16 +8,16 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
 # Set by QEMU itself, or meaningless on another host.
 _NOT_SETTINGS = frozenset({"busnr", "hotplugged", "parent_bus", "failover_pair_id"})
-# A port of a hub stands before what is in it.
+# The port of a hub precedes what is plugged into it.
 _NETWORK = re.compile(
     r"^(?:\s*\\ )?(?:hub\d+port\d+: )?(?P<id>\S+): index=\d+,type=(?P<words>\S+)", re.MULTILINE
 )
 
 
 class GuestDrive(NamedTuple):
-    """What a guest has as a disk. `device` is its -drive's id, `owner` the id of the device.
+    """A guest's drive. `device` is its -drive's id, `owner` the id of the device.
 
-    `node` is the block node on top, `driver` its format, `file` the image, "" where there is none.
+    `node` is the top block node, `driver` its format, `file` the image, "" if there is none.
     """
 
     device: str
@@ -58,7 +58,7 @@ async def query_chardev_labels(monitor: Monitor) -> frozenset[str]:
 
 
 async def query_memory_bytes(monitor: Monitor) -> int:
-    """What the guest began with; memory plugged later is left out."""
+    """The guest's initial memory, without memory plugged later."""
     return (await monitor.ask("query-memory-size-summary", shapes.MemorySize))["base-memory"]
 
 
@@ -69,20 +69,20 @@ async def query_ram_id(monitor: Monitor, machine: str) -> str | None:
 
 
 async def query_architecture(monitor: Monitor) -> str:
-    """What the guest's processors are, "x86_64"."""
+    """The architecture of the guest's processors, such as "x86_64"."""
     return (await monitor.ask("query-target", shapes.TargetInfo))["arch"]
 
 
 async def query_networks(monitor: Monitor) -> dict[str, str]:
-    """QEMU's words on each network back end, by id; it has no other way to ask for them."""
+    """QEMU's description of each network back end, by id; there is no other query for them."""
     text = await monitor.ask("human-monitor-command", str, {"command-line": "info network"})
     return {found["id"]: found["words"] for found in _NETWORK.finditer(text)}
 
 
 async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str, Any]:
-    """What `-device` needs to make the device `name` again, where it is.
+    """The `-device` properties that recreate the device `name` at the same address.
 
-    Without a `bus` it is no more than its kind: a processor, or memory.
+    Without a `bus` only its type is known: a processor, or memory.
     """
     path = f"/machine/peripheral/{name}"
     settings: dict[str, Any] = {"driver": driver, "id": name}
@@ -99,7 +99,7 @@ async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str,
         try:
             value = await commands.qom_get(monitor, path, key, object)
         except CommandRefusedError:
-            continue  # it can be set, and not read
+            continue  # write-only
         if key == "addr":
             value = _slot(value)
         unset = value in ("", None, []) or (key == "bootindex" and value == -1)
@@ -109,7 +109,7 @@ async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str,
 
 
 async def query_slot(monitor: Monitor, name: str) -> str | None:
-    """The PCI address of a device on its bus; None where it has none."""
+    """The PCI address of a device on its bus; None if it has none."""
     try:
         path = f"/machine/peripheral/{name}"
         return _slot(await commands.qom_get(monitor, path, "addr", object))

@@ -1,4 +1,4 @@
-"""A connection to one QEMU monitor, with time-outs and errors that say what is known."""
+"""A connection to one QEMU monitor, with time-outs and errors that say what is certain."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.qemu.shapes import EVENTS, FdSet
 
-# The library logs every disconnect as an error of its own; here it is raised where it matters.
+# The library logs every disconnect as an error; here it is raised where it matters.
 logging.getLogger("qemu.qmp").addHandler(logging.NullHandler())
 logging.getLogger("qemu.qmp").propagate = False
 
@@ -37,7 +37,7 @@ READ_BUFFER_BYTES = 4 << 20
 MOST_EVENTS, MOST_EVENT_BYTES = 4096, 64 << 10
 
 
-# Of any message, as far as it is needed to know whose it is.
+# How much of any message is read to identify it.
 _Error = TypedDict("_Error", {"class": str, "desc": str})
 
 
@@ -55,17 +55,18 @@ class _Message(TypedDict):
 
 
 class NotQmpError(ProtocolError):
-    """What came from the socket is no message of QMP's."""
+    """The data from the socket is not a QMP message."""
 
 
 class _Client(QMPClient):
     """Disable the library's log of each message.
 
-    It costs more than the rest of a message (14 us), several times in each epoch's pause.
+    Logging costs more than the rest of a message (14 us), several times in each epoch's pause.
     """
 
     async def _do_recv(self) -> Message:
-        """The library's own, with what it takes on trust: it would break off with any exception.
+        """The library's method, with checks for what it trusts: other exceptions would break it
+        off.
 
         Raises ProtocolError.
         """
@@ -75,7 +76,7 @@ class _Client(QMPClient):
             convert(_Message, said)
             if "event" in said and len(line) > MOST_EVENT_BYTES:
                 raise ValueError(f"an event of {len(line)} bytes")
-        except ValueError as exc:  # a line that is too long is one, too
+        except ValueError as exc:  # includes a line that is too long
             raise NotQmpError(f"QEMU says what is no QMP: {exc}") from exc
         message = Message(b"{}", eager=False)
         message.update(said)
@@ -89,9 +90,9 @@ class _Client(QMPClient):
 
 
 class _Listener(EventListener):
-    """Keeps an event until it is taken, and no longer: the library's keeps all that ever came.
+    """Keeps an event only until it is taken: the library's listener keeps all events ever received.
 
-    A QEMU that tells more than can be taken is one that was broken into.
+    A QEMU that sends more than can be read has been compromised.
     """
 
     async def put(self, event: Message) -> None:
@@ -118,7 +119,7 @@ class CommandRefusedError(VmckptError):
 
 
 class MonitorLostError(HostDownError):
-    """The monitor's socket is closed, missing, silent or no QMP; nothing was asked of QEMU."""
+    """The monitor's socket is closed, missing, silent or not QMP; no request was sent to QEMU."""
 
 
 class Monitor:
@@ -135,11 +136,11 @@ class Monitor:
     async def connect(cls, sock: socket.socket, label: str, timeout_s: float = 5.0) -> Self:
         """Negotiate on a connected stream socket, which this takes over.
 
-        Raises MonitorLostError: no greeting within `timeout_s` (another client holds the
-        monitor, or QEMU is stuck), or the peer is no QMP server.
+        Raises MonitorLostError: no greeting within `timeout_s` (another client holds the monitor,
+        or QEMU is stuck), or the peer is not a QMP server.
         """
         client = _Client(label, readbuflen=READ_BUFFER_BYTES)
-        # It would collect every event for a reader that does not exist.
+        # It would collect every event, and nothing reads them.
         client.events.event_filter = lambda _: False
         try:
             async with asyncio.timeout(timeout_s):
@@ -172,7 +173,7 @@ class Monitor:
         arguments: Json | None = None,
         timeout_s: float | None = REPLY_TIMEOUT_S,
     ) -> T:
-        """The answer, of type `kind`, of a command that changes nothing.
+        """Send a command that changes nothing; return its answer, of type `kind`.
 
         A `timeout_s` of None waits as long as QEMU lives. Raises CommandRefusedError,
         MonitorLostError.
@@ -197,7 +198,8 @@ class Monitor:
         oob: bool = False,
         kind: Any = None,
     ) -> Any:
-        """Have QEMU do something; its answer, of type `kind` if given. `timeout_s` as above.
+        """Send a command that has an effect; return its answer, of type `kind` if given.
+        `timeout_s` as above.
 
         Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have
         happened).
@@ -229,7 +231,7 @@ class Monitor:
             raise CommandRefusedError(self.label, command, str(exc)) from exc
 
     def malformed(self, command: str, why: str) -> MonitorLostError:
-        """The error for an answer that makes no sense."""
+        """The error for a malformed answer."""
         return MonitorLostError(
             f"{self.label} gave a malformed answer to {command}",
             why=why,
@@ -239,13 +241,15 @@ class Monitor:
     async def give_fd(self, name: str, fd: int) -> None:
         """Give QEMU a copy of a descriptor, for one command (`fd:NAME`). Raises as `tell` does.
 
-        Only over a Unix socket of this machine's.
+        Works only over a local Unix socket.
         """
         self._send_fd(fd)
         await self.tell("getfd", {"fdname": name})
 
     async def add_fd(self, fd: int) -> int:
-        """Give QEMU a copy of a descriptor to keep; the number N of its /dev/fdset/N. As above."""
+        """Give QEMU a copy of a descriptor to keep; return the number N of its /dev/fdset/N. As
+        above.
+        """
         self._send_fd(fd)
         added: FdSet = await self.tell("add-fd", kind=FdSet)
         return added["fdset-id"]
@@ -272,20 +276,20 @@ class Monitor:
         try:
             await self._client.disconnect()
         except (QMPError, EOFError, OSError):
-            return  # The reader's last words (EOFError of a QEMU that quit) were the only news.
+            return  # The reader's last exception (EOFError of a QEMU that quit) was the only news.
 
 
 class Events:
-    """Events that came since the block began, in order; their data as EVENTS has it.
+    """The events since the block began, in order; their data has the types in EVENTS.
 
-    MonitorLostError for one that is malformed.
+    Raises MonitorLostError for a malformed event.
     """
 
     def __init__(self, listener: EventListener, monitor: Monitor) -> None:
         self._listener, self._monitor = listener, monitor
 
     async def next(self, timeout_s: float) -> Message | None:
-        """The next event, or None when none came within `timeout_s`."""
+        """The next event, or None if none arrived within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return self._checked(await self._listener.get())
@@ -293,7 +297,7 @@ class Events:
             return None
 
     def drain(self) -> Sequence[Message]:
-        """All that is there now, without waiting."""
+        """All events received so far, without waiting."""
         return [self._checked(event) for event in self._listener.clear()]
 
     def _checked(self, event: Message) -> Message:

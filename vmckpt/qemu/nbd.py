@@ -1,6 +1,6 @@
-"""A client of QEMU's NBD server: what a disk holds, and which parts are empty, or have changed.
+"""A client of QEMU's NBD server: a disk's content, and which parts are empty or changed.
 
-Blocking, for a thread of its own. The protocol is doc/proto.md of NetworkBlockDevice/nbd: fixed
+Blocking: run it in a separate thread. The protocol is doc/proto.md of NetworkBlockDevice/nbd: fixed
 newstyle negotiation, structured replies, metadata contexts.
 """
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from vmckpt.errors import OperationFailedError
 
 ALLOCATION = "base:allocation"
-# Of one request; QEMU's server takes 32 MiB.
+# Limit of one request; QEMU's server accepts 32 MiB.
 MOST_READ_BYTES = 1 << 20
 _MOST_STATUS_BYTES = 1 << 30
 _MOST_ANSWER_BYTES = 64 << 20
-# To one option: one for each context at most, and what it says of the export.
+# Replies to one option: at most one per context, and the export's description.
 _MOST_REPLIES, _MOST_REPLY_BYTES = 64, 64 << 10
 
 _MAGIC, _OPTION_MAGIC, _OPTION_REPLY = b"NBDMAGIC", b"IHAVEOPT", 0x0003E889045565A9
@@ -33,7 +33,7 @@ _ZERO_FLAG, _DIRTY_FLAG = 2, 1
 
 
 class Extent(NamedTuple):
-    """Bytes of the disk, from the first on; `flagged`: they read as zeroes, or are dirty."""
+    """A range of the disk, from its first byte; `flagged`: it reads as zeroes, or is dirty."""
 
     start: int
     length: int
@@ -41,15 +41,15 @@ class Extent(NamedTuple):
 
 
 def bitmap_context(bitmap: str) -> str:
-    """The name of the context that says what is dirty in a bitmap."""
+    """The name of the metadata context for a dirty bitmap."""
     return f"qemu:dirty-bitmap:{bitmap}"
 
 
 class NbdExport:
     """One export, over a connected stream socket, which this takes over.
 
-    `contexts` are those that can be asked for by `extents`. Raises OperationFailedError wherever
-    the server refuses or breaks off.
+    `contexts` are those that `extents` can query. Raises OperationFailedError whenever the server
+    refuses or disconnects.
     """
 
     def __init__(self, connected: socket.socket, export: str, contexts: tuple[str, ...]) -> None:
@@ -63,9 +63,9 @@ class NbdExport:
             raise
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Disconnect."""
         try:
-            with suppress(OperationFailedError):  # the server has gone before
+            with suppress(OperationFailedError):  # the server disconnected first
                 self._send_request(_DISCONNECT, 0, 0)
         finally:
             self._socket.close()
@@ -86,7 +86,7 @@ class NbdExport:
                     break
 
     def read(self, start: int, length: int) -> bytearray:
-        """What the disk holds there; at most MOST_READ_BYTES."""
+        """Read the disk's content there; at most MOST_READ_BYTES."""
         self._send_request(_READ, start, length)
         data = bytearray(length)
         for kind, payload in self._chunks():

@@ -1,9 +1,9 @@
-"""An NBD server: of exports that only take writes, as a mirror in QEMU makes them, or only reads.
+"""An NBD server for exports that are either write-only, as for a QEMU mirror, or read-only.
 
-Fixed newstyle, one simple reply a request (github.com/NetworkBlockDevice/nbd, doc/proto.md).
-Written here, for no library serves: libnbd and its like are clients, and nbdkit is a process of its
-own, which would have to be asked what came before the guest was stopped.
-Clients of read-only exports are anything that speaks NBD: qemu-img, qemu-nbd, nbdcopy, nbd-client.
+Fixed newstyle, one simple reply per request (github.com/NetworkBlockDevice/nbd, doc/proto.md). No
+library provides a server: libnbd and the like are clients, and nbdkit is a separate process, which
+would have to be asked what arrived before the guest was stopped. Clients of read-only exports are
+any NBD clients: qemu-img, qemu-nbd, nbdcopy, nbd-client.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from vmckpt.errors import VmckptError
 
-# Requests may be as long as QEMU ever makes them.
+# Requests may be as long as QEMU's longest.
 MOST_BYTES = 32 << 20
 _HELLO = struct.pack(">QQH", 0x4E42444D41474943, 0x49484156454F5054, 1 | 2)
 _NO_ZEROES = 2
@@ -28,7 +28,7 @@ _ACK, _SERVER, _INFO = 1, 2, 3
 _UNSUPPORTED, _INVALID, _UNKNOWN = (1 << 31) + 1, (1 << 31) + 3, (1 << 31) + 6
 _INFO_EXPORT = struct.Struct(">HQH")
 _INFO_BLOCKS = struct.Struct(">HIII")
-# Flags of an export: they are there; zeroes may be written by length alone; it is read-only, and
+# Export flags: flags are present; zeroes may be written by length alone; it is read-only, and
 # several connections see the same.
 _WRITES_FLAGS, _READS_FLAGS = 1 | 64, 1 | 2 | 256
 _REQUEST = struct.Struct(">IHHQQI")
@@ -37,34 +37,34 @@ _REPLY = struct.Struct(">IIQ")
 _REPLY_MAGIC = 0x67446698
 _READ, _WRITE, _DISCONNECT, _WRITE_ZEROES = 0, 1, 2, 6
 _EPERM, _EIO, _EINVAL = 1, 5, 22
-# No option that makes sense is longer.
+# No meaningful option is longer.
 _MOST_OPTION_BYTES = 1 << 16
 
 
 @runtime_checkable
 class ReadableDisk(Protocol):
-    """What one disk holds, to read."""
+    """The readable content of one disk."""
 
     @property
     def size_bytes(self) -> int:
         """How long the disk is."""
 
     async def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """So many bytes. Raises VmckptError: the client gets an I/O error."""
+        """Read that many bytes. Raises VmckptError: the client gets an I/O error."""
 
 
 class Export(Protocol):
-    """What takes the writes of one disk; each is answered when its method returns."""
+    """Receives the writes of one disk; each is acknowledged when its method returns."""
 
     @property
     def size_bytes(self) -> int:
         """How long the disk is."""
 
     async def write(self, offset_bytes: int, data: bytes) -> None:
-        """Take data that was written."""
+        """Receive written data."""
 
     async def zero(self, offset_bytes: int, length_bytes: int) -> None:
-        """Take zeroes that were written."""
+        """Receive written zeroes."""
 
     def left(self) -> None:
         """The writer has disconnected: writes may be missing from here on."""
@@ -78,7 +78,7 @@ class _SpokenWrongError(Exception):
 async def serving(
     path: Path, exports: Mapping[str, Export] | Mapping[str, ReadableDisk]
 ) -> AsyncIterator[None]:
-    """Serve `exports`, by name, at a Unix socket for the block. Raises OSError."""
+    """Serve `exports`, by name, at a Unix socket for the duration of the block. Raises OSError."""
     visits = set[asyncio.Task[None]]()
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,7 +87,7 @@ async def serving(
             visits.add(task)
             task.add_done_callback(visits.discard)
         try:
-            # A client that breaks off or talks nonsense is the export's to notice.
+            # The export has to notice a client that disconnects or violates the protocol.
             with suppress(OSError, EOFError, _SpokenWrongError):
                 export = await _agree(reader, writer, exports)
                 if isinstance(export, ReadableDisk):
@@ -117,15 +117,15 @@ async def _agree(
     writer: asyncio.StreamWriter,
     exports: Mapping[str, Export] | Mapping[str, ReadableDisk],
 ) -> Export | ReadableDisk | None:
-    """The export that the client chooses; None when it goes without."""
+    """The export that the client chooses; None if it disconnects without one."""
     writer.write(_HELLO)
     flags = int.from_bytes(await reader.readexactly(4))
     if flags & ~(1 | _NO_ZEROES):
         raise _SpokenWrongError
     while True:
-        await writer.drain()  # a client that reads nothing is answered no further
+        await writer.drain()  # a client that does not read gets no further answers
         magic, option, length = _OPTION.unpack(await reader.readexactly(_OPTION.size))
-        # To the option of old clients there is no answer but the export itself.
+        # The only answer to the option of old clients is the export itself.
         if magic != _OPTION_MAGIC or length > _MOST_OPTION_BYTES or option == _EXPORT_NAME:
             raise _SpokenWrongError
         data = await reader.readexactly(length)
@@ -181,7 +181,7 @@ async def _serve_reads(
             return
         error, data = _EPERM, b""
         if kind == _WRITE:
-            await reader.readexactly(length)  # refused, but its data comes all the same
+            await reader.readexactly(length)  # refused, but its data still arrives
         elif kind == _READ and (length > MOST_BYTES or offset + length > export.size_bytes):
             error = _EINVAL
         elif kind == _READ:

@@ -11,12 +11,12 @@ CLEANED_UP_S, POLL_S = 5.0, 0.01
 
 
 async def switch_off_capabilities(monitor: Monitor) -> None:
-    """Every migration capability that is on goes off.
+    """Switch off every migration capability that is on.
 
-    QEMU keeps them for its life, and one that a migration had on is on in what has nothing to do
-    with it: with `multifd` 10.0 dies of a savevm, and a bare `migrate` hangs or breaks off.
-    Raises OperationFailedError when a migration has not been cleaned up: without its capability
-    QEMU would never end what it began (channels, their threads), and refuse the next one.
+    QEMU keeps them for its lifetime, and one set for a migration also affects unrelated commands:
+    with `multifd`, 10.0 dies of a savevm, and a plain `migrate` hangs or fails. Raises
+    OperationFailedError when a migration has not been cleaned up: without its capability QEMU would
+    never end what it began (channels, their threads), and would refuse the next one.
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     if left_on := [name for name, on in capabilities.items() if on]:

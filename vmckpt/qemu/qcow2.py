@@ -18,21 +18,21 @@ _HEADER_BYTES = 104
 _BACKING_FORMAT = 0xE2792ACA
 _COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
 _OFFSET = (1 << 56) - (1 << 9)
-# Features without which it is not to be read: only this one changes nothing about clusters.
+# Incompatible features: only this one does not change the clusters.
 _DIRTY = 1
 _PER_TABLE = CLUSTER_BYTES // 8
 _PER_REFCOUNTS = CLUSTER_BYTES // 2
 
 
 class UnfitError(Exception):
-    """An image that is not read here, and why."""
+    """The image cannot be read here, and why."""
 
 
 class Clusters(NamedTuple):
-    """What an image is made of.
+    """The clusters of an image.
 
-    `places`: in which cluster of the file each cluster of the disk is; 0: in none, it is zero.
-    `is_clean`: its counts of what is in use need no repair.
+    `places`: for each cluster of the disk, its cluster in the file; 0: none, it is zero.
+    `is_clean`: its refcounts need no repair.
     """
 
     size_bytes: int
@@ -41,22 +41,22 @@ class Clusters(NamedTuple):
 
     @property
     def are_all_there(self) -> bool:
-        """Whether every cluster of the disk has its place: what is written to it moves nothing."""
+        """Whether every cluster of the disk is allocated: writes move nothing."""
         return bool(self.is_clean and self.places.all())
 
 
 def clusters_of(size_bytes: int) -> int:
-    """How many clusters a disk has; the last one may be short."""
+    """The number of clusters of a disk; the last one may be short."""
     return -(-size_bytes // CLUSTER_BYTES)
 
 
 def tables_bytes(size_bytes: int) -> int:
-    """About what an image has besides its disk, when every cluster has its place."""
+    """The approximate overhead of an image besides its disk, when every cluster is allocated."""
     return 10 * clusters_of(size_bytes) + 6 * CLUSTER_BYTES
 
 
 def read_clusters(fd: int) -> Clusters:
-    """Where a stand-alone image has its clusters. Raises UnfitError, OSError."""
+    """Read the cluster map of a stand-alone image. Raises UnfitError, OSError."""
     head = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
     (
         magic, version, backing, _, bits, size_bytes, is_encrypted, entries, level1_at, _, _,
@@ -104,7 +104,7 @@ def _read_places(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
 
 def _table(fd: int, at: int, length: int) -> Any:
     data = os.pread(fd, length, at)
-    if len(data) < length:  # cut short by a sector that the disk cannot read, or the file's end
+    if len(data) < length:  # cut short by an unreadable sector, or the end of the file
         data += os.pread(fd, length - len(data), at + len(data))
     if len(data) < length:
         raise UnfitError("its tables are shorter than its disk")
@@ -114,10 +114,10 @@ def _table(fd: int, at: int, length: int) -> Any:
 def write_tables(
     fd: int, size_bytes: int, places: Any, free: int, backing: tuple[str, str] | None = None
 ) -> bytes:
-    """Write the tables of an image, from cluster `free` on, where nothing may be that it needs.
+    """Write the tables of an image from cluster `free` on, where nothing may be that it needs.
 
-    Returns the header that makes them the image's, to be written to its beginning. `backing`: the
-    path and format of what has the clusters without a place. Raises OSError.
+    Returns the header that activates them, to be written to the image's start. `backing`: path and
+    format of the file that has the unallocated clusters. Raises OSError.
     """
     first = free
     tables = -(-clusters_of(size_bytes) // _PER_TABLE)
@@ -145,7 +145,9 @@ def _entries(places: Any) -> Any:
 
 
 def _write_refcounts(fd: int, places: Any, first: int, free: int) -> tuple[int, int]:
-    """Each cluster in use once, those that say so too; where the table of them is, how long."""
+    """Count each cluster in use once, including the refcount clusters; return the table's offset
+    and length.
+    """
     blocks, length = 1, 1
     while blocks * _PER_REFCOUNTS < free + blocks + length:
         blocks += 1
@@ -185,7 +187,7 @@ def _header(
 
 
 def write_at(fd: int, data: Any, at: int) -> None:
-    """Write all of it. Raises OSError."""
+    """Write all of the data. Raises OSError."""
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, at)

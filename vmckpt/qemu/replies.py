@@ -1,4 +1,4 @@
-"""What QEMU answers, as values. Dicts stop here."""
+"""QEMU's answers as typed values. No dicts beyond this module."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -24,7 +24,7 @@ class QemuVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """query-status: `status` is QEMU's RunState word; `running` is true when vCPUs run."""
+    """query-status: `status` is QEMU's RunState; `running` is true when vCPUs run."""
 
     status: str
     running: bool
@@ -58,12 +58,12 @@ class MigrationStatus(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """No more changes will come of this migration."""
+        """This migration will not change any more."""
         return self.status in ENDED_STATES
 
     @property
     def in_postcopy(self) -> bool:
-        """The target runs and the source only serves pages: neither side can go on alone."""
+        """The destination runs and the source only serves pages: neither can continue alone."""
         return self.status in POSTCOPY_STATES
 
     @classmethod
@@ -109,14 +109,14 @@ class Cpu(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MachineType:
-    """A machine type this QEMU offers; `alias` is its short name ("q35") where it has one."""
+    """A machine type this QEMU offers; `alias` is its short name ("q35"), if any."""
 
     name: str
     alias: str | None = None
 
 
 class QemuJob(NamedTuple):
-    """query-jobs: a snapshot or block job. `error` is set only when it ended badly."""
+    """query-jobs: a snapshot or block job. `error` is set only if it failed."""
 
     id: str
     type: str
@@ -127,12 +127,12 @@ class QemuJob(NamedTuple):
 
     @property
     def concluded(self) -> bool:
-        """Ended, well or badly; waits to be dismissed."""
+        """Ended, successfully or not; waits to be dismissed."""
         return self.status == "concluded"
 
 
 class Snapshot(NamedTuple):
-    """One internal snapshot in a qcow2 image. `state_bytes` > 0 when the VM's memory is in it."""
+    """One internal snapshot in a qcow2 image. `state_bytes` > 0 if it contains the VM's memory."""
 
     name: str
     id: str

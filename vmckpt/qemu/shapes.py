@@ -1,8 +1,8 @@
-"""What QEMU says, as far as vmckpt reads it (QEMU's qapi/*.json): a type for each answer and event.
+"""The parts of QEMU's answers and events that vmckpt reads (QEMU's qapi/*.json), as types.
 
-A QEMU that was broken into, or another program behind its socket, says what it likes. `Monitor`
-makes each answer one of its type: who reads it needs no checks of its own. Names are QEMU's, so the
-types are dicts; `replies` has what is made of them.
+A compromised QEMU, or another program behind its socket, may send anything. `Monitor` converts each
+answer to its type, so its readers need no checks. Names are QEMU's, so the types are dicts;
+`replies` has the values made from them.
 """
 # ruff: noqa: UP013 - one form for all, whether or not their names are Python's
 
@@ -152,7 +152,7 @@ _JobStatus = TypedDict("_JobStatus", {"id": str, "status": str})
 _BlockError = TypedDict("_BlockError", {"device": str, "operation": str})
 _Shutdown = TypedDict("_Shutdown", {"guest": bool})
 _Device = TypedDict("_Device", {"device": str}, total=False)
-# By event, of its data.
+# The type of each event's data.
 EVENTS: Final[Mapping[str, type]] = {
     "MIGRATION": _Migration,
     "MIGRATION_PASS": _Pass,
