@@ -1,4 +1,4 @@
-"""A VM of vmckpt's own, whose QEMU it started or adopted."""
+"""A VM that vmckpt runs itself: it started or adopted the QEMU."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,11 +33,11 @@ class DirectVm(NamedTuple):
 
     @property
     def host(self) -> Host:
-        """Where it is."""
+        """The host that it is on."""
         return self.vm.host
 
     async def look(self) -> VmInfo:
-        """How it is now."""
+        """Its current state."""
         from vmckpt.vm.inventory import look
 
         return info(await look(self.vm))
@@ -50,7 +50,7 @@ class DirectVm(NamedTuple):
         return self.vm.qemu.files.console
 
     async def start(self) -> Started:
-        """Start it where it is. Raises RefusedError while a standby may take it over."""
+        """Start it on its host. Raises RefusedError while a standby may take it over."""
         from vmckpt.vm.lifecycle import start_vm
 
         await self._require_decided()
@@ -63,18 +63,18 @@ class DirectVm(NamedTuple):
         await stop_vm(self.vm, force=force, timeout_s=timeout_s)
 
     async def remove(self, *, with_state: bool = False) -> RemovedVm:
-        """Forget it; what stays."""
+        """Forget the VM; return what remains."""
         from vmckpt.vm.lifecycle import remove_vm
 
         return RemovedVm(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
 
     def own_images(self) -> "list[Path]":
-        """Where the disks are that it writes."""
+        """The paths of the disks that it writes."""
         disks = self.vm.spec.disks
         return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
 
     async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
-        """All that is for and against moving it, and what would be copied; changes nothing."""
+        """Check whether it can be migrated, and what would be copied; changes nothing."""
         from vmckpt.preflight.finding import Examined
         from vmckpt.preflight.migration.checks import busy, preflight
 
@@ -98,7 +98,7 @@ class DirectVm(NamedTuple):
         began_s: float,
         for_s: float | None = None,
     ) -> "MigrationPlan":
-        """Every way of moving it and the one that keeps the intent; see `forecast.planner`."""
+        """Every migration method, and the one that meets the intent; see `forecast.planner`."""
         from vmckpt.forecast.planner import LOOK_S, make_plan
 
         look_s = LOOK_S if for_s is None else for_s
@@ -111,7 +111,7 @@ class DirectVm(NamedTuple):
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport | Recovery":
-        """Migrate it; between two remote hosts a job on the source does.
+        """Migrate it; between two remote hosts a job on the source does the work.
 
         Raises RefusedError if it is off and a standby may take it over.
         """
@@ -131,7 +131,7 @@ class DirectVm(NamedTuple):
         await require_decided(self.vm)
 
     async def measure(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory, looked at for so long."""
+        """How fast it dirties its memory, measured for that long."""
         from vmckpt.forecast.measure.dirty_rate import measure
 
         return await measure(self.vm, for_s)
@@ -143,7 +143,7 @@ class DirectVm(NamedTuple):
         return _snapshot(await savevm.save(self.vm, name, emit))
 
     async def load(self, name: str, emit: Emit) -> VmSnapshot:
-        """Go back to a snapshot."""
+        """Return to a snapshot."""
         from vmckpt.checkpoint import savevm
 
         return _snapshot(await savevm.load(self.vm, name, emit))
@@ -168,7 +168,7 @@ def started(vm: "Vm") -> Started:
 
 
 def info(look: "VmStatus") -> VmInfo:
-    """A VM that was looked at."""
+    """The VmInfo of an inspected VM."""
     vm, platform = look.vm, look.vm.qemu.platform
     return VmInfo(
         name=vm.name,

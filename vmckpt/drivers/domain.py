@@ -1,4 +1,4 @@
-"""A domain of a host's libvirtd, which vmckpt never goes behind the back of."""
+"""A domain of a host's libvirtd. vmckpt never bypasses libvirt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,15 +36,15 @@ class LibvirtDomain:
 
     @property
     def host(self) -> Host:
-        """Where it is."""
+        """The host that it is on."""
         return self.domain.host
 
     async def look(self) -> VmInfo:
-        """How it was when it was found, and who works on it."""
+        """Its state when it was found, and the operation that holds it."""
         return await info(self.domain)
 
     async def console(self) -> "Path":
-        """Refused: libvirt gives consoles out by a stream that virsh has the terminal for."""
+        """Refused: libvirt serves consoles as a stream, for which virsh has the terminal."""
         raise RefusedError(
             "vmckpt shows no console of a libvirt domain",
             why="libvirt keeps it, and virsh joins a terminal to it",
@@ -52,7 +52,7 @@ class LibvirtDomain:
         )
 
     async def start(self) -> Started:
-        """Start it where it is."""
+        """Start it on its host."""
         from vmckpt.vm.domains.lifecycle import start_domain
 
         await start_domain(self.domain)
@@ -66,19 +66,21 @@ class LibvirtDomain:
         await stop_domain(self.domain, force=force, timeout_s=timeout_s)
 
     async def remove(self, *, with_state: bool = False) -> RemovedVm:
-        """Have libvirt forget it; what stays. `with_state`: not what its TPM holds."""
+        """Have libvirt forget it; return what remains. `with_state` does not cover its TPM's
+        state.
+        """
         from vmckpt.vm.domains.lifecycle import remove_domain
 
         tpm = await remove_domain(self.domain, with_tpm=with_state)
         return RemovedVm(_disks(self.domain), tpm=tpm)
 
     def own_images(self) -> "list[Path]":
-        """Where the disks are that it writes."""
+        """The paths of the disks that it writes."""
         disks = self.domain.description.disks
         return [disk.path for disk in disks if disk.path and not disk.read_only]
 
     async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
-        """All that is for and against moving it, and what would be copied; changes nothing."""
+        """Check whether it can be migrated, and what would be copied; changes nothing."""
         from vmckpt.preflight.domains.checks import busy, preflight
         from vmckpt.preflight.finding import Examined
         from vmckpt.vm.domains.sessions import libvirtd
@@ -110,7 +112,7 @@ class LibvirtDomain:
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport":
-        """Have libvirt move it while it runs. Domains are not forecast."""
+        """Have libvirt migrate it live. Domains are not forecast."""
         if forecast is not None:
             raise not_for_domains(self.name)
         if options.offline:
@@ -122,19 +124,19 @@ class LibvirtDomain:
         return await migrate(self.domain, target, options, emit)
 
     async def measure(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory, as libvirt has QEMU sample it."""
+        """How fast it dirties its memory; libvirt has QEMU sample it."""
         from vmckpt.forecast.measure.domains import measure_domain
 
         return await measure_domain(self.domain, for_s)
 
     async def save(self, name: str, emit: Emit) -> VmSnapshot:
-        """Have libvirt take a snapshot; it tells no progress."""
+        """Have libvirt take a snapshot; it reports no progress."""
         from vmckpt.checkpoint import domain_snapshots
 
         return _snapshot(await domain_snapshots.save(self.domain, name))
 
     async def load(self, name: str, emit: Emit) -> VmSnapshot:
-        """Have libvirt go back to a snapshot."""
+        """Have libvirt return to a snapshot."""
         from vmckpt.checkpoint import domain_snapshots
 
         return _snapshot(await domain_snapshots.load(self.domain, name))
@@ -153,7 +155,7 @@ class LibvirtDomain:
 
 
 def not_for_domains(name: str) -> RefusedError:
-    """For what vmckpt does with its own VMs only."""
+    """The error for what vmckpt does only with VMs that it runs."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
         why="vmckpt forecasts and replicates only VMs of its own",
@@ -164,7 +166,7 @@ def not_for_domains(name: str) -> RefusedError:
 
 
 async def info(domain: "Domain") -> VmInfo:
-    """A domain as it was found, and who works on it now."""
+    """The VmInfo of a domain as it was found, with its current operation."""
     from vmckpt.migrate.domains.journal import DomainJournal
     from vmckpt.vm.paths import lock_path
     from vmckpt.vm.spec.spec import Placement

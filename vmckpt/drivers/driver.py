@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from vmckpt.preflight.finding import Examined
     from vmckpt.vm.spec.spec import Placement
 
-# States of a VM that takes no memory; the last two are libvirt's.
+# States of a VM that uses no memory; the last two are libvirt's.
 _OFF = ("stopped", "crashed", "nostate")
 
 
 class VmInfo(NamedTuple):
-    """A VM at one moment. `state`: QEMU's run state or libvirt's word; "stopped", "unreachable".
+    """A VM at one moment. `state`: QEMU's run state or libvirt's term; "stopped", "unreachable".
 
-    `driver`: qemu or libvirt. `ended`: how its QEMU ended if it was not asked to. `cannot`: the
-    operations that its QEMU rules out. `operation` holds it now. None: the driver does not tell.
+    `driver`: qemu or libvirt. `ended`: how its QEMU ended, if not on request. `cannot`: the
+    operations that its QEMU rules out. `operation`: the one that holds it now. None: the driver
+    does not know.
     """
 
     name: str
@@ -56,11 +57,11 @@ class VmInfo(NamedTuple):
 
     @property
     def is_on(self) -> bool:
-        """Whether it takes memory where it is."""
+        """Whether it uses memory on its host."""
         return self.state not in _OFF
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; without what only the other driver tells."""
+        """For programs; without the fields that only the other driver fills."""
         lists = {"cannot": list(self.cannot), "disks": list(self.disks)}
         facts = self._asdict() | lists | {"placement": self.placement._asdict()}
         of_one_driver = ("guest_agent", "uuid", "persistent")
@@ -68,7 +69,7 @@ class VmInfo(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A VM that has been started, and what as. `pid` is None where libvirt keeps its process."""
+    """A VM that was started, and how. `pid` is None if libvirt manages its process."""
 
     pid: int | None
     accel: str
@@ -77,9 +78,10 @@ class Started(NamedTuple):
 
 
 class RemovedVm(NamedTuple):
-    """A VM that is forgotten: its images, which stay, and the QEMU that goes on without vmckpt.
+    """A forgotten VM: its images, which remain, and the QEMU that continues without vmckpt.
 
-    `tpm`: where what its TPM holds stays. `kept`: why images stay that were to be removed.
+    `tpm`: the path of its TPM's state, which remains. `kept`: why images remain that were to be
+    removed.
     """
 
     disks: list[str]
@@ -111,28 +113,28 @@ class Driver(Protocol):
 
     @property
     def host(self) -> Host:
-        """Where it is."""
+        """The host that it is on."""
 
     async def look(self) -> VmInfo:
-        """How it is now."""
+        """Its current state."""
 
     async def console(self) -> "Path":
         """The socket of its serial console, on its host. Raises RefusedError: it has none."""
 
     async def start(self) -> Started:
-        """Start it where it is."""
+        """Start it on its host."""
 
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
 
     async def remove(self, *, with_state: bool = False) -> RemovedVm:
-        """Forget it; what stays. `with_state`: not what its TPM holds."""
+        """Forget it; return what remains. `with_state` does not cover its TPM's state."""
 
     def own_images(self) -> "list[Path]":
-        """Where the disks are that it writes."""
+        """The paths of the disks that it writes."""
 
     async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
-        """All that is for and against moving it, and what would be copied; changes nothing."""
+        """Check whether it can be migrated, and what would be copied; changes nothing."""
 
     async def plan(
         self,
@@ -143,7 +145,7 @@ class Driver(Protocol):
         began_s: float,
         for_s: float | None = None,
     ) -> "MigrationPlan":
-        """Every way of moving it and the one that keeps the intent; see `forecast.planner`."""
+        """Every migration method, and the one that meets the intent; see `forecast.planner`."""
 
     async def migrate(
         self,
@@ -152,16 +154,16 @@ class Driver(Protocol):
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport | Recovery":
-        """Move it while it runs; a Recovery when it had to be ended by one."""
+        """Migrate it live; returns a Recovery if a recovery had to end the migration."""
 
     async def measure(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory, looked at for so long."""
+        """How fast it dirties its memory, measured for that long."""
 
     async def save(self, name: str, emit: Emit) -> VmSnapshot:
         """Take a snapshot."""
 
     async def load(self, name: str, emit: Emit) -> VmSnapshot:
-        """Go back to a snapshot."""
+        """Return to a snapshot."""
 
     async def snapshots(self) -> list[VmSnapshot]:
         """Its snapshots, oldest first."""
@@ -171,7 +173,7 @@ class Driver(Protocol):
 
 
 async def remove_with_disks(vm: Driver) -> RemovedVm:
-    """Forget a VM with the images that it writes, unless something else uses them."""
+    """Forget a VM and remove the images that it writes, unless something else uses them."""
     from vmckpt.vm.images import remove_own
 
     own = vm.own_images()
@@ -184,7 +186,7 @@ async def remove_with_disks(vm: Driver) -> RemovedVm:
 
 
 async def examined(vm: Driver, target: Host, options: "MigrationOptions") -> "Examined":
-    """As `vm.examine`; an error is a refusal, so that other targets are asked all the same."""
+    """As `vm.examine`; an error counts as a refusal, so that other hosts are asked too."""
     from vmckpt.errors import HostDownError, VmckptError
     from vmckpt.preflight.finding import REFUSE, Examined, Finding
 
@@ -199,8 +201,8 @@ async def wait_for_calm_in_time(
     vm: Driver, target: Host, options: "MigrationOptions", intent: "Intent", *,
     began_s: float, for_s: float, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Wait until the guest dirties little, at most `for_s`, and no longer than leaves the migration
-    the time that it takes. `tell` hears how it was.
+    """Wait until the guest dirties little, at most `for_s`, and leave the migration enough time.
+    Reports the result through `tell`.
     """
     from vmckpt.forecast import calm
 

@@ -1,7 +1,7 @@
-"""Finding a VM by its name, and all VMs, once nothing of an operation that was cut off is left.
+"""Finding a VM by its name, or all VMs, after ending operations that were cut off.
 
-An operation whose process was killed is ended before anything else is done with its VM; `tell`
-hears of it in a sentence.
+If an operation's process was killed, the operation is ended before anything else is done with its
+VM; `tell` receives a sentence about it.
 """
 
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 async def find(name: str, tell: "Tell") -> Driver:
-    """The VM of that name, after ending an operation on it that was cut off.
+    """The VM of that name, after ending an interrupted operation on it.
 
-    One of vmckpt's own comes before a domain. Raises UsageError: it is no name; NotFoundError,
-    HostDownError when only a host that does not answer may have it.
+    A VM that vmckpt runs has precedence over a domain. Raises UsageError: not a valid name;
+    NotFoundError, HostDownError when only an unreachable host may have it.
     """
     from vmckpt.errors import HostDownError, NotFoundError
     from vmckpt.hosts.inventory.inventory import all_hosts
@@ -47,7 +47,7 @@ async def find(name: str, tell: "Tell") -> Driver:
 
 
 async def find_own(name: str, tell: "Tell") -> "Vm":
-    """The VM of that name, which has to be one of vmckpt's own. Raises as `find`, RefusedError."""
+    """As `find`, for a VM that vmckpt runs itself. Raises as `find`, RefusedError."""
     found = await find(name, tell)
     if isinstance(found, DirectVm):
         return found.vm
@@ -57,7 +57,7 @@ async def find_own(name: str, tell: "Tell") -> "Vm":
 
 
 async def look_at_all() -> "Answers[VmInfo]":
-    """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
+    """Every VM of every host, by name, and which hosts or libvirtds do not answer."""
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.migrate.outcome.left import without_stale
@@ -79,10 +79,11 @@ async def look_at_all() -> "Answers[VmInfo]":
 
 
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":
-    """Where a checkpoint is restored: a copy where it was taken, the VM itself where that is now.
+    """The host to restore a checkpoint on: a copy where it was taken, the VM itself where it is
+    now.
 
-    Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts; HostDownError: a host
-    that does not answer may run it.
+    Raises NotFoundError; OutcomeUnknownError: two hosts have it; HostDownError: an unreachable host
+    may run it.
     """
     from vmckpt.errors import HostDownError
     from vmckpt.hosts.every import ask_every
@@ -106,7 +107,7 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
 
 
 async def recover(name: str, tell: "Tell") -> "Recovery | None":
-    """End a migration of the VM that was cut off; None when there is none."""
+    """End an interrupted migration of the VM; None if there is none."""
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.migrate.outcome.recover import recover as recover_vm
 
@@ -126,7 +127,7 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
     from vmckpt.sequence.steps import both
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
-    # Most VMs have no journal: where they are is asked with it.
+    # Most VMs have no journal: their location is asked for in the same request.
     journal, found = await both(find_journal(name, all_hosts()), _found_or_error(name))
     if journal is None:
         await remove_dead_locks(name, all_hosts())
@@ -134,7 +135,7 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
             if isinstance(found, VmckptError):
                 raise found
             return await _restored(found, tell)
-        except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
+        except OutcomeUnknownError:  # two hosts have it: a standby may have taken over
             from vmckpt.replicate.operator.operate import settle
 
             if not await settle(name, all_hosts()):
@@ -159,7 +160,7 @@ async def _found_or_error(name: str) -> "Vm | VmckptError":
 
 
 async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
-    """The VM, after ending what a restore that was cut off left of it."""
+    """The VM, after cleaning up an interrupted restore of it."""
     from vmckpt.vm.inventory import find_vm
     from vmckpt.vm.lifecycle import restore_is_cut_off
 
@@ -182,7 +183,7 @@ async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> Driver | None
         from vmckpt.migrate.domains.recover import recover
 
         _tell_of(await recover(name, tell), tell)
-    # What could not be removed yet where it was is not the domain.
+    # What could not yet be removed from its old host is not the domain.
     left = {journal.untidy for journal in await DomainJournal.all_left(name)}
     found = await find_domain(name, hosts, left=left)
     return None if found is None else LibvirtDomain(found)
