@@ -1,6 +1,6 @@
 """Blocking calls in threads that end with the process, however long the calls take.
 
-asyncio's own threads are waited for at the program's end: a call that never returns would keep it.
+At exit Python waits for asyncio's own threads: a call that never returns would block it.
 """
 
 import asyncio
@@ -17,15 +17,16 @@ T = TypeVar("T")
 
 
 class NoThreadError(OSError):
-    """The kernel starts no thread at this moment: the work has not begun."""
+    """The kernel refuses to start a thread at the moment: the work has not begun."""
 
 
 class StoppedError(Exception):
-    """Work in a thread has heard that it is cancelled."""
+    """Raised in the thread: the work was cancelled."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises. A cancellation leaves it running and discards its result.
+    """Run `work` in a thread; returns or raises what it does. A cancellation leaves it running and
+    discards its result.
 
     Raises NoThreadError.
     """
@@ -47,7 +48,7 @@ async def in_thread(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
             error = exc
-        with suppress(RuntimeError):  # the program has ended meanwhile
+        with suppress(RuntimeError):  # the event loop has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)
 
     try:
@@ -67,9 +68,9 @@ async def in_thread_at_last(work: Callable[[], T]) -> T:
 
 
 async def until_cancelled(work: Callable[[Callable[[], None]], T]) -> T:
-    """What `work` returns or raises; a cancellation ends it, and its end is waited for.
+    """As `in_thread`, but a cancellation stops the work and waits for its end.
 
-    It calls what it is given now and then, which raises StoppedError then.
+    `work` regularly calls the function that it receives, which then raises StoppedError.
     """
     stop = threading.Event()
 
@@ -88,7 +89,7 @@ async def until_cancelled(work: Callable[[Callable[[], None]], T]) -> T:
 
 async def _outlast(task: "asyncio.Future[T]") -> None:
     while not task.done():
-        with suppress(asyncio.CancelledError):  # the one that is on its way is raised in the end
+        with suppress(asyncio.CancelledError):  # the pending cancellation is raised at the end
             await asyncio.wait({task})
     if not task.cancelled():
         task.exception()  # cancelled: the result does not matter

@@ -1,4 +1,6 @@
-"""A long operation is a list of steps: undone newest first until the commit, then only forward."""
+"""A long operation as a list of steps: before the commit an error undoes them, newest first; after
+it they only go forward.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -22,7 +24,7 @@ class Step(NamedTuple):
 
 
 class UndoFailure(NamedTuple):
-    """An undo that raised; the others were run all the same."""
+    """An undo that raised; the others were still run."""
 
     step: str
     error: Exception
@@ -34,14 +36,14 @@ async def run_steps(
     started: Callable[[Step], Awaitable[None]],
     undo_failed: Callable[[UndoFailure], None],
 ) -> None:
-    """Run `steps` in order; `started` is awaited (to journal the step) before each acts.
+    """Run `steps` in order; `started` is awaited before each (to journal it).
 
-    An error or a cancellation undoes every started step, newest first, and is raised again, until
-    a committing step has returned: from then on only forward, errors are raised as they are, and
-    a cancellation comes too late and is dropped: a raised one means that all was undone. An
-    undo may itself find that the matter ended otherwise and raise OutcomeUnknownError or
-    VmLostError: then nothing older is undone. After these two from a step nothing is undone at all:
-    the step that raised them has left things as they have to be.
+    Until a committing step has returned, an error or a cancellation undoes every started step,
+    newest first, and is raised again. From then on the steps only go forward, errors are raised as
+    they are, and a cancellation comes too late and is dropped: a cancellation that is raised means
+    that everything was undone. An undo may itself find that the operation ended otherwise and raise
+    OutcomeUnknownError or VmLostError: then nothing older is undone. If a step raises one of these
+    two, nothing is undone at all: the step has left things as they have to be.
     """
     undos: list[Step] = []
     for number, step in enumerate(steps):
@@ -80,9 +82,9 @@ async def _undo(steps: Sequence[Step], undo_failed: Callable[[UndoFailure], None
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end even when the caller is cancelled, once or more often.
+    """Run `work` to its end even when the caller is cancelled, once or repeatedly.
 
-    Then the cancellation is let through; an error of `work` comes first.
+    The cancellation is raised afterwards; an error of `work` takes precedence.
     """
     task = asyncio.ensure_future(work)
     late = await _outlast(task)
@@ -93,10 +95,10 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:
-    """The results of two pieces of work done side by side.
+    """Run two pieces of work concurrently; return both results.
 
-    When one fails the other is cancelled and its end awaited, then the error is raised: nothing of
-    either goes on beside an undo.
+    When one fails, the other is cancelled and awaited before the error is raised: neither runs
+    concurrently with an undo.
     """
     tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
     one, two = await _together(tasks)
@@ -104,7 +106,7 @@ async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) ->
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of pieces of work done side by side, in their order; see `both`."""
+    """Run pieces of work concurrently; return their results in order; see `both`."""
     return list(await _together([asyncio.ensure_future(work) for work in works]))
 
 
@@ -116,7 +118,7 @@ async def _together(tasks: Sequence["asyncio.Future[Any]"]) -> list[Any]:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     except asyncio.CancelledError as exc:
         stopped = exc
-    # Each is cancelled once: what it does about that must not be cut short, and is waited for.
+    # Cancel each once: its reaction must not be interrupted, and is awaited.
     pending = [task for task in tasks if not task.done()]
     for task in pending:
         task.cancel()
@@ -131,18 +133,19 @@ async def _together(tasks: Sequence["asyncio.Future[Any]"]) -> list[Any]:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end; cancellations that come meanwhile come too late and are dropped."""
+    """Run `work` to its end; cancellations that arrive meanwhile are too late and are dropped."""
     task = asyncio.ensure_future(work)
     late, caller = await _outlast(task), asyncio.current_task()
     for _ in late:
-        # Else a later time-out in the caller would be taken for the cancellation (Python 3.11).
+        # Otherwise a later time-out in the caller would be mistaken for the cancellation (Python
+        # 3.11).
         if caller is not None:
             caller.uncancel()
     return task.result()
 
 
 async def _outlast(task: "asyncio.Future[Any]") -> list[asyncio.CancelledError]:
-    """Wait for `task` whatever happens; the cancellations that came meanwhile."""
+    """Wait for `task` in any case; return the cancellations that arrived meanwhile."""
     late: list[asyncio.CancelledError] = []
     while not task.done():
         try:
