@@ -1,7 +1,7 @@
-"""Typed, versioned records: what is written is on the disk, what is read is valid or damaged.
+"""Typed, versioned records: a written record is durable, a read one is valid or damaged.
 
-A `Schema` says what a record is, wherever its text is kept; `Documents` keeps records of one schema
-in a directory of this machine. A store that hosts share would have the methods of `Documents`.
+A `Schema` defines a record, wherever its text is stored; `Documents` keeps the records of one
+schema in a local directory. A store shared by hosts would have the methods of `Documents`.
 """
 
 import json
@@ -15,7 +15,7 @@ from vmckpt.errors import StorageError
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.state.durable import remove_durably, storage_errors, write_durably
 
-# Records are written by vmckpt alone: bounded all the same, what fills a file may be damage.
+# Only vmckpt writes records. Their size is limited all the same: a damaged file may be large.
 MOST_BYTES = 64 << 20
 EMPTY = "it is empty, as a power cut leaves a file that was not yet on the disk"
 T = TypeVar("T")
@@ -25,9 +25,9 @@ T = TypeVar("T")
 class Schema(Generic[T]):
     """Records of type `kind`: its fields, with `format`, the version.
 
-    A record without `format` is of version 1. `remedy` is what to do about a damaged one; in it
-    {name} stands for the file's name without its suffix, {directory} for where it is.
-    `omits_none`: what is None is left out, for earlier versions that go by which fields there are.
+    A record without `format` is version 1. `remedy` says what to do about a damaged one; in it
+    {name} stands for the file's name without its suffix, {directory} for its directory.
+    `omits_none`: None values are left out, for earlier versions that check which fields exist.
     """
 
     kind: type[T]
@@ -36,7 +36,7 @@ class Schema(Generic[T]):
     omits_none: bool = False
 
     def encode(self, value: T) -> str:
-        """The record's text. Raises StorageError: it has an infinity, which JSON has not."""
+        """Encode a record. Raises StorageError: it has an infinity, which JSON cannot express."""
         fields = builtins(value)
         if self.omits_none:
             fields = {name: one for name, one in fields.items() if one is not None}
@@ -50,7 +50,7 @@ class Schema(Generic[T]):
             ) from exc
 
     def decode(self, data: bytes | str, path: Path, host: str = "", *, any_text: bool = False) -> T:
-        """The record of the file, on that host. Raises StorageError: damaged, another version.
+        """Decode the record of a file on that host. Raises StorageError: damaged, another version.
 
         `any_text`: as `foreign.parse` has it.
         """
@@ -66,54 +66,56 @@ class Schema(Generic[T]):
             raise self.damaged(path, EMPTY if is_empty(text) else str(exc), host) from exc
 
     def damaged(self, path: Path, why: str, host: str = "") -> StorageError:
-        """What is said of a record that cannot be what it is, for callers who know more of it."""
+        """The error for an implausible record, for callers who know more about it."""
         return damaged(path, why, self.remedy.format(name=path.stem, directory=path.parent), host)
 
 
 def is_empty(text: str) -> bool:
-    """Whether a file has nothing, or zeroes where a power cut left no content: EMPTY says so."""
+    """Whether a file is empty, or has zeroes because a power cut left no content: EMPTY says so."""
     return not text.strip("\0 \n")
 
 
 def damaged(path: Path, why: str, remedy: str, host: str = "") -> StorageError:
-    """What is said of a file of vmckpt's that cannot be understood."""
+    """The error for a file of vmckpt's that cannot be decoded."""
     where = f"{path} on {host}" if host else path
     return StorageError(f"{where} is damaged", why=why, remedy=remedy)
 
 
 class FilesOfHost(Protocol):
-    """What `hosts.Host` does with files, here or elsewhere."""
+    """The file operations of `hosts.Host`, local or remote."""
 
     @property
     def name(self) -> str:
-        """The host's."""
+        """The host's name."""
 
     async def read_text(self, path: Path) -> str | None:
-        """A whole file; None when there is none."""
+        """Read a whole file; None if it does not exist."""
 
     async def write_text(self, path: Path, text: str) -> None:
         """Replace a file durably."""
 
 
 async def load_from(host: FilesOfHost, path: Path, schema: Schema[T]) -> T | None:
-    """The record in a host's file; None when there is none. Raises StorageError, HostDownError."""
+    """Load the record in a host's file; None if it does not exist. Raises StorageError,
+    HostDownError.
+    """
     text = await host.read_text(path)
     return None if text is None else schema.decode(text, path, host.name)
 
 
 async def save_to(host: FilesOfHost, path: Path, schema: Schema[T], value: T) -> None:
-    """Write or replace the record in a host's file, whose directory is there. Raises as above."""
+    """Write or replace the record in a host's file, in an existing directory. Raises as above."""
     await host.write_text(path, schema.encode(value))
 
 
 class Listing(NamedTuple, Generic[T]):
-    """Records by name, in the order of their names, and the damage of the others."""
+    """Records by name, sorted, and the errors of the damaged ones."""
 
     records: Mapping[str, T]
     damaged: list[StorageError]
 
     def require_sound(self) -> list[T]:
-        """All records. Raises StorageError where one is damaged."""
+        """All records. Raises StorageError if one is damaged."""
         if self.damaged:
             raise self.damaged[0]
         return list(self.records.values())
@@ -131,11 +133,11 @@ class Documents(Generic[T]):
         return self.directory / f"{name}.json"
 
     def save(self, name: str, value: T) -> None:
-        """Write or replace a record; it is on the disk when this returns. Raises StorageError."""
+        """Write or replace a record; it is durable when this returns. Raises StorageError."""
         write_durably(self.path(name), self.schema.encode(value))
 
     def load(self, name: str) -> T | None:
-        """A record; None when there is none. Raises StorageError."""
+        """Load a record; None if it does not exist. Raises StorageError."""
         path = self.path(name)
         with storage_errors(f"read {path}"):
             try:
@@ -145,7 +147,7 @@ class Documents(Generic[T]):
         return self.schema.decode(data, path, any_text=True)
 
     def load_all(self) -> Listing[T]:
-        """Every record, and which are damaged."""
+        """Load every record, and the errors of damaged ones."""
         records, damaged = dict[str, T](), list[StorageError]()
         for name in self.names():
             try:
@@ -158,11 +160,11 @@ class Documents(Generic[T]):
         return Listing(records, damaged)
 
     def names(self) -> list[str]:
-        """Of the records that there are, sorted."""
+        """The names of all records, sorted."""
         return sorted(path.stem for path in self.directory.glob("*.json"))
 
     def remove(self, name: str) -> None:
-        """Remove a record for good; none is no error. Raises StorageError."""
+        """Remove a record durably; a missing one is no error. Raises StorageError."""
         path = self.path(name)
         with storage_errors(f"remove {path}"):
             remove_durably(path)

@@ -1,7 +1,8 @@
-"""Small files that a crash, a power cut or a full disk leaves either as they were or as written.
+"""Small files that survive a crash, a power cut or a full disk with either the old or the new
+content.
 
 A rename alone is not enough: on XFS, and on ext4 without `auto_da_alloc`, a power cut after it
-leaves an empty file. So a record's content is synced before the rename, and its directory after.
+leaves an empty file. So a file's content is synced before the rename, and its directory after.
 """
 
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from vmckpt.errors import StorageError
 
-# Never follows a link that stands there, and never opens a file that another user made.
+# Never follow an existing link, and never open a file that another user created.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_ROOM = "free space there, or correct the directory's owner and mode"
 _MEND = "repair the storage, or correct the directory's owner and mode"
@@ -19,7 +20,7 @@ _MEND = "repair the storage, or correct the directory's owner and mode"
 
 @contextmanager
 def storage_errors(action: str, remedy: str = _MEND) -> Iterator[None]:
-    """An OSError in the block is a StorageError: `action` ("write PATH") cannot be done."""
+    """Turn an OSError in the block into a StorageError: `action` ("write PATH") failed."""
     try:
         yield
     except OSError as exc:
@@ -27,7 +28,7 @@ def storage_errors(action: str, remedy: str = _MEND) -> Iterator[None]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a file (mode 0600) in one step; it is on the disk when this returns. StorageError.
+    """Replace a file (mode 0600) atomically; it is durable when this returns. Raises StorageError.
 
     Its directory is made if need be.
     """
@@ -38,10 +39,10 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def replace(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """As `write_durably`, in a directory that is there. Raises OSError."""
+    """As `write_durably`, in an existing directory. Raises OSError."""
     part = part_of(path)
     try:
-        part.unlink(missing_ok=True)  # of a process that was killed while it wrote
+        part.unlink(missing_ok=True)  # left by a process that was killed while writing
         with os.fdopen(os.open(part, NEW_FILE, 0o600), "w") as file:
             file.write(text)
             file.flush()
@@ -56,7 +57,7 @@ def replace(path: Path, text: str, *, mode: int = 0o600) -> None:
 
 
 def reserve(path: Path, size_bytes: int) -> None:
-    """Have room on the disk for a file that `fill` writes later, full or not. Raises StorageError.
+    """Allocate space for a file that `fill` writes later, even on a full disk. Raises StorageError.
 
     Its directory is made if need be.
     """
@@ -80,7 +81,7 @@ def reserve(path: Path, size_bytes: int) -> None:
 
 
 def fill(path: Path, text: str) -> None:
-    """Write a file into the room that `reserve` has for it: it is all there then, in one step.
+    """Write a file into the space that `reserve` allocated; it appears atomically.
 
     Raises StorageError.
     """
@@ -97,14 +98,14 @@ def fill(path: Path, text: str) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """What a file is called while it is written; a process that is killed then leaves it."""
+    """A file's temporary name while it is written; left behind if the process is killed."""
     return path.with_name(f".{path.name}.part")
 
 
 def rename_durably(path: Path, name: str) -> None:
-    """Rename a file within its directory; it is done on the disk when this returns. StorageError.
+    """Rename a file within its directory; durable when this returns. Raises StorageError.
 
-    Where there is no such file nothing is done.
+    A missing file is no error.
     """
     with storage_errors(f"rename {path} to {name}"):
         if path.exists():
@@ -113,17 +114,17 @@ def rename_durably(path: Path, name: str) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file; it does not come back after a power cut. No file is no error. OSError."""
+    """Remove a file; it does not return after a power cut. A missing one is no error. OSError."""
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):
         return
-    with suppress(FileNotFoundError):  # its directory went too
+    with suppress(FileNotFoundError):  # its directory was removed too
         sync_directory(path.parent)
 
 
 def make_dir_durably(directory: Path) -> None:
-    """A directory (mode 0700) that is there after a power cut, parents included. OSError."""
+    """Create a directory (mode 0700) and its parents, safe against a power cut. Raises OSError."""
     missing = []
     at = directory
     while not at.exists():
@@ -133,7 +134,7 @@ def make_dir_durably(directory: Path) -> None:
         try:
             one.mkdir(mode=0o700)
         except FileExistsError:
-            # Made meanwhile: by another process of this user's, else it is a trap.
+            # Created meanwhile: by another process of this user, otherwise it is a trap.
             if not one.is_dir() or one.lstat().st_uid != os.geteuid():
                 raise
         sync_directory(one.parent)
@@ -142,7 +143,7 @@ def make_dir_durably(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Have the disk keep what a file holds, and that it is there. Raises OSError."""
+    """Flush a file's content and size to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -152,7 +153,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the disk keep which files a directory has, and their names. Raises OSError."""
+    """Flush a directory's entries to disk. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
