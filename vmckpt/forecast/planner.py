@@ -1,6 +1,4 @@
-"""Plan a migration: forecast every method, and choose the one that meets the operator's
-constraints.
-"""
+"""Plan a migration: forecast every method, choose one that meets the constraints."""
 
 import math
 import time

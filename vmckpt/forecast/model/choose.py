@@ -1,6 +1,4 @@
-"""Choose the method that meets the operator's constraints; if none does, the smallest change that
-helps.
-"""
+"""Choose the method that meets the constraints; if none does, the smallest change that helps."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -56,9 +54,7 @@ class Miss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen method and the reason; without one, `change` is the smallest change that allows
-    one.
-    """
+    """The chosen method and why; without one, `change` is the smallest change that allows one."""
 
     way: TransferMode | None
     reason: str

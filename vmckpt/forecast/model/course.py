@@ -16,9 +16,9 @@ from vmckpt.forecast.model.dirtying import DirtyCurve
 STARTS = 8
 # Delay between the request for a migration and its first byte.
 BEGINS_S = 0.4
-# A guest has a rhythm if it behaves as one period before, and differently in between: the first
-# figure is the deviation allowed, as a fraction of the moments' deviation from their mean; the
-# second is how far the moments must differ from their mean.
+# A guest has a rhythm if its rates are like those one period before (LIKE) and unlike those some
+# time before that (UNLIKE), both as fractions of their mean deviation; VARIES is the least mean
+# deviation, as a fraction of the mean.
 LIKE, UNLIKE, VARIES = 0.55, 1.0, 0.2
 # The number of periods to try, up to this fraction of the measurement: most of a period has to be
 # seen twice.
@@ -30,9 +30,7 @@ TELLING = 0.01
 
 
 class WorkProfile(NamedTuple):
-    """For each moment, how much the guest had done, as the time it takes for that on average; both
-    start at 0.
-    """
+    """The work done by each moment, as the time it takes on average; both start at 0."""
 
     moments_s: Sequence[float]
     done_s: Sequence[float]
@@ -193,16 +191,14 @@ def _rhythm_s(course: DirtyProfile) -> float:
 
 
 def _before(rates: Sequence[float], at: float) -> float:
-    """The rate one period earlier, in a window that may span two cells."""
+    """The rate at a fractional cell index, interpolated."""
     first = floor(at)
     after = rates[first + 1] if first + 1 < len(rates) else rates[first]
     return rates[first] + (at - first) * (after - rates[first])
 
 
 def _best(fit: Mapping[float, float]) -> float:
-    """The shortest of the periods that fit about as well as the best, or a slightly longer one that
-    fits better.
-    """
+    """The shortest period of about the best fit, or a slightly longer one that fits better."""
     least = min(fit.values(), default=0.0)
     shortest = next((period_s for period_s, differs in fit.items() if differs <= 1.1 * least), 0.0)
     alike = [period_s for period_s in fit if shortest <= period_s <= 1.1 * shortest]

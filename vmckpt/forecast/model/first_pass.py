@@ -41,9 +41,7 @@ class BandwidthLimit(NamedTuple):
     in_hand: float
 
     def window_bytes(self, part: float) -> float:
-        """The bytes that are really sent in a window if `part` of memory's bytes goes over the
-        link.
-        """
+        """The bytes sent in a window if `part` of memory's bytes goes over the link."""
         at_once = self.at_once_bytes * max(part, LEAST_PART)
         return (ceil(self.bytes_per_s * WINDOW_S / at_once) + self.in_hand) * at_once
 

@@ -83,9 +83,7 @@ class PageTimes:
 
     @property
     def pace(self) -> TransferPace:
-        """The pace of the first pass. A non-zero page takes the destination as long as both
-        together.
-        """
+        """The first pass. A non-zero page takes the destination as long as both together."""
         return TransferPace(
             sent_s=0.0,
             taken_s=self.page_s,
