@@ -12,8 +12,8 @@ from vmckpt.qemu.shapes import SchemaInfo
 class Abilities(NamedTuple):
     """What one QEMU binary reports that it supports. Applies to the binary, not to one VM.
 
-    `machines` maps every machine name to itself and every alias to its name;
-    `compressions` are the values multifd-compression takes, `parameters` those of a migration.
+    `machines` maps every machine name to itself and every alias to its name; `compressions` are the
+    values that multifd-compression accepts, `parameters` the migration parameters.
     """
 
     version: QemuVersion

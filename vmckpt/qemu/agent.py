@@ -230,7 +230,7 @@ class GuestAgent:
                 while found != number:
                     # The rest of an answer to an earlier client may have any length.
                     found = _number_in(await self._line(MOST_OUTPUT_BYTES))
-                    await asyncio.sleep(0)  # a guest that sends lines endlessly blocks only this task
+                    await asyncio.sleep(0)  # endless lines block only this task
         except (TimeoutError, OSError) as exc:
             raise _silent(exc, timeout_s) from exc
 

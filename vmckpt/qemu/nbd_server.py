@@ -47,7 +47,7 @@ class ReadableDisk(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How long the disk is."""
+        """The size of the disk."""
 
     async def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Read that many bytes. Raises VmckptError: the client gets an I/O error."""
@@ -58,7 +58,7 @@ class Export(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How long the disk is."""
+        """The size of the disk."""
 
     async def write(self, offset_bytes: int, data: bytes) -> None:
         """Receive written data."""

@@ -33,9 +33,9 @@ class RunState:
 class MigrationStatus(NamedTuple):
     """query-migrate on either side. Absent fields are zero.
 
-    `status` is "none" before the first migration.
-    `round` is QEMU's dirty-sync-count. `dirty_rate_bytes_per_s` and `expected_downtime_ms` mean
-    nothing before round 2. On the target only `status` (and in post-copy the blocktime) are set.
+    `status` is "none" before the first migration. `round` is QEMU's dirty-sync-count.
+    `dirty_rate_bytes_per_s` and `expected_downtime_ms` are meaningless before round 2. On the
+    destination only `status` (and in post-copy the blocktime) are set.
     """
 
     status: str
