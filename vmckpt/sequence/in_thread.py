@@ -46,7 +46,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         error: BaseException | None = None
         try:
             result = work()
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
+        except BaseException as exc:  # noqa: BLE001 - any error is raised in the awaiting task
             error = exc
         with suppress(RuntimeError):  # the event loop has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)
