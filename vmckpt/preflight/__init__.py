@@ -1,1 +1,1 @@
-"""Checks that run before an operation changes anything."""
+"""Checks before an operation changes anything."""

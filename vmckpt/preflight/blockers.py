@@ -1,12 +1,12 @@
-"""Which devices keep QEMU from migrating, by the ids that people gave them."""
+"""Which devices keep QEMU from migrating, by the ids that their users gave them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 
-# "non-migratable device: 0000:00:03.0/1/usb-mtp": the way to it, which begins at a PCI function
-# where there is one, and its kind (QEMU, migration/savevm.c).
+# "non-migratable device: 0000:00:03.0/1/usb-mtp": the device's path, which begins at a PCI function
+# if there is one, and its type (QEMU, migration/savevm.c).
 _DEVICE = re.compile(r"non-migratable device: (?:(?P<pci>[0-9a-f]{4}(?::[0-9a-f]{2}){2}\.[0-7])/)?"
                      r"(?:(?P<below>.+)/)?(?P<kind>[^/]+)")  # fmt: skip
 VFIO_REMEDY = (
@@ -16,7 +16,7 @@ VFIO_REMEDY = (
 
 
 def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterator[Finding]:
-    """A check per blocker, by QEMU's words and the ids of its PCI functions. Pure."""
+    """A check per blocker, from QEMU's messages and the ids of its PCI functions. Pure."""
     if not blockers:
         yield Finding("migratable", OK, "no device blocks migration")
     for blocker in blockers:

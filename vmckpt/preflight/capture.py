@@ -10,7 +10,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 
-# Devices that write the guest's memory, or send for it, past QEMU: types begin so.
+# Devices that write the guest's memory, or send for it, without QEMU: prefixes of their types.
 BYPASSES = {
     "vfio": "a device passed through (VFIO)",
     "vhost-": "a device whose back end is another process or the kernel (vhost)",
@@ -20,7 +20,7 @@ BYPASSES = {
 
 
 def memory(vm: Vm) -> Iterator[Finding]:
-    """Its memory is a named file of vmckpt's."""
+    """Its memory must be a named file of vmckpt's."""
     if vm.spec.adopted is not None:
         reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
         yield Finding("spec", REFUSE, reason, _from_a_spec(vm))
@@ -39,7 +39,7 @@ def _from_a_spec(vm: Vm) -> str:
 
 
 async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator[Finding]:
-    """Whether QEMU can save all devices, and none writes or sends past it.
+    """Whether QEMU can save all devices, and none writes or sends without it.
 
     Devices and addresses in `away` are unplugged first.
     """
@@ -62,7 +62,7 @@ async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator
 
 
 async def tracking(vm: Vm) -> AsyncIterator[Finding]:
-    """Its host's kernel finds what was written; else all is compared."""
+    """Its host's kernel can track writes; otherwise everything is compared."""
     match await vm.host.page_tracking():
         case PageTracking.PROTECTION:
             yield Finding("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")

@@ -1,4 +1,4 @@
-"""Whether a VM can have checkpoints, and whether one can become a VM on a host."""
+"""Whether a VM can be checkpointed, and whether a checkpoint can become a VM on a host."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -18,9 +18,9 @@ from vmckpt.vm.spec.spec import Spec
 
 
 class NewImage(NamedTuple):
-    """An image that is to be written.
+    """An image to be written.
 
-    `is_new`: there must not be one yet; `is_own`: the VM whose place it takes writes it now.
+    `is_new`: it must not exist yet; `is_own`: the VM that is to be replaced currently writes it.
     """
 
     path: Path
@@ -30,10 +30,10 @@ class NewImage(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A VM that is to be made of a checkpoint.
+    """A VM to be created from a checkpoint.
 
-    `variables`: the UEFI variable store that a copy's is made of; `firmware_sha256`: of the
-    firmware with which the checkpoint was taken, where it had one.
+    `variables`: the UEFI variable store from which a copy's is made; `firmware_sha256`: of the
+    firmware with which the checkpoint was taken, if any.
     """
 
     vm: Vm
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 
 
 async def capture_checks(vm: Vm) -> list[Finding]:
-    """Of a running VM: whether its state can be captured while it runs. Raises HostDownError."""
+    """For a running VM: whether its state can be captured while it runs. Raises HostDownError."""
     away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         found = await ask(capture.memory(vm), capture.devices(monitor, away))
@@ -51,7 +51,7 @@ async def capture_checks(vm: Vm) -> list[Finding]:
 
 
 async def save_checks(vm: Vm) -> list[Finding]:
-    """Of a running VM: whether QEMU can save it as a whole. Raises HostDownError."""
+    """For a running VM: whether QEMU can save it as a whole. Raises HostDownError."""
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         blockers = (await commands.query_migrate(monitor)).blockers
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
@@ -64,7 +64,7 @@ async def save_checks(vm: Vm) -> list[Finding]:
 
 
 async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: bool) -> list[Finding]:
-    """All that is for and against making it; changes nothing. Raises HostDownError."""
+    """Every check for creating it; changes nothing. Raises HostDownError."""
     vm, host = to.vm, to.vm.host
     theirs = await abilities(host)
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
@@ -77,7 +77,7 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
         target_host.room(vm, host),
         _files(to, read_only),
         _disks(to),
-        # In place it gets those of the one whose place it takes.
+        # In place it inherits those of the VM that it replaces.
         free_checks(vm.spec.passthrough, host) if not in_place else (),
     )
     if plugged and not vm.spec.is_isolated:

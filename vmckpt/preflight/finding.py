@@ -1,4 +1,4 @@
-"""What a check finds, before anything is changed."""
+"""The result of a check, before anything is changed."""
 
 from collections.abc import AsyncIterator, Iterable
 from enum import StrEnum
@@ -19,7 +19,9 @@ OK, WARN, REFUSE = Verdict
 
 
 class Finding(NamedTuple):
-    """What one check found: its name, and why. `remedy` is empty when all is well."""
+    """The result of one check: its name, and the reason. `remedy` is empty if there is no
+    problem.
+    """
 
     code: str
     verdict: Verdict
@@ -27,12 +29,12 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-# A check asks as it is iterated over. One that is only judged from what is known is an iterable.
+# A check does its work while it is iterated over. One that only judges known facts is an iterable.
 Check: TypeAlias = AsyncIterator[Finding] | Iterable[Finding]
 
 
 async def ask(*checks: Check) -> list[Finding]:
-    """All that these find, one after the other. Raises what they raise."""
+    """The findings of these checks, one after the other. Raises what they raise."""
     found = list[Finding]()
     for check in checks:
         if isinstance(check, AsyncIterator):
@@ -43,26 +45,26 @@ async def ask(*checks: Check) -> list[Finding]:
 
 
 class Examined(NamedTuple):
-    """All that is for and against a move, and what of its disks would be copied."""
+    """The findings about a migration, and which of its disks would be copied."""
 
     checks: tuple[Finding, ...]
     copied_bytes: int
 
     @property
     def is_possible(self) -> bool:
-        """Whether nothing refuses the move."""
+        """Whether no check refuses the migration."""
         return all(check.verdict != REFUSE for check in self.checks)
 
 
 def require(checks: Iterable[Finding], what: str) -> None:
-    """Raises RefusedError, with `what` cannot be done, when one of them refuses."""
+    """Raises RefusedError, saying that `what` cannot be done, if a check refuses."""
     found = tuple(checks)
     if any(check.verdict == REFUSE for check in found):
         raise refusal(found, what)
 
 
 def refusal(checks: Iterable[Finding], what: str) -> RefusedError:
-    """The error that names every refusal."""
+    """The error with every refusal."""
     refused = [check for check in checks if check.verdict == REFUSE]
     return RefusedError(
         what,

@@ -1,4 +1,4 @@
-"""A guest with no way out: what its machine may not have, beside networks that are cut off."""
+"""Isolated guests: what a VM may not have besides cut-off networks."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.cards import cards_of
 from vmckpt.vm.spec.spec import Spec
 
-# Devices that reach past QEMU to the host's kernel or devices, or to a program beside it.
+# Devices that reach the host's kernel or devices, or a program beside QEMU.
 _OUTWARD = ("vhost-", "ivshmem-", "vfio-", "usb-host", "pvrdma")
 # The base class of a PCI function that is a network controller (/sys/.../class).
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -18,7 +18,7 @@ _NETWORK_CLASS = "0x02"
 
 
 async def isolation_checks(spec: Spec, host: Host) -> AsyncIterator[Finding]:
-    """What of the VM leads out of it, however its NICs are cut off. Raises HostDownError."""
+    """What connects the VM to the outside, even with its NICs cut off. Raises HostDownError."""
     leads_out, remedy = False, "accept that it is not isolated: --network plugged"
     for driver in _drivers(spec):
         if driver.startswith(_OUTWARD):

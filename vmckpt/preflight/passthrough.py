@@ -1,4 +1,4 @@
-"""What a VM's passthrough devices say to a move, device by device: how each goes, and whether."""
+"""How each of a VM's passthrough devices is migrated, and whether it can be."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -24,7 +24,7 @@ HOW = {
 async def passthrough_checks(
     vm: Vm, target: Host, *, may_postcopy: bool, is_running: bool
 ) -> AsyncIterator[Finding]:
-    """A check for each device and what it takes; none of a VM without any."""
+    """A check for each device with what it requires; none for a VM without any."""
     devices = vm.spec.passthrough
     if not devices:
         return
@@ -67,7 +67,7 @@ def _remedy(device: Passthrough, target: Host) -> str:
 
 
 def _versions(device: Passthrough, ours: Card | None, theirs: Card) -> str:
-    """How the drivers that hand a device's state to one another differ; nothing: they do not."""
+    """How the drivers that exchange a device's state differ; empty: they do not."""
     here, there = (card.functions[0].version if card else "" for card in (ours, theirs))
     if device.strategy is not Strategy.VFIO_MIGRATION or not here or here == there:
         return ""
@@ -90,21 +90,22 @@ async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Finding:
 
 
 async def free_checks(devices: Sequence[Passthrough], host: Host) -> AsyncIterator[Finding]:
-    """Whether the host has a free equal of each."""
+    """Whether the host has a free equivalent of each device."""
     taken = await taken_on(host)
     for device in devices:
         yield await _target(device, host, taken)
 
 
 async def hook_checks(vm: Vm) -> AsyncIterator[Finding]:
-    """Whether the hooks of a running VM's devices are ready; what others say is not asked."""
+    """Whether the hooks of a running VM's devices are ready; other devices are not asked."""
     for device in vm.spec.passthrough:
         if device.strategy.detaches:
             yield await _hook(vm, device, is_running=True)
 
 
 async def held_bytes(vm: Vm) -> int | None:
-    """What the devices hold that are unplugged for a move, as their hooks say; None: it has none.
+    """Bytes of state in devices unplugged for a migration, as their hooks report; None: no such
+    devices.
 
     Raises HookFailedError.
     """
@@ -119,7 +120,7 @@ async def held_bytes(vm: Vm) -> int | None:
 
 
 def saved_whole_checks(vm: Vm) -> list[Finding]:
-    """What is against having QEMU save all of a VM, devices included, as it runs."""
+    """What prevents QEMU from saving the whole running VM, devices included."""
     return [
         Finding(
             f"device-{device.id}",
@@ -133,7 +134,7 @@ def saved_whole_checks(vm: Vm) -> list[Finding]:
 
 
 async def away_names(vm: Vm) -> frozenset[str]:
-    """What is unplugged for an operation: ids of functions, and the addresses of the host's."""
+    """What is unplugged for an operation: ids of functions, and their addresses on the host."""
     return Journey(vm.spec.passthrough, "check", _nobody).ids | await detached_addresses(vm)
 
 
@@ -142,7 +143,7 @@ def _nobody(code: str, text: str) -> None:
 
 
 async def detached_addresses(vm: Vm) -> frozenset[str]:
-    """The functions of its host's that are unplugged before QEMU is asked to migrate."""
+    """The host's functions that are unplugged before QEMU is asked to migrate."""
     given: Mapping[str, Sequence[str]] = await read_given(vm.host, vm.qemu.files)
     names = [device.id for device in vm.spec.passthrough if device.strategy.detaches]
     return frozenset(address for name in names for address in given.get(name, ()))

@@ -1,4 +1,4 @@
-"""What another host has to offer a VM that is to go on there."""
+"""What another host has to provide for a VM that is to continue there."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -12,15 +12,16 @@ from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.probe import abilities, choose_accel
 
-# Beyond it certificates, time-outs and what is written down no longer mean the same on both hosts.
+# Beyond this difference certificates, time-outs and recorded times no longer mean the same on both
+# hosts.
 CLOCK_SKEW_S = 1.0
 USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
-# May be a group's; QEMU opens it since that version.
+# May be owned by a group; QEMU opens it since this version.
 USERFAULTFD_DEVICE, BY_DEVICE = Path("/dev/userfaultfd"), (8, 0, 0)
 
 
 async def name(vm: Vm, target: Host) -> AsyncIterator[Finding]:
-    """No other VM of its name."""
+    """No other VM has its name."""
     if await read_vm(target, vm.name):
         reason = f"{target.name} has a VM '{vm.name}' already"
         yield Finding("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
@@ -29,7 +30,7 @@ async def name(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 def machine(vm: Vm, target: Host, theirs: Abilities) -> Iterator[Finding]:
-    """Its machine type and CPU model exist there."""
+    """The host's QEMU has its machine type and CPU model."""
     kind = vm.qemu.platform.machine
     if kind not in theirs.machines:
         yield Finding(
@@ -65,7 +66,7 @@ async def accel(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def permissions(vm: Vm, target: Host) -> AsyncIterator[Finding]:
-    """The right to put its memory and its files there."""
+    """Permission to place its memory and its files there."""
     places = (vm.spec.ram_dir, target.state_dir)
     if closed := [str(place) for place in places if not await target.may_write_below(place)]:
         reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
@@ -75,7 +76,8 @@ async def permissions(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def userfaults(target: Host, *, by_qemu: bool = True) -> AsyncIterator[Finding]:
-    """Post-copy needs userfaultfd, which root may use, a group with its device, or every user.
+    """Post-copy needs userfaultfd, which may be restricted to root or a group with access to its
+    device, or open to every user.
 
     A lazy restore needs it too, and opens the device for any QEMU (not `by_qemu`).
     """
@@ -119,7 +121,9 @@ async def room(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def files(vm: Vm, target: Host, shared: Sequence[Path]) -> AsyncIterator[Finding]:
-    """Everything that QEMU opens by path is there, `shared` too, and the firmware is the same."""
+    """Every file that QEMU opens by path exists, including `shared` ones, and the firmware is the
+    same.
+    """
     spec = vm.spec
     wanted = [*shared, *spec.files]
     missing = [str(path) for path in wanted if not await target.readable(path)]
@@ -147,7 +151,7 @@ async def _firmware(code: Path, source: Host, target: Host) -> Finding:
 
 
 async def variables(source: Host, target: Host, here: Path, there: Path) -> AsyncIterator[Finding]:
-    """Where a VM is off: what its firmware wrote, which only a guest that runs takes along."""
+    """For a VM that is off: its firmware variables, which only a running guest takes along."""
     ours, theirs = await both(source.fingerprint(here), target.fingerprint(there))
     if ours is not None and ours == theirs:
         yield Finding("firmware-variables", OK, f"{here} is the same on both sides")
@@ -158,7 +162,7 @@ async def variables(source: Host, target: Host, here: Path, there: Path) -> Asyn
 
 
 async def network(vm: Vm, target: Host) -> AsyncIterator[Finding]:
-    """A bridge for its NICs, which is really there. Raises HostDownError when the host is down."""
+    """A bridge for its NICs, which really exists. Raises HostDownError when the host is down."""
     networks = {nic.network for nic in vm.spec.nics}
     if "bridge" in networks and target.bridge is not None:
         async for found in bridge(target, target.bridge):
@@ -175,7 +179,7 @@ async def network(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def bridge(target: Host, name: str) -> AsyncIterator[Finding]:
-    """The host's bridge is really there."""
+    """The host's bridge really exists."""
     done = await target.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
     if done.returncode == 0 and done.stdout.strip():
         yield Finding("bridge", OK, f"{name} on {target.name}")
@@ -191,7 +195,7 @@ def _name_a_bridge(target: Host) -> str:
 
 
 async def ports(target: Host, *, needed: int) -> AsyncIterator[Finding]:
-    """Free ports for it to come in by, where the host has a range of them."""
+    """Free ports for its migration, if the host has a range of them."""
     if target.migration_ports is None:
         return
     first, last = target.migration_ports
@@ -219,7 +223,7 @@ async def forwards(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def clock(source: Host, target: Host) -> AsyncIterator[Finding]:
-    """Both hosts' clocks say the same, more or less."""
+    """Both hosts' clocks roughly agree."""
     skew_s = abs(await source.unix_time_s() - await target.unix_time_s())
     text = f"the clocks of {source.name} and {target.name} are {skew_s:.1f} s apart"
     if skew_s > CLOCK_SKEW_S:

@@ -1,4 +1,4 @@
-"""What is for and against users of their own for a host's VMs, and what such a user can reach."""
+"""Whether a host's VMs can have users of their own, and what such a user can access."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,14 +12,14 @@ from vmckpt.vm.users.users import VmUser, unfit
 
 ACCOUNTS = (Path("/etc/passwd"), Path("/etc/group"))
 SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
-# Of no system's own, and so many that two VMs of a host do not meet.
+# Outside any system's own range, and large enough that two VMs of a host do not collide.
 SUGGESTED = Uids(2_000_000_000, 2_099_999_999)
 
 
 async def checks(host: Host, spec: Spec, sharer: Host | None = None) -> AsyncIterator[Finding]:
-    """Whether a VM can run there as a user of its own; nothing where it has none.
+    """Whether a VM can run there as a separate user; no checks if it has none.
 
-    `sharer` has some of its images too, and its QEMU there now.
+    `sharer` is a host that also has some of its images, and runs its QEMU now.
     """
     if (uids := host.vm_uids) is None:
         return
@@ -40,7 +40,7 @@ async def checks(host: Host, spec: Spec, sharer: Host | None = None) -> AsyncIte
 
 
 async def host_checks(host: Host) -> AsyncIterator[Finding]:
-    """Whether the VMs of a host have users of their own, and which. What is wrong with them."""
+    """Whether the VMs of a host have separate users, which, and what is wrong with them."""
     is_root = await host.user_id() == 0
     if (uids := host.vm_uids) is None:
         if not is_root:
@@ -60,7 +60,7 @@ async def host_checks(host: Host) -> AsyncIterator[Finding]:
 
 
 async def obstacle(host: Host, uids: Uids) -> str:
-    """Why a host cannot have these for its VMs; "": it can. Raises HostDownError."""
+    """Why a host cannot use these for its VMs; "": it can. Raises HostDownError."""
     if await host.user_id() != 0:
         return f"vmckpt is not root on {host.name}: it can start QEMU as its own user alone"
     if await host.find_executable("setpriv") is None:

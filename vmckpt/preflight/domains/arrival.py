@@ -1,4 +1,4 @@
-"""What a domain is to be at the target, where that is not what it is at the source."""
+"""How a domain is to differ at the destination from what it is at the source."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,9 +12,9 @@ from vmckpt.vm.domains.inventory import Domain
 
 
 def arriving(domain: Domain, there: AtTarget | None) -> Domain:
-    """The domain as it will be at the target: by its XML for there, and its name.
+    """The domain as it will be at the destination: by its XML for that host, and its name.
 
-    Pure. Raises UsageError when the XML is none of a domain.
+    Pure. Raises UsageError when the XML does not describe a domain.
     """
     if there is None:
         return domain
@@ -24,18 +24,18 @@ def arriving(domain: Domain, there: AtTarget | None) -> Domain:
 
 
 def name_there(name: str, there: AtTarget | None) -> str:
-    """What the domain of that name is called at the target. Pure."""
+    """The domain's name at the destination. Pure."""
     return (there.name if there is not None else None) or name
 
 
 def disks_elsewhere(arrives: Domain) -> Mapping[str, Path]:
-    """By the names of its disks in the domain: the paths that its XML for the target has."""
+    """The paths in its XML for the destination, by the names of its disks. Pure."""
     disks = arrives.description.disks
     return {disk.target: disk.path for disk in disks if disk.path is not None}
 
 
 def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Finding]:
-    """What is wrong with it; that the guest sees the same machine libvirt sees to. Pure."""
+    """Check the XML; libvirt itself ensures that the guest sees the same machine. Pure."""
     if there is None:
         return
     for option, xml in (("--xml", there.xml), ("--persistent-xml", there.persistent_xml)):

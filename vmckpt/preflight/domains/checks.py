@@ -1,4 +1,4 @@
-"""Every reason why a domain cannot migrate, found before anything is changed."""
+"""Every reason why a domain cannot be migrated, found before anything is changed."""
 
 import math
 import re
@@ -35,10 +35,10 @@ from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.paths import lock_path
 
-# Zeroes that are written to a copied disk become holes.
+# Zeroes written to a copied disk become holes.
 DETECTS_ZEROES = (10, 9, 0)
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
-# What both libvirts, and the source's QEMU, have to be for a QEMU that is held back.
+# The versions of both libvirts, and of the source's QEMU, needed to hold QEMU back.
 HOLD_SINCE_LIBVIRT, HOLD_SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
 # Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
 QEMU_CERTIFICATES = Path("/etc/pki/qemu")
@@ -50,9 +50,9 @@ DETACH = (
 
 
 class Route(NamedTuple):
-    """Where things go: the target's libvirtd, its migration address, and its ports.
+    """The route: the destination's libvirtd, its migration address, and its ports.
 
-    A port of None is libvirt's choice, in its own range.
+    A port of None: libvirt chooses one from its own range.
     """
 
     to_libvirtd: str
@@ -62,10 +62,10 @@ class Route(NamedTuple):
 
 
 class Cargo(NamedTuple):
-    """What moves. `copied_disks` are names of disks in the domain (vda).
+    """What is migrated. `copied_disks` are names of disks in the domain (vda).
 
-    `proved_shared`: vmckpt has seen that both hosts have the other disks, which libvirt believes of
-    some kinds of file systems only. `detects_zeroes`: both libvirts can.
+    `proved_shared`: vmckpt has verified that both hosts share the other disks, which libvirt
+    assumes only for some file systems. `detects_zeroes`: both libvirts can.
     """
 
     persistent: bool
@@ -76,11 +76,11 @@ class Cargo(NamedTuple):
 
 
 class DomainPreflight(NamedTuple):
-    """All checks, and how the domain moves when they are passed.
+    """All checks, and how the domain is migrated if they pass.
 
-    `options` are those asked for, with "auto" replaced by what it comes to; `known_to_target`: the
-    target has a definition of it; `held_mib_per_s`: by what its QEMU is held back, 0: it goes by
-    its own measure.
+    `options` are those requested, with "auto" replaced by its choice; `known_to_target`: the
+    destination has a definition of it; `held_mib_per_s`: the speed with which its QEMU is held
+    back; 0: QEMU uses its own measurement.
     """
 
     checks: tuple[Finding, ...]
@@ -92,7 +92,7 @@ class DomainPreflight(NamedTuple):
     held_mib_per_s: int = 0
 
     def require(self, name: str, target: str) -> tuple[Route, Cargo]:
-        """How it moves. Raises RefusedError naming every refusal."""
+        """How it is migrated. Raises RefusedError naming every refusal."""
         what = f"'{name}' cannot migrate to {target}"
         require(self.checks, what)
         if self.way is None:
@@ -103,12 +103,12 @@ class DomainPreflight(NamedTuple):
 async def preflight(
     domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
-    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
     there = target.host
     if at_once := is_there_already(domain, there) or _not_running(domain):
         return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
-    # Each question is a way to a host: what does not follow from another's answer is asked with it.
+    # Each question is a round trip to a host: independent ones are asked together.
     at_source, (at_target, (moving, (encryption, link))) = await both(
         _look_at_source(domain, source),
         both(
@@ -163,7 +163,7 @@ async def preflight(
 
 
 def held_mib_per_s(memory_bytes: int) -> int:
-    """The least speed by which the longest downtime still allows all of memory to be left. Pure."""
+    """The lowest speed at which the longest downtime still covers all of memory. Pure."""
     return max(1, math.ceil(memory_bytes / MIB * 1000 / UNLIMITED_DOWNTIME_MS))
 
 
@@ -224,7 +224,7 @@ async def _look_at_disks(
 
 
 def is_there_already(domain: Domain, there: Host) -> Finding | None:
-    """Refuses a move to where the domain is; None when it is elsewhere."""
+    """Refuse a migration to the domain's own host; None if it is elsewhere."""
     if domain.host.name != there.name:
         return None
     return Finding("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
@@ -246,7 +246,7 @@ def _not_running(domain: Domain) -> Finding | None:
 
 
 async def busy(domain: Domain) -> Finding | None:
-    """Refuses while another command of vmckpt holds the domain; None when it is free."""
+    """Refuse while another vmckpt command holds the domain; None if it is free."""
     owner = await domain.host.lock_owner(lock_path(domain.host.state_dir, domain.name))
     if owner is None:
         return None
@@ -271,7 +271,7 @@ async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
 
 
 async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
-    """Snapshots that keep it where it is."""
+    """Snapshots that prevent a migration."""
     names = [snapshot.name for snapshot in await source.snapshots(domain.uuid)]
     if not names:
         return []
@@ -307,14 +307,14 @@ async def _encryption(
 
 
 async def certificate_dir_of(host: Host) -> Path:
-    """Where that host's libvirt has QEMU's certificates for migrations."""
+    """The host's directory with QEMU's certificates for migrations, as its libvirt has it."""
     return certificate_dir(await host.read_text(QEMU_CONF) or "")
 
 
 def certificate_dir(qemu_conf: str) -> Path:
-    """What qemu.conf says about it. Pure."""
+    """The directory that qemu.conf sets. Pure."""
     pairs = re.findall(r'^[ \t]*(\w+)[ \t]*=[ \t]*"([^"\n]*)"', qemu_conf, re.MULTILINE)
-    found = dict(reversed(pairs))  # of two lines libvirt goes by the first
+    found = dict(reversed(pairs))  # libvirt uses the first of two lines
     for name in ("migrate_tls_x509_cert_dir", "default_tls_x509_cert_dir"):
         if directory := found.get(name):
             return Path(directory)
@@ -322,7 +322,7 @@ def certificate_dir(qemu_conf: str) -> Path:
 
 
 async def _ports(target: Host, *, needed: int) -> list[int | None]:
-    """Ports of the host's range for memory and disks; None where libvirt may choose."""
+    """Ports from the host's range for memory and disks; None if libvirt may choose."""
     if target.migration_ports is None:
         return [None] * needed
     first, last = target.migration_ports

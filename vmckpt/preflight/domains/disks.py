@@ -13,7 +13,7 @@ from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.spec.spec import Disk
 
-# With others a host may go on reading what it has cached (libvirt's own rule).
+# With other cache modes a host may keep reading its own cache (libvirt's rule).
 COHERENT = frozenset({"none", "directsync"})
 _ON_FILES = frozenset({"file", "block"})
 _ON_NETWORK = frozenset({"network", "vhostuser"})
@@ -21,9 +21,9 @@ _IN_POOLS = "volume"
 
 
 class DomainDisks(NamedTuple):
-    """`plan` is for the disks that are files; `copied` names those to copy, as the domain does.
+    """`plan` covers the disks that are files; `copied` names those to copy, as the domain does.
 
-    `proved_shared`: there are shared files, each was proved to be one, and libvirt need not look.
+    `proved_shared`: there are shared files, each was verified, and libvirt need not check.
     """
 
     plan: DiskPlan
@@ -34,9 +34,9 @@ class DomainDisks(NamedTuple):
 async def plan_domain_disks(
     domain: Domain, session: Libvirtd, target: Host, how: Disks, elsewhere: Mapping[str, Path]
 ) -> DomainDisks:
-    """Look at every disk on both hosts, as for a VM of vmckpt's own.
+    """Check every disk on both hosts, as for a VM that vmckpt runs.
 
-    `elsewhere`: where disks stand at the target, by their names in the domain.
+    `elsewhere`: the paths of disks at the destination, by their names in the domain.
     """
     disks = [disk for disk in domain.description.disks if disk.kind != "empty"]
     local = [disk for disk in disks if disk.path is not None and disk.kind in _ON_FILES]
@@ -63,16 +63,16 @@ async def plan_domain_disks(
 
 
 def may_vouch(disks: Iterable[DomainDisk]) -> bool:
-    """Whether vmckpt's word may stand for libvirt's own look at the storage. Pure.
+    """Whether vmckpt's result may replace libvirt's own check of the storage. Pure.
 
-    Not where it cannot tell itself: a pool's volume is on the network, or a file that another host
-    has another of. libvirt holds whatever is on the network for safe.
+    Not if vmckpt cannot tell: a pool's volume may be on the network, or a file of which another
+    host has a different one. libvirt assumes that everything on the network is safe.
     """
     return all(disk.kind != _IN_POOLS for disk in disks)
 
 
 def strange(disks: Iterable[DomainDisk]) -> Iterator[DiskObstacle]:
-    """Disks that cannot be moved to. Pure."""
+    """Disks that are not supported at the destination. Pure."""
     for disk in disks:
         if disk.kind == "nvme":
             reason = f"disk {disk.target} is an NVMe device of the host's own"

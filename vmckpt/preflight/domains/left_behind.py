@@ -1,6 +1,6 @@
-"""What a domain that is off has besides its definition and disks: libvirt leaves it where it was.
+"""What a shut-off domain has besides its definition and disks: libvirt leaves it on the source.
 
-VIR_MIGRATE_OFFLINE moves the definition, and looks at nothing else.
+VIR_MIGRATE_OFFLINE moves only the definition and ignores everything else.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 async def left_behind(
     domain: Domain, arrives: Domain, source: Libvirtd, target: Host
 ) -> list[Finding]:
-    """Saved memory, a TPM's state, firmware variables that the target has not."""
+    """Saved memory, a TPM's state, firmware variables that the destination lacks."""
     saved, variables = await both(
         source.has_saved_memory(domain.uuid), _variables(domain, arrives, target)
     )
@@ -47,5 +47,5 @@ async def _variables(domain: Domain, arrives: Domain, target: Host) -> list[Find
 async def _may_exist(host: Host, path: Path) -> bool:
     try:
         return await host.exists(path)
-    except (OSError, StorageError):  # in a folder that this user may not look into
+    except (OSError, StorageError):  # in a directory that this user may not read
         return True

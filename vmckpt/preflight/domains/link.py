@@ -1,4 +1,4 @@
-"""How the source's libvirtd reaches the target's, which it gives its orders in a migration."""
+"""How the source's libvirtd reaches the destination's, which it controls during a migration."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +20,18 @@ SYSTEM_CERTIFICATES = (
 
 
 class LibvirtLink(NamedTuple):
-    """The target's libvirtd as the source's calls it (`uri`), and what is to be said of it."""
+    """The URI by which the source's libvirtd reaches the destination's, and the findings about
+    it.
+    """
 
     uri: str
     check: Finding
 
 
 class Transports(NamedTuple):
-    """What there is: ports that the target's libvirtd listens on, certificates of the source's.
+    """Available transports: the ports of the destination's libvirtd, the source's certificates.
 
-    `certificates` is a directory for the URI, "" for libvirt's own, None where there are none.
+    `certificates` is a directory for the URI, "" for libvirt's own, None if there are none.
     """
 
     ports: frozenset[int]
@@ -38,7 +40,7 @@ class Transports(NamedTuple):
 
 
 async def find_link(tls: Tls, source: Host, target: Host) -> LibvirtLink:
-    """Look at both hosts, and decide."""
+    """Inspect both hosts, and decide."""
     ports, certificates = await both(
         target.listening_ports(target.migration_address), _certificates(source)
     )
@@ -81,7 +83,7 @@ def _obstacle(ways: Transports, source: str, target: Host) -> tuple[str, str]:
 
 
 def let_it_listen(target: Host) -> str:
-    """What has a libvirtd take other libvirtds' orders by TLS."""
+    """The commands that make a libvirtd accept other libvirtds over TLS."""
     pki = pki_dir(target)
     return (
         f"vmckpt pki issue {target.name}; in /etc/libvirt/libvirtd.conf there: "

@@ -1,4 +1,4 @@
-"""Every reason why a domain that is off cannot move, found before anything is changed."""
+"""Every reason why a shut-off domain cannot be migrated, found before anything is changed."""
 
 from shlex import quote
 
@@ -26,7 +26,7 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 async def preflight_off(
     domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
-    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
     there = target.host
     if at_once := is_there_already(domain, there) or _running(domain):
         return DomainPreflight((at_once,), options)
@@ -47,7 +47,7 @@ async def preflight_off(
     found = (
         Finding("running", OK, "the domain is off"),
         await target_libvirt.name(arrives, names, there),
-        # As long as it is off it has none.
+        # A shut-off domain has none.
         *(check for check in checks if check.code != "memory"),
         *disk_checks(disks.plan),
         *uncopied(disks),
@@ -68,7 +68,7 @@ async def preflight_off(
 
 
 def uncopied(disks: DomainDisks) -> list[Finding]:
-    """Disks that would have to be copied, which libvirt does while a domain runs only. Pure."""
+    """Disks that would have to be copied, which libvirt does only for running domains. Pure."""
     if not disks.copied:
         return []
     reason = f"libvirt copies no disk of a domain that is off: {', '.join(disks.copied)}"

@@ -1,4 +1,4 @@
-"""What libvirt cannot do of what a migration of a domain is asked for, or does otherwise."""
+"""Options for a domain's migration that libvirt lacks or implements differently."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from vmckpt.qemu.abilities import XBZRLE
 from vmckpt.units import MIB
 from vmckpt.vm.domains.connection import client_knows
 
-# As libvirt's client names what is asked for, from the version on that knows of it.
+# libvirt's client names for the options, from the version on that supports them.
 LEVEL = "VIR_MIGRATE_PARAM_COMPRESSION_{}_LEVEL"
 
 
 def option_checks(options: MigrationOptions) -> Iterator[Finding]:
-    """What libvirt cannot do, and what it does otherwise. Pure."""
+    """What libvirt cannot do, and what it does differently. Pure."""
     if options.may_postcopy and options.wished_channels:
         reason = "post-copy and parallel channels exclude one another"
         remedy = "leave out --parallel and --compress, or post-copy"
@@ -48,7 +48,7 @@ def option_checks(options: MigrationOptions) -> Iterator[Finding]:
 
 
 def off_checks(options: MigrationOptions) -> Iterator[Finding]:
-    """What a domain that is off has no use for, since nothing but its definition goes. Pure."""
+    """Options without meaning for a shut-off domain: only its definition is migrated. Pure."""
     for option, is_given in (
         ("--bandwidth", bool(options.bandwidth_bytes_per_s)),
         ("--tls-destination", options.tls_name is not None),
@@ -59,7 +59,7 @@ def off_checks(options: MigrationOptions) -> Iterator[Finding]:
 
 
 def client_checks(options: MigrationOptions) -> Iterator[Finding]:
-    """What this machine's libvirt client is too old for."""
+    """Options for which this machine's libvirt client is too old."""
     level = LEVEL.format((options.compression or "").upper())
     if options.compression_level is not None and not client_knows(level):
         reason = "--compress-level: libvirt's client here (libvirt-python) is older than 9.1"
@@ -67,5 +67,5 @@ def client_checks(options: MigrationOptions) -> Iterator[Finding]:
 
 
 def whole_mib(bandwidth_bytes_per_s: int) -> int:
-    """As libvirt counts: at most what was asked for, but 1 MiB/s at least."""
+    """In libvirt's unit: at most what was requested, but at least 1 MiB/s."""
     return max(1, bandwidth_bytes_per_s // MIB)

@@ -1,4 +1,4 @@
-"""What the target's libvirt has to offer a domain that is to move there."""
+"""What the destination's libvirt has to provide for an arriving domain."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,12 +14,12 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.told import Named
 from vmckpt.vm.inventory import read_vm
 
-# Kinds of NICs that need a device of the host's.
+# Types of NICs that need a device of the host.
 _ON_DEVICES = frozenset({"bridge", "direct"})
 
 
 async def checks(domain: Domain, source: Libvirtd, target: Libvirtd) -> list[Finding]:
-    """Another host, the machine, memory and networks."""
+    """It is another host, and has the machine type, the memory and the networks."""
     nics = dict.fromkeys(domain.description.interfaces)
     return await all_of(
         [
@@ -46,7 +46,7 @@ def host_uuid(capabilities: str) -> str:
 
 
 async def name(domain: Domain, names: Iterable[Named], target: Host) -> Finding:
-    """No other VM of that name; `names` are the target's domains."""
+    """No other VM has this name; `names` are the destination's domains."""
     host = target.name
     for other in names:
         if other.name == domain.name and other.uuid != domain.uuid:
@@ -102,7 +102,7 @@ async def _interface(nic: DomainInterface, target: Libvirtd) -> Finding:
 
 
 async def files(domain: Domain, target: Host, shared: Iterable[Path]) -> list[Finding]:
-    """Everything that the domain's QEMU opens by path is there."""
+    """Every file that the domain's QEMU opens by path exists."""
     wanted = [*shared, *domain.description.files]
     there = await all_of([target.exists(path) for path in wanted])
     missing = [str(path) for path, is_there in zip(wanted, there, strict=True) if not is_there]

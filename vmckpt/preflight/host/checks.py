@@ -1,4 +1,4 @@
-"""What a host has, and lacks, to run VMs and to take part in migrations."""
+"""What a host provides and lacks for running VMs and taking part in migrations."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ LITTLE_MEMORY_BYTES = 512 << 20
 LITTLE_ROOM_BYTES = 1 << 30
 # linux/capability.h
 CAP_NET_ADMIN = 1 << 12
-# A certificate that ends sooner is to be replaced now.
+# A certificate that expires sooner should be replaced now.
 SOON_DAYS = 30
 
 
@@ -40,15 +40,15 @@ class HostReport:
 
     @property
     def fit(self) -> bool:
-        """Whether nothing is against it."""
+        """Whether no check refuses."""
         return all(check.verdict != REFUSE for check in self.checks)
 
 
 async def check_host(host: Host, operator: Host, entry: LocalHost | SshEntry) -> HostReport:
-    """Ask a host for all of it; `entry` is what the inventory says of it.
+    """Run all checks on a host; `entry` is its entry in the inventory.
 
-    Each remedy is a line for the operator's shell; its clock is compared with the operator's.
-    Raises HostDownError when it does not answer.
+    Each remedy is a command for the operator's shell; the host's clock is compared with the
+    operator's. Raises HostDownError when the host does not answer.
     """
     await host.require_up()
     facts: dict[str, Any] = {}
@@ -58,7 +58,7 @@ async def check_host(host: Host, operator: Host, entry: LocalHost | SshEntry) ->
 
 
 async def check_hosts(hosts: Iterable[Host]) -> list[HostReport]:
-    """The same of each, asked by this machine; that one gives no answer is what is against it."""
+    """Check each host from this machine; for one that does not answer, that is the finding."""
 
     async def check(host: Host) -> HostReport:
         entry = find_entry(host.name)
@@ -111,7 +111,7 @@ async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
 
 
 def _mended_by(line: str, check: Finding) -> Finding:
-    """Another remedy, unless all is well."""
+    """Replace the remedy, unless all is well."""
     return check if check.verdict == OK else check._replace(remedy=line)
 
 
@@ -229,7 +229,7 @@ async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
 
 
 async def _taps(host: Host, paste: Paste) -> Finding:
-    """The right to make the taps by which QEMU puts guests on a bridge: CAP_NET_ADMIN."""
+    """Permission to create the taps by which QEMU attaches guests to a bridge: CAP_NET_ADMIN."""
     shown = await host.run(["grep", "^CapEff:", "/proc/self/status"])
     if shown.returncode == 0 and int(shown.stdout.split()[1], 16) & CAP_NET_ADMIN:
         return Finding("taps", OK, "this user may put guests on the bridge")

@@ -1,4 +1,4 @@
-"""What a host's entry is refused for before the inventory has it."""
+"""Reasons to refuse a host's entry before it is added to the inventory."""
 
 from collections.abc import Container
 
@@ -14,9 +14,9 @@ from vmckpt.preflight.vm_users import obstacle
 
 
 async def require_usable(entry: LocalHost | SshEntry, changed: Container[str]) -> None:
-    """Raises UsageError: its addresses are one; RefusedError: no libvirtd listens where it is said
-    to, its VMs cannot have the uids, or the inventory has it by another name; HostDownError. Only
-    what is `changed` is asked of the host.
+    """Raises UsageError: two of its addresses are the same; RefusedError: no libvirtd listens at
+    the given address, its VMs cannot have the uids, or the inventory has the host under another
+    name; HostDownError. The host is asked only about what is `changed`.
     """
     if entry.second_address == entry.migration_address:
         raise UsageError(
@@ -60,10 +60,10 @@ async def _require_free(entry: LocalHost | SshEntry) -> None:
 
 
 async def _require_another(entry: LocalHost | SshEntry) -> None:
-    """Its VMs would be at home on two hosts, and no command would work on them."""
+    """Otherwise two hosts would have its VMs, and every command would refuse to work on them."""
     try:
         identity = await host_identity(host_of(entry))
-    except StorageError:  # its disk is full: nothing of it is worse for that
+    except StorageError:  # its disk is full: that makes no difference here
         return
 
     async def known_as(host: Host) -> str | None:

@@ -1,4 +1,4 @@
-"""What a host's libvirtd lacks for its domains to be moved from and to it."""
+"""What a host's libvirtd lacks for migrating its domains from and to it."""
 
 from typing import Any
 
@@ -15,7 +15,9 @@ from vmckpt.vm.domains.sessions import libvirtd
 
 
 async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Finding]:
-    """That it answers, and what two of them need of one another; none without a libvirtd."""
+    """It answers, and meets what two libvirtds need from each other; no checks without a
+    libvirtd.
+    """
     if host.libvirt is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""Shell lines that fix a host. What no command can fix is a comment (#)."""
+"""Shell commands that fix a host. What no command can fix is a comment (#)."""
 
 import re
 import shlex
@@ -19,25 +19,25 @@ from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
 
 SYSCTL = "/etc/sysctl.d/61-vmckpt-userfaultfd.conf"
 UDEV_RULE = "/etc/udev/rules.d/61-vmckpt-userfaultfd.rules"
-# More ports for migrations to a host whose range is used up.
+# Additional migration ports for a host whose range is used up.
 MORE_PORTS = 16
 
 
 def reached_anew(entry: LocalHost | SshEntry, advice: str) -> str:
-    """Log in by hand: ssh(1) says more, and asks whether a key that is not known is right."""
+    """Log in manually: ssh(1) says more, and asks whether to trust an unknown key."""
     if isinstance(entry, SshEntry):
         return f"{Paste(entry, root=True).there('true')}  # {advice}"
     return f"# {advice}"
 
 
 async def state_dir(host: Host, paste: Paste) -> str:
-    """Make it, for this user."""
+    """Create the state directory, for this user."""
     made = f"install -d -m 700 -o {await host.user_id()} {shlex.quote(str(host.state_dir))}"
     return paste.as_root(made)
 
 
 def qemu(host: Host, paste: Paste) -> str:
-    """Install it, and have the host's entry name that one."""
+    """Install QEMU, and name it in the host's entry."""
     install = paste.as_root("apt-get install -y qemu-system-x86 qemu-utils")
     if "/" not in host.qemu:
         return install
@@ -45,14 +45,14 @@ def qemu(host: Host, paste: Paste) -> str:
 
 
 def vm_uids(check: Finding, paste: Paste) -> str:
-    """Have users for VMs; what is wrong with those it has is not for a command to say."""
+    """Create users for VMs; no command can fix existing ones."""
     if check.verdict == WARN:
         return paste.set("--vm-uids", str(SUGGESTED))
     return f"# {check.remedy}"
 
 
 async def kvm(host: Host, paste: Paste) -> str:
-    """By what is in the way of it."""
+    """Depends on what prevents it."""
     if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
         return (
             "# no command: switch virtualization on in the firmware (for a VM: nested, on its "
@@ -66,7 +66,7 @@ async def kvm(host: Host, paste: Paste) -> str:
 
 
 async def kernel(host: Host, paste: Paste) -> str:
-    """A newer one, where the distribution has it."""
+    """A newer kernel, if the distribution has one."""
     release = await host.read_text(Path("/etc/os-release")) or ""
     said = dict(re.findall(r'^(\w+)="?([\w.-]+)"?$', release, re.MULTILINE))
     match said.get("ID"):
@@ -81,7 +81,9 @@ async def kernel(host: Host, paste: Paste) -> str:
 
 
 async def userfaultfd(host: Host, paste: Paste) -> str:
-    """Now, and at every boot: its device for a group, or for an older QEMU the call for all."""
+    """Now, and at every boot: its device for a group, or for an older QEMU the system call for
+    all.
+    """
     if await _knows_device(host):
         device = target_host.USERFAULTFD_DEVICE
         rule = r'"KERNEL==\"userfaultfd\", GROUP=\"$group\", MODE=\"0660\""'
@@ -98,7 +100,7 @@ async def _knows_device(host: Host) -> bool:
     try:
         return (await abilities(host)).version >= target_host.BY_DEVICE
     except (RefusedError, HostDownError, OperationFailedError):
-        return True  # a newer one may be installed
+        return True  # a newer one may already be installed
 
 
 def memory(host: Host) -> str:
@@ -107,23 +109,23 @@ def memory(host: Host) -> str:
 
 
 def room(directory: Path, paste: Paste) -> str:
-    """What takes it."""
+    """Show what uses the space."""
     shown = f"du -xh -d 2 {shlex.quote(str(directory))} | sort -h | tail"
     return f"{paste.there(shown)}  # says what can go"
 
 
 def certificates(host: Host, operator: Host) -> str:
-    """New ones, by the operator's authority, which there may not be yet."""
+    """Issue new certificates with the operator's CA, which may not exist yet."""
     issue = f"vmckpt pki issue {host.name}"
     if has_authority(operator.state_dir):
         return issue
-    # Another host's remedy may have created it before this is pasted.
+    # Another host's remedy may have created it before this one is pasted.
     key = shlex.quote(str(authority_key(operator.state_dir)))
     return f"test -e {key} || vmckpt pki init; {issue}"
 
 
 def address(shown: str, paste: Paste) -> str:
-    """Another of the host's own, by `ip -oneline address show`."""
+    """Choose another of the host's addresses, from `ip -oneline address show`."""
     found = re.findall(r"inet6? (\S+?)/\d+ .*scope global", shown)
     if not found:
         return f"# give {paste.entry.name} an address that other hosts reach"
@@ -132,7 +134,7 @@ def address(shown: str, paste: Paste) -> str:
 
 
 async def name_bridge(host: Host, paste: Paste) -> str:
-    """The first that is up; one may have to be made."""
+    """The first bridge that is up; one may have to be created."""
     shown = await host.run(["ip", "-oneline", "link", "show", "up", "type", "bridge"])
     if found := re.findall(r"^\d+: ([^:@\s]+)", shown.stdout, re.MULTILINE):
         others = f"  # or {', '.join(found[1:])}" if found[1:] else ""
@@ -141,13 +143,13 @@ async def name_bridge(host: Host, paste: Paste) -> str:
 
 
 def make_bridge(name: str, paste: Paste) -> str:
-    """Until the next boot; the role in ansible/ makes one that stays."""
+    """Lasts until the next boot; the role in ansible/ creates a permanent one."""
     name = shlex.quote(name)
     return paste.as_root(f"ip link add {name} type bridge && ip link set {name} up")
 
 
 def taps(paste: Paste) -> str:
-    """Only root makes them."""
+    """Only root can create taps."""
     if not isinstance(paste.entry, SshEntry):
         return "# run vmckpt as root, or let the VMs use user-mode NAT"
     as_root = str(paste.entry.address._replace(user="root"))
@@ -161,7 +163,7 @@ def ports(host: Host, paste: Paste) -> str:
 
 
 async def libvirtd(host: Host, paste: Paste) -> str:
-    """Install, start, or be let in."""
+    """Install it, start it, or get access."""
     socket = host.libvirt
     if socket is not None and await host.exists(socket) and not await host.usable(socket):
         user = f'"$(id -nu {await host.user_id()})"'
@@ -172,7 +174,7 @@ async def libvirtd(host: Host, paste: Paste) -> str:
 
 
 def libvirt_listens(host: Host, paste: Paste) -> str:
-    """By TLS, with new certificates of an authority that there is by then."""
+    """Listen with TLS, with new certificates of a CA that exists by then."""
     pki = pki_dir(host)
     settings = {
         "ca_file": f'"{pki}/ca-cert.pem"',
@@ -185,7 +187,7 @@ def libvirt_listens(host: Host, paste: Paste) -> str:
 
 
 def libvirt_encrypts(host: Host, paste: Paste, directory: Path) -> str:
-    """Its QEMUs, by certificates of vmckpt's; `directory` is where they look for them."""
+    """Give its QEMUs vmckpt's certificates; `directory` is where they look for them."""
     issue = f"vmckpt pki issue {host.name}"
     if directory == pki_dir(host):
         return issue
@@ -198,12 +200,12 @@ def libvirt_encrypts(host: Host, paste: Paste, directory: Path) -> str:
 
 
 def clock(paste: Paste) -> str:
-    """A time service."""
+    """Enable a time service."""
     return paste.as_root("apt-get install -y chrony && chronyc makestep")
 
 
 def _put(settings: Mapping[str, str], path: str) -> str:
-    """Settings of libvirt's, in place of any that the file has: it goes by the first."""
+    """Set libvirt settings, replacing existing ones: libvirt uses the first in the file."""
     lines = " ".join(in_double_quotes(f"{key} = {value}") for key, value in settings.items())
     old = f"/^ *({'|'.join(settings)}) *=/d"
     return f'sed -i -E "{old}" {path} && printf "%s\\n" {lines} >>{path}'

@@ -41,14 +41,14 @@ from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.users.users import user_of
 
-# CAP_IPC_LOCK (capabilities(7)): pages that it keeps in place are not counted.
+# With CAP_IPC_LOCK (capabilities(7)) locked pages are not limited.
 CAP_IPC_LOCK = 1 << 14
 
 
 class Preflight(NamedTuple):
-    """All checks. `options` are those asked for, with "auto" replaced by what it comes to.
+    """All checks. `options` are those requested, with "auto" replaced by its choice.
 
-    Besides: the settings for both QEMUs when they agree, the disks to copy, encryption.
+    Also the settings for both QEMUs if they agree, the disks to copy, and the encryption.
     """
 
     checks: tuple[Finding, ...]
@@ -59,7 +59,7 @@ class Preflight(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Whether nothing is against it."""
+        """Whether no check refuses."""
         return self.agreement is not None and all(c.verdict != REFUSE for c in self.checks)
 
     def require(self, vm_name: str, target: str) -> Agreement:
@@ -72,7 +72,7 @@ class Preflight(NamedTuple):
 
 
 async def preflight(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
-    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
     both_here = vm.host.is_this_machine and target.is_this_machine
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
@@ -82,7 +82,7 @@ async def preflight(vm: Vm, target: Host, options: MigrationOptions) -> Prefligh
 
 
 async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
-    """All but the target's network, which takes as long as the rest."""
+    """All checks except the destination's network, which takes as long as the rest."""
     source = await _look_at_source(vm, options)
     rights = await ask(target_host.permissions(vm, target))
     if any(one.verdict == REFUSE for one in rights):
@@ -140,7 +140,7 @@ async def _variables(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def busy(vm: Vm) -> Finding | None:
-    """Refuses while another operation holds the VM; None when it is free."""
+    """Refuse while another operation holds the VM; None if it is free."""
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if owner is None:
         return None
@@ -153,7 +153,7 @@ async def busy(vm: Vm) -> Finding | None:
 def _way_back(
     vm: Vm, ours: Abilities, theirs: Abilities, wish: WantedSettings
 ) -> Iterator[Finding]:
-    """Whether the VM can return as it goes; never a reason not to go."""
+    """Whether the VM can migrate back the same way; never a refusal."""
     back = agree(theirs, ours, wish)
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
@@ -175,7 +175,7 @@ async def _locking(vm: Vm) -> AsyncIterator[Finding]:
 
 
 def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:
-    """Whether QEMU, by its /proc/PID, may keep pages in place that are sent uncopied. Pure."""
+    """Whether QEMU may lock pages for zero-copy sending, according to its /proc/PID. Pure."""
     allowed = re.search(r"^Max locked memory +(\d+|unlimited)", limits, re.MULTILINE)
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     exempt = rights is not None and bool(int(rights[1], 16) & CAP_IPC_LOCK)
@@ -220,7 +220,7 @@ class _MigrationSource(NamedTuple):
 
 
 async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
-    # A foreign QEMU may be another build than the host's own, or the only one.
+    # An adopted QEMU may be another build than the host's own, or the only one.
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
@@ -228,7 +228,7 @@ async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
         checks = (Finding("running", REFUSE, reason, remedy),)
         return _MigrationSource(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        # The VM may run under a QEMU that has been replaced on disk since it was started.
+        # The VM's QEMU binary may have been replaced on disk since it was started.
         (run, migration), (images, version) = await both(
             both(commands.query_status(monitor), commands.query_migrate(monitor)),
             both(query_disk_images(monitor), commands.query_version(monitor)),
@@ -257,7 +257,7 @@ async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
 
 
 async def _changed(vm: Vm, monitor: Monitor) -> str | None:
-    # Only adopted VMs pay for it.
+    # Only adopted VMs need the extra time.
     from vmckpt.vm.adopted.adopt import changes
 
     return await changes(vm, monitor)

@@ -1,8 +1,8 @@
-"""QEMU's dirty log under TCG, which misses writes: of which VM, and what comes of it.
+"""QEMU's dirty log under TCG misses writes: for which VMs, and with what effect.
 
 QEMU before 8 clears the log without making the vCPUs notice their next write to a page. From 8 on
-it makes them notice those to the first block of RAM alone (migration/ram.c: the block's offset is
-left out), so that a guest with several, as NUMA nodes have them, is damaged by any pre-copy.
+they notice only those to the first block of RAM (migration/ram.c ignores the block's offset), so
+any pre-copy damages a guest with several blocks, such as NUMA nodes.
 """
 
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ _SOUND_FROM = 8
 
 
 class Loss(NamedTuple):
-    """Why a source loses pages that its guest writes meanwhile; `always`, or now and then."""
+    """Why a source loses pages that its guest writes meanwhile; `always`, or sometimes."""
 
     reason: str
     always: bool
 
 
 def loss(vm: Vm, version: QemuVersion) -> Loss | None:
-    """What a source of that version loses of the VM; None: nothing."""
+    """What a source of that version loses of the VM's writes; None: nothing."""
     arguments = vm.spec.adopted.arguments if vm.spec.adopted else ()
     back_ends = sum(_BACK_END in argument for argument in arguments)
     return loss_of(vm.qemu.platform.accel, version, back_ends)
 
 
 def loss_of(accel: str, version: QemuVersion, back_ends: int) -> Loss | None:
-    """The same by what decides it. Pure."""
+    """The same, from the facts that decide it. Pure."""
     if accel != "tcg":
         return None
     if version.major < _SOUND_FROM:
@@ -45,7 +45,7 @@ def loss_of(accel: str, version: QemuVersion, back_ends: int) -> Loss | None:
 
 
 def checks(found: Loss, options: MigrationOptions) -> Iterator[Finding]:
-    """What is against a method that rests on the log."""
+    """The checks of a method that relies on the log."""
     if options.method is Method.STOP:
         return
     remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"

@@ -23,7 +23,7 @@ NODELESS = "if both hosts reach the same: --disks shared; else stop the VM, and 
 
 
 class DiskObstacle(NamedTuple):
-    """Why the disks cannot move."""
+    """Why the disks cannot be migrated."""
 
     code: str
     reason: str
@@ -31,10 +31,11 @@ class DiskObstacle(NamedTuple):
 
 
 class DiskCopy(NamedTuple):
-    """A disk to copy: a node of the source's QEMU to a new file on the target, `node` there.
+    """A disk to copy: from a node of the source's QEMU to a new file on the destination, `node`
+    there.
 
-    The source's file is removed when the VM has moved, unless `keep`: others may read it too.
-    `replaces`: what stands there is a leftover of this VM, and goes first.
+    The source's file is removed after the migration, unless `keep`: others may read it too.
+    `replaces`: the existing file is a leftover of this VM, and is removed first.
     """
 
     number: int
@@ -51,9 +52,9 @@ class DiskCopy(NamedTuple):
 
 
 class DiskPlan(NamedTuple):
-    """What becomes of every disk. With an obstacle nothing may be begun.
+    """What happens to every disk. With an obstacle nothing may be started.
 
-    `shared` has the backing files of shared disks too.
+    `shared` includes the backing files of shared disks.
     """
 
     shared: tuple[Path, ...]
@@ -62,10 +63,10 @@ class DiskPlan(NamedTuple):
 
 
 class DiskPaths(NamedTuple):
-    """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`.
+    """A disk's paths on both hosts. `shared` is None if that could not be determined: see `why`.
 
-    `device`: what is a device, here or there, of a disk that is not said to be shared.
-    `target_left`: what is there is the VM's own from before, left by a replication.
+    `device`: the disk is a device on one of the hosts, and not declared shared. `target_left`: the
+    existing file is the VM's own, left by a replication.
     """
 
     number: int
@@ -83,7 +84,7 @@ class DiskPaths(NamedTuple):
 class Owned(NamedTuple):
     """The disks of one VM on its host, and their nodes in `images`.
 
-    `elsewhere`: of disks, by their nodes, that stand under another path at the target.
+    `elsewhere`: other paths at the destination, by the disks' nodes.
     """
 
     host: Host
@@ -96,7 +97,7 @@ class Owned(NamedTuple):
 async def plan_disks(
     owned: Owned, target: Host, how: Disks, images: Mapping[str, DiskImage]
 ) -> DiskPlan:
-    """Look at every disk on both hosts; a marker file shows what they share, and is gone again.
+    """Check every disk on both hosts; a marker file, removed afterwards, shows what they share.
 
     `images` has the nodes of the running QEMU.
     """
@@ -114,9 +115,9 @@ def decide_disks(
     places: Iterable[DiskPaths],
     images: Mapping[str, DiskImage],
 ) -> DiskPlan:
-    """What becomes of every disk. Pure; `images` has the nodes of the running QEMU.
+    """Decide what happens to every disk. Pure; `images` has the nodes of the running QEMU.
 
-    `nodes` says which of them are the disks'.
+    `nodes` says which of them belong to the disks.
     """
     shared: list[Path] = []
     copies: list[DiskCopy] = []
@@ -124,7 +125,7 @@ def decide_disks(
     for disk, node, place in zip(disks, nodes, places, strict=True):
         image = images.get(node)
         if place.shared:
-            # QEMU names a backing file by its path, or in JSON what is none.
+            # QEMU names a backing file by its path, or by JSON if it is not a file.
             backing = image.backing if image else ()
             shared += [place.target, *(Path(name) for name in backing if name.startswith("/"))]
         elif obstacle := _obstacle(place, image):
@@ -192,7 +193,7 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         return DiskPaths(number, here, there, None, device=here if devices[0] else there)
     shared, why = await _looked_for(how, source, target, (here, there))
     if not shared and taken and disk.read_only:
-        # An ISO that both hosts have need not go over; but a copy under way may yet be undone.
+        # An ISO that both hosts have need not be copied; but a running copy may still be undone.
         names = await target.list_dir(there.parent)
         being_copied = any(name.startswith(f"{there.name}{PROOF_SUFFIX}") for name in names)
         ours = await source.fingerprint(here)
@@ -206,7 +207,7 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         why,
         target_taken=taken,
         target_left=left,
-        # An images directory is made when it is needed.
+        # An images directory is created when needed.
         target_has_directory=not disk.path.is_absolute() or has_directory,
         keep=(disk.read_only and disk.path.is_absolute())
         or (shared is False and await _is_others(owned, here)),
@@ -221,18 +222,18 @@ async def _looked_for(
     shared, why = await is_shared(source, target, *paths)
     if shared:
         here, there = await both(source.resolve(paths[0]), target.resolve(paths[1]))
-        # In a folder that both have another name is another image.
+        # In a shared directory, a different name is a different image.
         shared = here.name == there.name
     return shared, why
 
 
 async def _is_others(owned: Owned, path: Path) -> bool:
-    """Whether another VM of the host has this image, or one that stands on it."""
+    """Whether another VM of the host uses this image, or an image based on it."""
     own = [f"{what} {owned.vm_name}" for what in ("VM", "domain", "replication of")]
     try:
         return await used_besides(owned.host, path, own)
     except (HostDownError, RefusedError):
-        return True  # a silent libvirtd, or a VM whose files are damaged: unknown
+        return True  # libvirtd does not answer, or a VM's files are damaged: unknown
 
 
 async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:
@@ -253,7 +254,7 @@ async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:
 
 
 def disk_checks(plan: DiskPlan) -> Iterator[Finding]:
-    """What becomes of its disks."""
+    """Report what happens to its disks."""
     for obstacle in plan.obstacles:
         yield Finding(obstacle.code, REFUSE, obstacle.reason, obstacle.remedy)
     if plan.copies and not plan.obstacles:

@@ -1,4 +1,4 @@
-"""Whether a migration is encrypted, and how both ends prove who they are."""
+"""Whether a migration is encrypted, and how both ends authenticate."""
 
 import time
 from enum import Enum
@@ -12,7 +12,7 @@ from vmckpt.options.migration import Tls
 
 
 class Scheme(Enum):
-    """How the ends prove themselves; the value is the word for it in reports."""
+    """How the ends authenticate; the value is the term in reports."""
 
     CLEAR = "off"
     CERTIFICATES = "x509"
@@ -20,10 +20,10 @@ class Scheme(Enum):
 
 
 class Encryption(NamedTuple):
-    """What was decided for one migration, and why.
+    """The decision for one migration, and the reason.
 
-    `peer` is the distinguished name that the source's certificate has to show to the target;
-    `name` whom the target's has to be for, None: its address.
+    `peer` is the distinguished name that the source's certificate must show to the destination;
+    `name` the one that the destination's must be for; None: its address.
     """
 
     scheme: Scheme
@@ -45,15 +45,16 @@ async def choose(
     name: str | None = None,
     own_users: bool = False,
 ) -> Encryption:
-    """The encryption that `tls` selects between these hosts. Raises RefusedError, with a remedy.
+    """Choose the encryption that `tls` selects between these hosts. Raises RefusedError, with a
+    remedy.
 
-    `directories` have the certificates of both, where that is not vmckpt's own. The target's is for
-    `name`, or None: for its address. `own_users`: a QEMU of these has a user of its own.
+    `directories` have both hosts' certificates, if not vmckpt's own. The destination's is for
+    `name`, or None: for its address. `own_users`: these hosts' QEMUs each have a separate user.
 
-    AUTO: certificates where the hosts have any; unencrypted only between hosts that are one machine
-    and have none. Bad certificates never make it fall back to that. What a QEMU proves its
-    host by it can keep, and a guest that has broken out of it pass as that host: where QEMUs have
-    users of their own they get a key of this migration instead.
+    AUTO: certificates if the hosts have any; unencrypted only within one machine that has none.
+    Invalid certificates never cause that fallback. A QEMU can keep what it authenticates its host
+    with, and a guest that has escaped from it could impersonate that host: if QEMUs have separate
+    users they get a key for this migration instead.
     """
     if tls is Tls.OFF:
         return Encryption(Scheme.CLEAR, "not encrypted, as asked for")

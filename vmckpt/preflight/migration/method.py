@@ -1,4 +1,4 @@
-"""What the chosen method and options risk or cannot have, and which method "auto" comes to."""
+"""What the chosen method and options risk or exclude, and which method "auto" selects."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +11,11 @@ from vmckpt.preflight.migration.encryption import Encryption, Scheme
 def resolve_method(
     options: MigrationOptions, *, loses_pages: bool, splits_well: bool = False
 ) -> MigrationOptions:
-    """The options with "auto" replaced by what it comes to. `splits_well`: see qemu/abilities."""
+    """The options with "auto" replaced by its choice. `splits_well`: see qemu/abilities."""
     if options.method is not Method.AUTO:
         return options
     if loses_pages:
-        # A paused guest is not slowed, nor by any steps.
+        # A paused guest cannot be slowed, in one step or several.
         return replace(
             options,
             method=Method.STOP,
@@ -30,16 +30,16 @@ def resolve_method(
 
 
 def _may_split(options: MigrationOptions) -> bool:
-    """Whether several channels are left open, and nothing that was asked for is against them.
+    """Whether several channels remain an option, and no requested option conflicts with them.
 
-    QEMU holds them less exactly to a bandwidth.
+    With them QEMU keeps a bandwidth limit less exactly.
     """
     asked = options.channels, options.compression
     return asked == (None, None) and not (options.may_postcopy or options.bandwidth_bytes_per_s)
 
 
 def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
-    """What post-copy risks, when it could come to it."""
+    """What post-copy risks, if it may be used."""
     if not options.may_postcopy:
         return
     risk = (
@@ -53,7 +53,7 @@ def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
 
 
 def encryption_checks(options: MigrationOptions, encryption: Encryption) -> Iterator[Finding]:
-    """What cannot be had with, or without, encryption. Pure."""
+    """Options that exclude encryption, or require it. Pure."""
     if options.zero_copy and encryption.scheme is not Scheme.CLEAR:
         reason = "--zerocopy: what is encrypted is a copy of the page already"
         remedy = "leave out --zerocopy, or in a network that you trust add --tls off"
@@ -64,14 +64,14 @@ def encryption_checks(options: MigrationOptions, encryption: Encryption) -> Iter
 
 
 def copy_checks(options: MigrationOptions, *, copies_disks: bool) -> Iterator[Finding]:
-    """What is asked of copies of disks where none is made. Pure."""
+    """Options for disk copies when no disk is copied. Pure."""
     if options.synchronous_writes and not copies_disks:
         reason = "--synchronous-writes: no disk is copied, and no write waits"
         yield Finding("qemu-option", WARN, reason, "leave it out")
 
 
 def domain_checks(options: MigrationOptions) -> Iterator[Finding]:
-    """What a VM of vmckpt's own cannot have, which libvirt's domains can. Pure."""
+    """Options that apply only to libvirt domains. Pure."""
     if options.at_target is not None:
         asked = ", ".join(options.at_target.asked)
         reason = f"{asked}: only a domain of libvirt's arrives as another than it left"

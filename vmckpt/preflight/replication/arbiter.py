@@ -1,7 +1,7 @@
-"""Whether the arbiter outlives the loss of either host: else that loss stops the VM for good.
+"""Whether the arbiter survives the loss of either host; otherwise it stops the VM permanently.
 
-Where the primary's host fails and the arbiter with it, the standby may not take over. Where the
-standby's host does, the guest is paused as its lease ends. Neither shows before that day.
+If the arbiter fails with the primary's host, the standby may not take over. If it fails with the
+standby's host, the guest is paused when its lease expires. Neither shows before that day.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from vmckpt.options.replication import ETCD, ReplicationOptions
 from vmckpt.preflight.finding import OK, WARN, Finding
 from vmckpt.store.backends.file_systems import mounted_at
 
-# File systems of one host's own disk, or memory.
+# File systems on a host's own disk, or in memory.
 _OWN = frozenset(
     {
         *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs"),
@@ -26,14 +26,14 @@ _OWN = frozenset(
     }
 )
 _MOUNTS = Path("/proc/self/mountinfo")
-# Addresses of a host: of IPv4 those that a line names and the next one calls local; of IPv6 each.
+# A host's addresses: for IPv4 those that a line names and the next one calls local; for IPv6 each.
 _IPV4, _IPV6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 
 
 async def arbiter_check(
     primary: Host, standby: Host, options: ReplicationOptions
 ) -> AsyncIterator[Finding]:
-    """A warning when it goes with one of the hosts. On one machine all does."""
+    """Warn if the arbiter fails with one of the hosts. On one machine everything does."""
     place = options.arbiter
     if primary.is_this_machine and standby.is_this_machine:
         yield Finding("arbiter", OK, f"leases are at {place}, on this machine as all else")
@@ -76,7 +76,7 @@ async def _lost_with(host: Host, place: str) -> str:
 
 
 async def _addresses(host: Host) -> frozenset[str]:
-    """All by which it is reached, loopback ones too: each host takes them for itself."""
+    """All addresses of the host, including loopback ones: they mean each host itself."""
     named = {host.migration_address, host.second_address or host.migration_address}
     own = await asyncio.gather(*(_resolved(name) for name in named))
     tables = [await host.read_text(path) or "" for path in (_IPV4, _IPV6)]
@@ -84,7 +84,7 @@ async def _addresses(host: Host) -> frozenset[str]:
 
 
 def local_ipv4(fib_trie: str) -> Iterable[str]:
-    """A host's own addresses, as the kernel's table of routes has them."""
+    """A host's own addresses, from the kernel's routing table."""
     lines = fib_trie.splitlines()
     for line, after in pairwise(lines):
         if after.strip() == "/32 host LOCAL":
@@ -92,9 +92,9 @@ def local_ipv4(fib_trie: str) -> Iterable[str]:
 
 
 def local_ipv6(if_inet6: str) -> Iterable[str]:
-    """The same of IPv6, of which the table has 32 hex digits each."""
+    """The same for IPv6, whose table has 32 hex digits each."""
     for line in if_inet6.splitlines():
-        with suppress(ValueError):  # it is another kernel's, of another form
+        with suppress(ValueError):  # another kernel may have another format
             yield str(ipaddress.IPv6Address(bytes.fromhex(line.partition(" ")[0])))
 
 
@@ -107,7 +107,7 @@ async def _is_at(url: str, addresses: frozenset[str]) -> bool:
 
 
 async def _resolved(name: str) -> Sequence[str]:
-    """The addresses of a name, as this machine knows it; none: it does not."""
+    """The addresses of a name, as this machine resolves it; empty if it cannot."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

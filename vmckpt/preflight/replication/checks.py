@@ -16,7 +16,7 @@ from vmckpt.vm.probe import abilities
 
 
 async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Finding]:
-    """All that is for and against it; changes nothing. Raises HostDownError."""
+    """Run every check; changes nothing. Raises HostDownError."""
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
         return [Finding("same-host", REFUSE, reason, "name another host as its standby")]
@@ -89,7 +89,7 @@ def _output(vm: Vm, *, holds_output: bool) -> Iterator[Finding]:
 
 
 def lacks_second(*hosts: HostEntry | Host) -> str:
-    """Why there is no second path between these hosts; empty: each has another address."""
+    """Why there is no second path between these hosts; empty: each has a second address."""
     lacking = [host.name for host in hosts if not host.second_address]
     if not lacking:
         return ""

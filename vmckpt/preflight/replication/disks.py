@@ -19,7 +19,7 @@ OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in 
 async def disk_checks(
     vm: Vm, standby: Host, images: Mapping[str, DiskImage], how: str = COPY
 ) -> AsyncIterator[Finding]:
-    """What becomes of every disk that the VM can write. Raises HostDownError."""
+    """What happens to every disk that the VM can write. Raises HostDownError."""
     needed: dict[Path, int] = {}
     for disk, node in zip(vm.spec.disks, vm.nodes, strict=True):
         if disk.read_only:
@@ -80,7 +80,7 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str
 
 
 async def _not_the_same(disk: Disk, vm: Vm, standby: Host, *, is_shared_: bool) -> Finding | None:
-    """Why the standby could not write to the very file that the VM has."""
+    """Why the standby could not write to the same file as the VM."""
     here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
     if not is_shared_:
         reason = f"its disk {here} is not shared with {standby.name}: what is written is not there"

@@ -1,10 +1,11 @@
-"""Memory that a replication's services need, besides the guest's own and the standby's: had at the
-start on both hosts, and kept to.
+"""The memory that a replication's services need, besides the guest's own and the standby's.
 
-The primary's service has a copy of what it has sent, at most all of the guest's memory, and one
-more where written pages are found by comparing. Both have an epoch: an open one is in the primary's
-memory until it is sent, and in the standby's until all of it has come. So an epoch has a limit:
-once it is near an epoch ends early, and a guest that writes even more in one goes on alone.
+It is allocated at the start on both hosts, and never exceeded.
+
+The primary's service keeps a copy of what it has sent, at most all of the guest's memory, and
+another if written pages are found by comparing. Both services hold an epoch: the primary until it
+is sent, the standby until it has arrived completely. So an epoch has a limit: near it an epoch ends
+early, and a guest that writes even more in one continues without protection.
 """
 
 from collections.abc import AsyncIterator
@@ -18,46 +19,46 @@ from vmckpt.vm.paths import IN_MEMORY
 from vmckpt.vm.spec.spec import Spec
 
 MIB = 1 << 20
-# An epoch has half of the guest's memory, at most what a link of 100 Gbit/s takes in 0.3 s, and at
-# least all of a small guest's, with what is written twice.
+# An epoch may have half of the guest's memory, at most what a 100 Gbit/s link carries in 0.3 s, and
+# at least all of a small guest's, including what is written twice.
 _SHARE, _LEAST_BYTES, _MOST_BYTES = 2, 256 * MIB, 4096 * MIB
 _TWICE_BYTES = 16 * MIB
-# Of an epoch the standby has more than its pages: their numbers, devices, what is read ahead.
+# The standby holds more of an epoch than its pages: their numbers, devices, read-ahead.
 _BESIDES_BYTES = 16 * MIB
 # The program and its libraries; an epoch's disk writes, bounded by `replicate/disks/intake.py`.
 SERVICE_BYTES, DISK_BYTES = 64 * MIB, 192 * MIB
 
 
 def epoch_limit_bytes(ram_bytes: int) -> int:
-    """What an epoch's pages may come to, as the primary sends them."""
+    """The maximum size of an epoch's pages, as the primary sends them."""
     all_of_it = 2 * ram_bytes + _TWICE_BYTES
     return min(all_of_it, _MOST_BYTES, max(_LEAST_BYTES, ram_bytes // _SHARE))
 
 
 def epoch_room_bytes(ram_bytes: int, *, has_disks: bool) -> int:
-    """What the standby takes of one, before all of it is there; more ends the connection."""
+    """The maximum the standby accepts of an incomplete epoch; more closes the connection."""
     limit_bytes = epoch_limit_bytes(ram_bytes)
     return limit_bytes + limit_bytes // 8 + _BESIDES_BYTES + (DISK_BYTES if has_disks else 0)
 
 
 def primary_bytes(ram_bytes: int, tracking: str, *, has_disks: bool) -> int:
-    """What the primary's service may come to have."""
+    """The maximum memory of the primary's service."""
     copies = 2 if tracking == PageTracking.COMPARISON else 1
     disk_bytes = DISK_BYTES if has_disks else 0
     return copies * ram_bytes + epoch_limit_bytes(ram_bytes) + SERVICE_BYTES + disk_bytes
 
 
 def standby_bytes(ram_bytes: int, *, has_disks: bool) -> int:
-    """What the standby's service may come to have, besides the memory of its QEMU.
+    """The maximum memory of the standby's service, besides the memory of its QEMU.
 
-    The writes of one epoch are still applied while the next one comes.
+    The writes of one epoch are still being applied while the next one arrives.
     """
     room_bytes = epoch_room_bytes(ram_bytes, has_disks=has_disks)
     return room_bytes + SERVICE_BYTES + (DISK_BYTES if has_disks else 0)
 
 
 async def checks(vm: Vm, standby: Host) -> AsyncIterator[Finding]:
-    """Whether both hosts have the memory, beside all that they promised to others."""
+    """Whether both hosts have the memory, besides what is reserved for others."""
     spec, has_disks = vm.spec, any(not disk.read_only for disk in vm.spec.disks)
     ram_bytes = spec.memory_bytes
     here_bytes = primary_bytes(ram_bytes, await vm.host.page_tracking(), has_disks=has_disks)
@@ -86,7 +87,7 @@ async def _check(code: str, host: Host, spec: Spec, need_bytes: int, what: str) 
 
 
 def figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_bytes: int) -> str:
-    """What is needed and what there is, in words."""
+    """The memory needed and available, in words."""
     text = (
         f"{host.name} needs {format_size(need_bytes)} of memory {what}; "
         f"{format_size(free_bytes)} are free"
@@ -97,7 +98,7 @@ def figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_byte
 
 
 def remedy(host: Host) -> str:
-    """What gives a host enough."""
+    """How to give a host enough."""
     return (
         f"end or move other VMs on {host.name}, use a host with more memory, give the VM less, or "
         "accept that processes die when memory runs out: overcommit = true in its spec"
