@@ -1,7 +1,7 @@
-"""An option of a command, declared once: as a field of a frozen dataclass.
+"""Options of commands, each declared once, as a field of a frozen dataclass.
 
-The field's type and default are what programs use; its declaration says how it is typed, what
-`--help` tells of it, how text becomes the value, and what it has to do with.
+Programs use the field's type and default; its declaration says how it is typed, what `--help` says
+about it, how text becomes the value, and what it affects.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,21 +14,21 @@ _KEY = "declared"
 
 
 class About(Flag):
-    """What an option has to do with."""
+    """What an option affects."""
 
     NOTHING = 0
-    # It says how memory moves.
+    # It selects how memory is moved.
     MEMORY = auto()
-    # It changes how a migration goes in a way that no forecast is made for.
+    # It changes a migration in a way that is not forecast.
     UNFORECAST = auto()
 
 
 class Declared(NamedTuple):
-    """How a field is asked for on the command line.
+    """How a field is set on the command line.
 
-    `typed` is the type there, `usual` what it is when it is not given, `read` makes the field's
-    value of what is given (None: it is the value). `span`: the least and most of a number.
-    `part_of`: another field, whose text this is, too. `metavar`: what help calls the value.
+    `typed` is the type there, `usual` the value when it is not given, `read` converts what is given
+    to the field's value (None: no conversion). `span`: the least and greatest number. `part_of`:
+    another field to which this text contributes too. `metavar`: the name of the value in help.
     """
 
     flags: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Declared(NamedTuple):
 
 
 class GivenOption(NamedTuple):
-    """An option that was given: its field, its declaration, and its flag as messages name it."""
+    """An option that was given: its field, its declaration, and its flag as shown in messages."""
 
     name: str
     declared: Declared
@@ -61,9 +61,9 @@ def option(
     span: tuple[int, int] | None = None,
     about: About = About.NOTHING,
 ) -> T:
-    """A field that is an option: `flags` as in "--bandwidth RATE", `words` for `--help`.
+    """Declare a field that is an option: `flags` as in "--bandwidth RATE", `words` for `--help`.
 
-    `typed` is not said of a switch, a choice, a number with a `span`, or text.
+    `typed` is omitted for a switch, a choice, a number with a `span`, or text.
     """
     chosen = isinstance(default, bool | Enum)
     kind = typed or (type(default) if chosen else int | None if span else str | None)
@@ -76,12 +76,12 @@ def option(
 
 
 def also(default: T, name: str, read: Callable[[Any], T]) -> T:
-    """A field that the same option says something of as the field `name`."""
+    """Declare a field that is set by the same option as the field `name`."""
     return field(default=default, metadata={_KEY: Declared(read=read, part_of=name)})
 
 
 def group(kind: type[T]) -> T | None:
-    """A field whose own fields are options; None when none of them is given."""
+    """Declare a field whose own fields are options; None if none of them is given."""
     return field(default=None, metadata={_KEY: kind})
 
 
@@ -92,7 +92,7 @@ def is_declared(kind: Any) -> bool:
 
 
 def declarations(kind: Any) -> Iterator[tuple[str, Declared]]:
-    """All options of a type, by their fields' names; those of its groups among them."""
+    """All options of a type, by their fields' names, including those of its groups."""
     for one in _fields(kind):
         found = one.metadata[_KEY]
         if not isinstance(found, Declared):
@@ -102,7 +102,7 @@ def declarations(kind: Any) -> Iterator[tuple[str, Declared]]:
 
 
 def read(kind: type[T], given: Mapping[str, Any]) -> T:
-    """The value of what was typed, by the names of its fields; what is missing was not given.
+    """Build the value from what was typed, by field names; missing fields were not given.
 
     Raises UsageError.
     """
@@ -122,7 +122,7 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def asked(value: Any) -> Iterator[GivenOption]:
-    """The options of which a value says other than usual."""
+    """The options whose values differ from the usual."""
     for one in _fields(type(value)):
         found, now = one.metadata[_KEY], getattr(value, one.name)
         if now == one.default:
@@ -138,7 +138,7 @@ def asked(value: Any) -> Iterator[GivenOption]:
 
 
 def about(kind: Any, what: About) -> Mapping[str, Any]:
-    """The fields that have to do with it, each with its default."""
+    """The fields that affect it, each with its default."""
     return {
         one.name: one.default
         for one in _fields(kind)

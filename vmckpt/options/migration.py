@@ -1,4 +1,4 @@
-"""What the operator may ask of a migration: each option's one declaration."""
+"""The options of a migration, each declared once."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vmckpt.qemu.abilities import WantedSettings
 
 DEFAULT_CHANNELS = 2
-# Of the bandwidth the disks being copied keep this part, together, while memory moves too.
+# The fraction of the bandwidth that all disks being copied keep together while memory is sent too.
 DISKS_SHARE = 4
 
 
@@ -22,7 +22,7 @@ class Method(StrEnum):
 
     auto: pre-copy with auto-converge, which slows a guest that dirties faster than the link rather
     than risk it; stop where the source cannot track dirty pages. hybrid: pre-copy, post-copy when
-    it will not converge. stop: the VM is stopped first and runs again when all of its RAM is there.
+    it will not converge. stop: the VM is stopped first and resumes once all of its RAM has arrived.
     """
 
     AUTO = "auto"
@@ -33,7 +33,7 @@ class Method(StrEnum):
 
 
 class OnTimeout(StrEnum):
-    """What to do when the time is up: give up, post-copy, or stop the VM and send the rest."""
+    """What to do on timeout: give up, switch to post-copy, or stop the VM and send the rest."""
 
     ABORT = "abort"
     POSTCOPY = "postcopy"
@@ -56,7 +56,7 @@ class Tls(StrEnum):
 
 
 class Disks(StrEnum):
-    """What the disks are: auto finds out which both hosts share, and copies the others."""
+    """How to treat the disks: auto detects which ones both hosts share, and copies the others."""
 
     AUTO = "auto"
     SHARED = "shared"
@@ -73,15 +73,15 @@ class Compression(StrEnum):
 
     @property
     def name_or_none(self) -> str | None:
-        """As QEMU calls it; None: it is not compressed."""
+        """QEMU's name for it; None: no compression."""
         return None if self is Compression.NONE else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class AtTarget:
-    """How a domain of libvirt's is to be at the target: None is as it is at the source.
+    """How a libvirt domain is changed at the destination: None keeps it as it is at the source.
 
-    Its name; its XML, while it runs there and when it starts the next time; where its display is.
+    Its name; its XML, for the running domain and for its next start; its display's address.
     """
 
     name: str | None = option(
@@ -110,11 +110,11 @@ class AtTarget:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The options that asked for it, by their names."""
+        """The options that requested it, by name."""
         return tuple(one.flag for one in asked(self))
 
     def told(self) -> dict[str, object]:
-        """For a record: XML may hold passwords, and does not go into it."""
+        """For a record: XML may contain passwords, and is left out."""
         return {**asdict(self), "xml": self.xml is not None,
                 "persistent_xml": self.persistent_xml is not None}  # fmt: skip
 
@@ -123,12 +123,13 @@ class AtTarget:
 class MigrationOptions:
     """A migration's request. A bandwidth of 0 means no limit.
 
-    `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
-    raise the downtime to `most_downtime_ms` and slow the guest by `most_throttle_percent`, None: as
-    it says. `observe_only`: it only says what it would do. `finish_within_s` was promised by a
-    forecast: it ends nothing, and is reported when exceeded. `in_turn`: of all that say so, one at
-    a time sends from a host, or to one. `offline`: the VM is off, and stays so. `tls_name`: whom
-    the target's certificate is for, None: its address. `synchronous_writes`: to disks being copied.
+    `timeout_passes` is a time limit too, in multiples of the time that sending all of memory once
+    takes. A policy may raise the downtime to `most_downtime_ms` and slow the guest by
+    `most_throttle_percent`; None: as the policy says. `observe_only`: it only reports what it would
+    do. `finish_within_s` was promised by a forecast: it aborts nothing, and exceeding it is
+    reported. `in_turn`: of all migrations with it, one at a time sends from a host, or to one.
+    `offline`: the VM is off, and stays off. `tls_name`: the name in the destination's certificate;
+    None: its address. `synchronous_writes`: to disks being copied.
     """
 
     method: Method = option(
@@ -270,7 +271,7 @@ class MigrationOptions:
         about=About.UNFORECAST,
     )
     at_target: AtTarget | None = group(AtTarget)
-    # What forecasts and drains ask for, and no option does.
+    # Set by forecasts and drains, not by an option.
     most_downtime_ms: int | None = None
     most_throttle_percent: int | None = None
     finish_within_s: float | None = None
@@ -278,7 +279,7 @@ class MigrationOptions:
 
     @property
     def may_postcopy(self) -> bool:
-        """Whether the VM may come to run on the target before all of its RAM is there."""
+        """Whether the VM may run on the destination before all of its RAM has arrived."""
         wants = self.method in (Method.POSTCOPY, Method.HYBRID)
         policy = None if self.observe_only else self.steers
         wants |= policy is not None and policy.may_postcopy
@@ -286,35 +287,35 @@ class MigrationOptions:
 
     @property
     def has_timeout(self) -> bool:
-        """Whether the time can be up."""
+        """Whether there is a time limit."""
         return self.timeout_s is not None or self.timeout_passes is not None
 
     @property
     def steers(self) -> Policy | None:
-        """The policy that steers, within what was promised; only a pre-copy has one."""
+        """The policy in effect, within what was promised; only a pre-copy has one."""
         if self.policy is None or self.method not in (Method.AUTO, Method.PRECOPY):
             return None
-        # Beside auto-converge, which slows it by a rule of its own.
+        # In addition to auto-converge, which slows it by its own rule.
         slower = 0 if self.auto_converge else self.most_throttle_percent
         return self.policy.within(self.most_downtime_ms, slower)
 
     @property
     def throttles_at_will(self) -> bool:
-        """Whether QEMU has to be able to slow the guest at the policy's word."""
+        """Whether QEMU must be able to slow the guest when the policy says so."""
         policy = None if self.observe_only else self.steers
         return policy is not None and policy.may_throttle
 
     @property
     def wished_channels(self) -> int | None:
-        """Parallel channels for memory: what is compressed goes over several, but for xbzrle."""
+        """Parallel channels for memory: compressed memory uses several, except with xbzrle."""
         by_itself = DEFAULT_CHANNELS if self.compression not in (None, Compression.XBZRLE) else None
         return self.channels or by_itself
 
     def wish(self, *, copies_disks: bool = False) -> "WantedSettings":
-        """What this asks of the pair of QEMUs."""
+        """The settings that this requests from the pair of QEMUs."""
         from vmckpt.qemu.abilities import WantedSettings
 
-        # With more than the least downtime pre-copy is done before post-copy can begin.
+        # With a longer downtime limit pre-copy would complete before post-copy can begin.
         downtime_ms = 1 if self.method is Method.POSTCOPY else self.max_downtime_ms
         share = self.bandwidth_bytes_per_s // DISKS_SHARE
         return WantedSettings(

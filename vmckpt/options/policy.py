@@ -1,4 +1,4 @@
-"""What to do about a pre-copy that gains nothing, as data."""
+"""What to do about a pre-copy that makes no progress, as data."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -6,9 +6,9 @@ from typing import Self
 
 
 class Act(StrEnum):
-    """What can be done.
+    """The possible actions.
 
-    Allow a longer standstill, slow the guest's processors, go over to post-copy, stop the guest for
+    Allow a longer downtime, slow the guest's processors, switch to post-copy, stop the guest for
     the rest, give up.
     """
 
@@ -21,12 +21,12 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """After so many stalled rounds in a row (0: whatever the rounds do), `act`.
+    """After this many stalled rounds in a row (0: regardless of rounds), `act`.
 
-    Not before `passes` times as long as sending all of memory once took: a deadline that grows with
-    the guest's size and with the link's slowness. To raise is to allow `by_percent` more each time,
-    up to `most_ms`; to throttle, to take `by_percent` more of the processors' time, up to
-    `most_percent`. Other acts come once.
+    Not before `passes` times the duration of sending all of memory once: a deadline that grows with
+    the guest's size and a slower link. Raising allows `by_percent` more downtime each time, up to
+    `most_ms`; throttling takes `by_percent` more of the processors' time, up to `most_percent`.
+    Other actions happen once.
     """
 
     stalls: int
@@ -41,9 +41,9 @@ class PolicyRule:
 class Policy:
     """Rules, tried in order at each round.
 
-    A round has stalled that leaves `stall_percent` of the best before it, or more. A rule for
-    stalls waits for a round that leaves at most `near_best_percent` of the best, until twice its
-    stalls.
+    A round has stalled if it leaves `stall_percent` of the best before it, or more. A rule for
+    stalls waits for a round that leaves at most `near_best_percent` of the best, for up to twice
+    its number of stalls.
     """
 
     rules: tuple[PolicyRule, ...]
@@ -52,12 +52,12 @@ class Policy:
 
     @property
     def may_postcopy(self) -> bool:
-        """Whether it could come to post-copy."""
+        """Whether it may switch to post-copy."""
         return any(rule.act is Act.POSTCOPY for rule in self.rules)
 
     @property
     def may_throttle(self) -> bool:
-        """Whether it could come to a slower guest."""
+        """Whether it may slow the guest."""
         return any(rule.act is Act.THROTTLE for rule in self.rules)
 
     def within(self, most_ms: int | None, most_percent: int | None) -> Self:

@@ -1,4 +1,4 @@
-"""A policy file (TOML) read into a Policy; errors name the line and the key."""
+"""Reads a policy file (TOML) into a Policy; errors name the line and the key."""
 
 import tomllib
 from dataclasses import replace
@@ -14,7 +14,7 @@ MOST_THROTTLE_PERCENT = 99
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file. Raises UsageError."""
+    """Read the policy in a file. Raises UsageError."""
     try:
         return parse_policy(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as exc:

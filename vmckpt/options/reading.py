@@ -1,6 +1,6 @@
-"""Values of options out of what was typed. All raise UsageError.
+"""Parsing option values. All functions raise UsageError.
 
-Commands import this for their help, too: what parses is imported when something is read.
+Commands import this for their help, too: parsers are imported only when something is parsed.
 """
 
 from pathlib import Path
@@ -11,20 +11,20 @@ from vmckpt.errors import UsageError
 if TYPE_CHECKING:
     from vmckpt.options.policy import Policy
 
-# The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
+# The largest downtime-limit that QEMU accepts: with it the VM is stopped at the first check.
 UNLIMITED_DOWNTIME_MS = 2_000_000
 _LEAST_CACHE_BYTES = 4096
 
 
 def rate_bytes_per_s(text: str) -> int:
-    """A bandwidth; what is empty is no limit."""
+    """A bandwidth; empty text means no limit."""
     from vmckpt.units import parse_rate_bytes_per_s
 
     return parse_rate_bytes_per_s(text) if text else 0
 
 
 def downtime_ms(text: str) -> int:
-    """For how long QEMU may stop a guest, 1 ms at least."""
+    """How long QEMU may stop a guest, at least 1 ms."""
     from vmckpt.units import parse_duration_s
 
     downtime = max(1, round(parse_duration_s(text) * 1e3))
@@ -38,14 +38,16 @@ def downtime_ms(text: str) -> int:
 
 
 def timeout_s(text: str) -> float | None:
-    """A time limit; None: it is one in passes (5x)."""
+    """A time limit; None: it is given in passes (5x)."""
     from vmckpt.units import parse_duration_s
 
     return None if text.endswith("x") else parse_duration_s(text)
 
 
 def timeout_passes(text: str) -> float | None:
-    """The other kind of time limit, in what sending all of memory once takes."""
+    """The other kind of time limit, in multiples of the time that sending all of memory once
+    takes.
+    """
     if not text.endswith("x"):
         return None
     number = text.removesuffix("x")

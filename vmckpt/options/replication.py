@@ -1,20 +1,20 @@
-"""What the operator may ask of a replication."""
+"""The options of a replication."""
 
 from dataclasses import dataclass
 
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.units import format_duration
 
-# What an arbiter in etcd begins with.
+# The URL schemes of an arbiter in etcd.
 ETCD = "etcd:"
 COPY, SHARED = "copy", "shared"
-# Of an epoch, and of a pause.
+# The bounds of an epoch, and of a pause.
 SHORTEST_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
 # Output is not held longer than this: longer epochs need --unsafe-no-output-commit.
 LONGEST_HELD_S = 1.0
-# A shorter lease would end, and pause the guest, when one question to the arbiter gets no answer; a
-# standby that has taken the term is waited for no longer than a longer one might take
-# (`keeper.GIVEN_UP_S`). Tests hold both to the constants that they follow from.
+# A shorter lease would expire, and pause the guest, when one request to the arbiter gets no answer;
+# a longer one may take longer than the wait for a standby that has taken the term
+# (`keeper.GIVEN_UP_S`). Tests tie both to the constants that they follow from.
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 
 
@@ -25,9 +25,9 @@ class ReplicationOptions:
     `arbiter`: the location of the leases (`replicate/arbiter.py`); `credentials`: the path, on both
     hosts, of the file to authenticate with there ("": none). `fence`: the command line of a fencing
     agent (`replicate/fencing/agent.py`); empty: the standby kills the primary's QEMU, or waits.
-    `holds_output`: no packet of the guest leaves before the standby has the state that sent it.
-    `lease_s`: the wait for a silent primary that is not fenced. `disks`: COPY, the standby copies
-    the writable ones; SHARED, both hosts see the same files.
+    `holds_output`: no packet of the guest is released before the standby has the state that sent
+    it. `lease_s`: the wait for a silent primary that is not fenced. `disks`: COPY, the standby
+    copies the writable ones; SHARED, both hosts see the same files.
     """
 
     arbiter: str
@@ -40,9 +40,8 @@ class ReplicationOptions:
     disks: str = COPY
 
     def require_sense(self, *, one_machine: bool) -> None:
-        """Raises UsageError: a time is out of its bounds, or a password is in an address;
-        RefusedError: output would be held for too long, or an agent is named between hosts of one
-        machine.
+        """Raises UsageError: a time is out of bounds, or a password is in an address; RefusedError:
+        output would be held for too long, or an agent is named between hosts of one machine.
         """
         if self.arbiter.startswith(ETCD) and "@" in self.arbiter:
             raise UsageError(

@@ -8,7 +8,7 @@ from vmckpt.errors import UsageError
 from vmckpt.options.declared import About, GivenOption, asked
 from vmckpt.options.migration import Compression, Method, MigrationOptions, OnTimeout
 
-# What zstd and zlib take for a level.
+# The levels that zstd and zlib accept.
 _LEVELS = {Compression.ZSTD: range(21), Compression.ZLIB: range(10)}
 _STEERED = (Method.AUTO, Method.PRECOPY)
 
@@ -26,7 +26,7 @@ class Odds(NamedTuple):
 
 
 def require_sense(options: MigrationOptions) -> MigrationOptions:
-    """The same. Raises UsageError for an option beside what it does not go with, or without what it
+    """Raises UsageError for options that exclude each other, and for one without the option that it
     belongs to.
     """
     for found in (*_without(options), *_beside(options)):
@@ -35,7 +35,7 @@ def require_sense(options: MigrationOptions) -> MigrationOptions:
 
 
 def of_memory(flag: str) -> Odds:
-    """An option that says how memory moves, of a VM that is off."""
+    """The error for an option about memory for a VM that is off."""
     what, why = (
         f"{flag} cannot be combined with --offline",
         "a VM that is off has no memory to move",
@@ -44,7 +44,7 @@ def of_memory(flag: str) -> Odds:
 
 
 def require_forecast(options: MigrationOptions, *, promises_pause: bool) -> None:
-    """Raises UsageError for what no forecast is of, and what could break a promised pause."""
+    """Raises UsageError for options that are not forecast, or that could break a promised pause."""
     if option := next(_not_forecast(options), None):
         raise UsageError(
             f"{option} cannot be combined with constraints on time and pause",
@@ -60,7 +60,7 @@ def require_forecast(options: MigrationOptions, *, promises_pause: bool) -> None
 
 
 def _without(options: MigrationOptions) -> Iterator[Odds]:
-    """Options that lack the one that they belong to."""
+    """Options given without the one that they belong to."""
     if options.on_timeout is not OnTimeout.ABORT and not options.has_timeout:
         why, remedy = "without one the time is never up", "add e.g. --timeout 5m"
         yield Odds("--on-timeout has no --timeout", why, remedy)
@@ -83,7 +83,7 @@ def _without(options: MigrationOptions) -> Iterator[Odds]:
 
 
 def _beside(options: MigrationOptions) -> Iterator[Odds]:
-    """Options that exclude one another."""
+    """Options that exclude each other."""
     if options.offline:
         yield from (
             of_memory(one.flag) for one in asked(options) if About.MEMORY in one.declared.about
@@ -107,13 +107,13 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
 
 
 def _not_forecast(options: MigrationOptions) -> Iterator[str]:
-    """What was given of which there is no forecast, or none of it beside something else."""
+    """The given options that are not forecast, or not in this combination."""
     given = {one.name: one for one in asked(options)}
     compression = given.get("compression")
     if compression and options.compression != Compression.ZSTD:
         yield compression.flag
     yield from (one.flag for one in given.values() if About.UNFORECAST in one.declared.about)
-    # Of each of these there is a forecast by itself; over channels, compressed or not, is one.
+    # Each of these is forecast by itself; sending over channels, compressed or not, counts as one.
     over: GivenOption | None = compression or given.get("channels")
     method = None if options.method in _STEERED else given.get("method")
     apart = [one.flag for one in (over, given.get("auto_converge"), method) if one is not None]
