@@ -16,7 +16,7 @@ _KINDS: dict[str, type[Event]] = {
 
 @dataclass(frozen=True, slots=True)
 class _EventKind:
-    """`event`: of which kind it is."""
+    """`event`: the kind."""
 
     event: str
 
@@ -26,7 +26,7 @@ class _EventKind:
 
 
 def to_line(event: Event) -> str:
-    """One line, its end included."""
+    """Encode an event as one line, including its newline."""
     return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
 
 
@@ -36,7 +36,7 @@ def from_line(line: bytes | str) -> Event:
 
 
 def from_record(data: object) -> Event:
-    """The event that a run record has as a table. Raises MalformedError."""
+    """Decode an event stored as a table in a run record. Raises MalformedError."""
     event = convert(_KINDS[convert(_EventKind, data).event], data)
     for name, value in asdict(event).items():
         if isinstance(value, int | float):
@@ -57,7 +57,7 @@ class Lines:
         """The events that `data` completes."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MOST_BYTES:
-            self._rest = b""  # its end is no event either
+            self._rest = b""  # its end is not an event either
         for line in whole:
             try:
                 yield from_line(line)

@@ -12,13 +12,12 @@ from vmckpt.errors import NotFoundError
 from vmckpt.events.types import Event, Progress
 from vmckpt.state.durable import make_dir_durably, replace
 
-# Notes of these codes say that what a run took tells nothing of others: the link was not the run's
-# alone, or broke; the last figures are missing.
+# Notes with these codes mean that a run's times teach nothing about others: the link was shared, or
+# broke; the last figures are missing.
 SHARED_LINK, LINK_BROKE, FIGURES_MISSING = "shared-link", "link", "figures"
 
 FORMAT = 1
-# So many are kept with their samples and events; of older ones, those that are longer than this
-# lose them.
+# How many records keep their samples and events; older records lose them if longer than this.
 WHOLE_KEPT, SHORT_BYTES = 1000, 8 << 10
 
 
@@ -43,7 +42,7 @@ class RunRecord:
             self.events.append({"event": type(event).__name__, **asdict(event)})
 
     def save(self, directory: Path) -> Path:
-        """Write the record as RUN.json below `directory`, in one step.
+        """Write the record as RUN.json below `directory`, atomically.
 
         Returns its path. Raises OSError.
         """
@@ -51,13 +50,13 @@ class RunRecord:
         path = directory / f"{self.run}.json"
         fields = {name: getattr(self, name) for name in self.__slots__}
         replace(path, json.dumps({"format": FORMAT, **fields}))
-        if self.result is None:  # one more begins
+        if self.result is None:  # another run begins
             _shorten_old(directory)
         return path
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a record. Raises NotFoundError when there is none or it is no record."""
+        """Read a record. Raises NotFoundError if it does not exist or is not a record."""
         try:
             data = json.loads(path.read_text())
             if data.pop("format") != FORMAT:
@@ -72,9 +71,10 @@ class RunRecord:
 
 
 def _shorten_old(directory: Path) -> None:
-    """Of all but the newest records their course goes: what was asked for, and came of it, stays.
+    """Remove the samples and events of all but the newest records; the request and the result
+    remain.
 
-    Every forecast, plan and look at the metrics reads them all.
+    Every forecast, every plan and every metrics scrape reads all records.
     """
     for path in sorted(directory.glob("*.json"))[:-WHOLE_KEPT]:
         with suppress(OSError, NotFoundError):
@@ -87,7 +87,7 @@ def _shorten_old(directory: Path) -> None:
 
 
 def load_all(directory: Path) -> list[RunRecord]:
-    """Every record below `directory`, oldest first; files that are no records are left out."""
+    """Every record below `directory`, oldest first; files that are not records are left out."""
     records = []
     for path in directory.glob("*.json"):
         try:

@@ -15,7 +15,7 @@ class PhaseBegan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A migration seen at one moment.
+    """The state of a migration at one moment.
 
     Rates are zero, `expected_downtime_ms` and `eta_s` are None while unknown. `normal_pages` and
     `zero_pages` were sent so far.
@@ -39,7 +39,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """A job of QEMU's (a snapshot) seen at one moment; `done` of `total` in QEMU's own units."""
+    """The state of a QEMU job (a snapshot) at one moment; `done` of `total` in QEMU's units."""
 
     at_s: float
     phase: str
@@ -49,7 +49,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something the operator should know: a warning, a decision, a rescue."""
+    """Something that the operator should know: a warning, a decision, a recovery."""
 
     at_s: float
     code: str
@@ -65,7 +65,7 @@ def unheard(_: Event) -> None:
 
 
 def heard_or_not(emit: Emit) -> Emit:
-    """`emit`, but a listener that has gone (a closed terminal or pipe) does not stop the teller."""
+    """Wrap `emit`: a listener that is gone (a closed terminal or pipe) does not stop the sender."""
 
     def tell(event: Event) -> None:
         with suppress(OSError):
