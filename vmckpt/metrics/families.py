@@ -12,19 +12,19 @@ from prometheus_client.core import (
 
 
 class KnownMetrics(NamedTuple):
-    """What an exposition asks for metrics: of `families`, those that have samples."""
+    """The interface that an exposition expects: those of `families` that have samples."""
 
     families: Callable[[], Iterable[Metric]]
 
     def collect(self) -> Iterable[Metric]:
-        """As they are now."""
+        """The current samples."""
         return [family for family in self.families() if family.samples]
 
 
 def add(
     family: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: float | None
 ) -> None:
-    """One more sample, its labels in the family's order; nothing for None, what is not known."""
+    """Add a sample, its labels in the family's order; ignores None (unknown)."""
     if value is not None:
         family.add_metric([_encodable(label) for label in labels], value)
 
@@ -35,17 +35,19 @@ def observe(
     values: Sequence[float],
     bounds: Sequence[float],
 ) -> None:
-    """The histogram of `values`; `bounds` ascend."""
+    """Add the histogram of `values`; `bounds` ascend."""
     counts = [(f"{bound:g}", float(sum(value <= bound for value in values))) for bound in bounds]
     buckets = [*counts, ("+Inf", float(len(values)))]
     family.add_metric([_encodable(label) for label in labels], buckets, sum(values))
 
 
 def render(families: Iterable[Metric]) -> str:
-    """The families in Prometheus' text format, in their order."""
+    """The families in Prometheus' text format, in the given order."""
     return generate_latest(KnownMetrics(lambda: families)).decode()
 
 
 def _encodable(label: str) -> str:
-    """Half a surrogate pair has no UTF-8: one such label would fail the whole scrape."""
+    """Replace half surrogate pairs, which UTF-8 cannot encode: one such label would fail the whole
+    scrape.
+    """
     return label.encode(errors="replace").decode()

@@ -26,7 +26,7 @@ ERRORS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 def migrations(records: Iterable[RunRecord]) -> list[Metric]:
-    """How many there were and how they ended, how long they took, what they cost, when the last."""
+    """Count, results, durations, cost and last time of migrations."""
     moves = [record for record in records if record.operation == "migrate" and _counts(record)]
     total = CounterMetricFamily(
         "vmckpt_migrations_total", "Migrations, by how they ended.", labels=("outcome", "method")
@@ -73,7 +73,7 @@ def migrations(records: Iterable[RunRecord]) -> list[Metric]:
 
 
 def forecasts(records: Sequence[RunRecord]) -> list[Metric]:
-    """How right the forecasts of completed migrations were."""
+    """The accuracy of the forecasts of completed migrations."""
     moves = scored(records)
     error = HistogramMetricFamily(
         "vmckpt_forecast_duration_error_ratio",
@@ -129,10 +129,10 @@ def _pause_s(result: dict[str, Any]) -> float | None:
 
 
 def _counts(record: RunRecord) -> bool:
-    """Whether it was a user's guest, not one of `host calibrate`."""
+    """Whether it moved a user's guest, not one of `host calibrate`."""
     return not str(record.request.get("vm")).startswith(CALIBRATION)
 
 
 def _method(record: RunRecord) -> str:
-    """What QEMU did, else what was asked for."""
+    """The method that QEMU used, else the requested one."""
     return str((record.result or {}).get("method") or record.request.get("method", "unknown"))

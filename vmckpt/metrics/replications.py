@@ -1,4 +1,4 @@
-"""Replications, as `vmckpt replicate status --json` has them, as metrics. Pure."""
+"""Metrics of replications, from `vmckpt replicate status --json`. Pure."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from vmckpt.replicate.status import PROTECTED, ReplicaStatus
 
 
 class _ReplicationFamily(NamedTuple):
-    """One family, and its value of a primary's status; None: not known."""
+    """A family, and its value in a primary's status; None: unknown."""
 
     name: str
     kind: type[GaugeMetricFamily | CounterMetricFamily]
@@ -34,14 +34,18 @@ def _sum(*parts: float | None) -> float | None:
 
 
 def _rpo_s(status: ReplicaStatus) -> float | None:
-    """As it says itself; else the last epoch came to be safe so long ago, and was taken before."""
+    """As the status says; otherwise the time since the last epoch was safe, plus its age at that
+    moment.
+    """
     told = _seconds(status.rpo_now_ms)
     lag_s = _sum(_seconds(status.lag_ms), _seconds(status.safe_after_p50_ms))
     return told if told is not None else lag_s
 
 
 def _held_s(status: ReplicaStatus) -> float | None:
-    """As it says itself; else half the time between two epochs' ends, and then for the epoch."""
+    """As the status says; otherwise half the interval between epochs, plus the time for the
+    epoch.
+    """
     if not status.output_commit:
         return 0.0
     told, epoch_s = _seconds(status.output_latency_p50_ms), _seconds(status.epoch_ms)

@@ -1,4 +1,4 @@
-"""Schedules, as `vmckpt schedule list --json` has them, as metrics. Pure."""
+"""Metrics of schedules, from `vmckpt schedule list --json`. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ Status = Mapping[str, Any]
 
 
 class _ScheduleFamily(NamedTuple):
-    """One family, and what it is of a schedule's status; None: there is none."""
+    """A family, and its value in a schedule's status; None: there is none."""
 
     name: str
     kind: type[GaugeMetricFamily | CounterMetricFamily]
@@ -71,7 +71,7 @@ _FIGURES = (
 
 
 def schedules(statuses: Iterable[Status]) -> list[Metric]:
-    """All that are known where this is asked."""
+    """The metrics of all schedules known on this machine."""
     families = [
         figure.kind(f"vmckpt_schedule_{figure.name}", figure.help, labels=("schedule", "vm"))
         for figure in _FIGURES

@@ -17,7 +17,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.metrics.families import KnownMetrics
 
 REQUEST_TIMEOUT_S = 10.0
-# Connections at once: that have not asked yet, and whose answers are being collected.
+# Limits of concurrent connections: without a request yet, and with an answer in progress.
 MOST_SILENT, MOST_ASKING = 32, 32
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 
@@ -26,10 +26,10 @@ _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 async def serving(
     address: str, port: int, collect: Callable[[], Awaitable[Iterable[Metric]]]
 ) -> AsyncIterator[int]:
-    """Serve what `collect` gives, collected for each request, for the block; yields the port.
+    """Serve the result of `collect`, called for each request, during the block; yields the port.
 
     Requests are answered in threads; hosts are asked on this event loop, for one request at a time.
-    Raises OSError when the address cannot be had.
+    Raises OSError when the address is not available.
     """
     loop, one_at_a_time = asyncio.get_running_loop(), asyncio.Lock()
 
@@ -49,7 +49,7 @@ async def serving(
 
     app = _metrics_only(make_wsgi_app(registry))
     with make_server(str(host), port, app, Server, _Handler) as server:
-        # A client that has gone by the time of accept(2) must not block the event loop.
+        # A client that disconnected before accept(2) must not block the event loop.
         server.socket.setblocking(False)
         loop.add_reader(server, server.handle_request)
         try:
@@ -59,9 +59,9 @@ async def serving(
 
 
 class _MetricsServer(ThreadingWSGIServer):
-    """Any user of the machine may connect: so many do at once that no descriptor is used up.
+    """Any local user may connect: limit connections, so that they cannot use up the descriptors.
 
-    Of those who have not asked yet the oldest makes room for the newest.
+    Among connections without a request, the oldest is closed for the newest.
     """
 
     timeout = 0  # handle_request does not wait
@@ -69,11 +69,11 @@ class _MetricsServer(ThreadingWSGIServer):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        # Oldest first. Taken in on the event loop, and let go of by their threads.
+        # Oldest first. Added on the event loop, removed by their threads.
         self._silent, self._asking = dict[Any, None](), dict[Any, None]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Have a connection answered by a thread of its own, or close it."""
+        """Answer a connection in a separate thread, or close it."""
         if len(self._asking) >= MOST_ASKING:
             self.shutdown_request(request)
             return
@@ -81,23 +81,23 @@ class _MetricsServer(ThreadingWSGIServer):
             oldest = next(iter(self._silent))
             self._silent.pop(oldest, None)
             with suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # its thread hears that it has gone
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the disconnect
         self._silent[request] = None
         super().process_request(request, client_address)
 
     def heard(self, request: Any) -> None:
-        """It has asked: all of its head is there."""
+        """The request is complete: its whole head has arrived."""
         self._silent.pop(request, None)
         self._asking[request] = None
 
     def shutdown_request(self, request: Any) -> None:
-        """It is over."""
+        """The connection is finished."""
         self._silent.pop(request, None)
         self._asking.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up, or stays silent, is no error of ours."""
+        """A client that disconnects or stays silent is not an error here."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -108,7 +108,7 @@ class _Handler(WSGIRequestHandler):
     server: _MetricsServer
 
     def parse_request(self) -> bool:
-        """Whether it is one."""
+        """Whether the request is valid."""
         is_one = super().parse_request()
         if is_one:
             self.server.heard(self.connection)

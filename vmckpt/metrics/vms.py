@@ -1,4 +1,4 @@
-"""Hosts, VMs and how fast these dirtied memory when that was last measured, as metrics. Pure."""
+"""Metrics of hosts, VMs and these VMs' last measured dirty rates. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Measured(NamedTuple):
 
 
 def hosts(answers: Mapping[str, bool]) -> list[Metric]:
-    """Which hosts of the inventory gave an answer."""
+    """Which hosts of the inventory answered."""
     up = GaugeMetricFamily(
         "vmckpt_host_up", "Whether the host answered (1) or not (0).", labels=("host",)
     )
@@ -33,7 +33,7 @@ def hosts(answers: Mapping[str, bool]) -> list[Metric]:
 
 
 def vms(facts: Iterable[Mapping[str, Any]]) -> list[Metric]:
-    """Every VM, from what `vm list --json` says of each."""
+    """Every VM, from `vm list --json`."""
     info = GaugeMetricFamily(
         "vmckpt_vm_info",
         "1 for every VM; what it is stands in the labels.",
@@ -60,7 +60,7 @@ def vms(facts: Iterable[Mapping[str, Any]]) -> list[Metric]:
 
 
 def dirty_rates(measured: Iterable[Measured]) -> list[Metric]:
-    """What was last measured of each VM; how old that is stands beside it."""
+    """The last measurement of each VM, with its age."""
     rate = GaugeMetricFamily(
         "vmckpt_vm_dirty_rate_bytes_per_second",
         "Distinct memory dirtied within a second, when it was last measured.",
