@@ -1,4 +1,4 @@
-"""Charts: a live one in the terminal, and files drawn by matplotlib (the extra `plot`)."""
+"""Charts: live ones in the terminal, and files drawn by matplotlib (the extra `plot`)."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ KINDS = (".png", ".svg")
 
 
 def require_plotting(path: Path, kinds: tuple[str, ...] = KINDS) -> None:
-    """Raises UsageError for another kind of file, RefusedError when matplotlib is missing."""
+    """Raises UsageError for another file type, RefusedError when matplotlib is missing."""
     if path.suffix not in kinds:
         raise UsageError(
             f"'{path}' is no kind of picture",
@@ -34,7 +34,7 @@ def require_plotting(path: Path, kinds: tuple[str, ...] = KINDS) -> None:
 
 
 def draw_dirty_rate(name: str, measured: DirtyRate, path: Path) -> None:
-    """U(t), and the dirty rate over time, into a file."""
+    """Draw U(t), and the dirty rate over time, into a file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -61,7 +61,7 @@ def draw_dirty_rate(name: str, measured: DirtyRate, path: Path) -> None:
 
 @contextmanager
 def rate_chart(title: str) -> Iterator[Callable[[DirtyRate], None]]:
-    """A chart on the terminal for the block; the function adds what was measured next."""
+    """Show a chart on the terminal during the block; the yielded function adds a measurement."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -83,7 +83,7 @@ def rate_chart(title: str) -> Iterator[Callable[[DirtyRate], None]]:
 
 
 def bars(values: tuple[float, ...], rows: int = CHART_ROWS) -> list[str]:
-    """The values as columns of blocks, the largest as high as all rows."""
+    """The values as columns of blocks, the largest as high as all rows together."""
     top = max(values, default=0.0) or 1.0
     eighths = [round(8 * rows * value / top) for value in values]
     return [

@@ -1,4 +1,4 @@
-"""A drain as it goes: a live display in a terminal, plain lines where there is none."""
+"""Progress of a drain: a live display in a terminal, otherwise plain lines."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from vmckpt.units import counted, format_duration
 
 @contextmanager
 def display(title: str) -> Iterator[Show]:
-    """Show what happens on stderr for the block: live when it is a terminal, else in lines."""
+    """Show the progress on stderr during the block: live on a terminal, otherwise as lines."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return
@@ -27,7 +27,7 @@ def display(title: str) -> Iterator[Show]:
 
 
 def planned(plan: DrainPlan) -> str:
-    """The timetable, and what it comes to."""
+    """The timetable, and its total."""
     spans = plan.table.spans
     rows = [
         (
@@ -49,7 +49,7 @@ def planned(plan: DrainPlan) -> str:
 
 
 def total(plan: DrainPlan) -> str:
-    """The forecast of all of it, in a line."""
+    """The forecast of the whole drain, in one line."""
     moves = plan.table.moves
     if not moves:
         return "no VM moves"

@@ -1,4 +1,4 @@
-"""A drain in a terminal: every VM with what is being done with it, and how much is left."""
+"""A drain's live display: the action and the remaining work of every VM."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from vmckpt.ui.drawn import drawn
 from vmckpt.ui.shown import one_line
 from vmckpt.units import format_duration, format_rate
 
-# Those that wait, and those that are done, are counted when there are more.
+# Waiting and finished VMs are only counted if there are more.
 MOST_ROWS, MOST_SAID = 16, 4
 
 
@@ -37,7 +37,7 @@ class _Row:
 
 
 class Screen:
-    """What is drawn, as far as things have come."""
+    """The current content of the display."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -47,7 +47,7 @@ class Screen:
         self._began_s = time.monotonic()
 
     def add(self, happening: Happening) -> None:
-        """Something has happened."""
+        """Handle an event."""
         match happening:
             case Planned(plan):
                 if self._plan is None:
@@ -91,7 +91,7 @@ class Screen:
         grid = Table.grid(padding=(0, 2))
         rows = list(self._rows.items())
         if len(rows) > MOST_ROWS:
-            # VMs under way come first, then the last finished ones.
+            # VMs in progress come first, then the last finished ones.
             order = sorted(rows, key=lambda one: (not one[1].is_under_way, not one[1].is_over))
             rows = order[:MOST_ROWS]
         for vm, row in rows:
@@ -114,7 +114,7 @@ def _figures(progress: Progress | None) -> tuple[ProgressBar | Text, Text]:
 
 @contextmanager
 def live_display(title: str) -> Iterator[Show]:
-    """Draw what happens for the block; the end stays."""
+    """Draw the progress during the block; the final state remains."""
     screen = Screen(title)
     with drawn(screen):
         yield screen.add

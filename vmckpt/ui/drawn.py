@@ -1,4 +1,4 @@
-"""A picture that is drawn anew all the while, in a terminal."""
+"""Repeatedly redraws a picture in a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,9 +11,9 @@ PER_S = 8
 
 @contextmanager
 def drawn(picture: RenderableType) -> Iterator[None]:
-    """Draw it on stderr, as it is then, 8 times a second for the block; the last one stays."""
+    """Draw the picture on stderr 8 times a second during the block; the last one remains."""
     live = Live(picture, console=Console(stderr=True), refresh_per_second=PER_S)
-    # A terminal that has hung up is no reason to say that the operation failed.
+    # A closed terminal does not mean that the operation failed.
     with suppress(OSError):
         live.start()
     try:

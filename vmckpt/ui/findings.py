@@ -1,4 +1,4 @@
-"""What checks found, as text: a table, and what to do about each problem."""
+"""Findings as text: a table, and what to do about each problem."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def findings_text(checks: "Sequence[Finding]") -> str:
-    """The table, and below it the problems with their remedies."""
+    """The table, followed by the problems with their remedies."""
     rows = [(check.verdict, check.code, check.reason) for check in checks]
     found = table(("verdict", "check", "reason"), rows)
     text = problems_text(checks)
@@ -19,7 +19,7 @@ def findings_text(checks: "Sequence[Finding]") -> str:
 
 
 def problems_text(checks: "Sequence[Finding]") -> str:
-    """Each problem, with its remedy on a line of its own, to be copied; empty without any."""
+    """Each problem, with its remedy on a separate line, for copying; empty without problems."""
     from vmckpt.preflight.finding import OK
 
     return "\n\n".join(

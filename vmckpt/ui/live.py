@@ -1,4 +1,4 @@
-"""The live display: phases with their times, a bar, the figures of the moment."""
+"""The live display: phases with their durations, a bar, the current figures."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line
 from vmckpt.units import format_duration, format_rate, format_size
 
-# The clocks of an operation and of its display begin together, but for this.
+# The clocks of an operation and of its display start together, up to this difference.
 _EARLY_S = 1.0
 
 
@@ -32,7 +32,7 @@ class _Screen:
         self._told_later = False
 
     def add(self, event: Event) -> None:
-        # Events from before this are replayed, and their ends are not seen.
+        # Earlier events are replayed, and their ends are not seen.
         self._told_later |= event.at_s - (time.monotonic() - self._began_s) > _EARLY_S
         match event:
             case PhaseBegan():
@@ -45,7 +45,7 @@ class _Screen:
                 self._job = event
 
     def finish(self) -> None:
-        """From now on nothing is current, and the figures of the moment are gone."""
+        """Nothing is current from now on; remove the current figures."""
         self._done = True
         if not self._told_later:
             self._ended_s = time.monotonic() - self._began_s
@@ -90,13 +90,13 @@ class _Screen:
         table.add_column(style="dim", min_width=8)
         table.add_column()
         for row in rows:
-            # Not as text, which is markup to a table.
+            # Not as plain text, which a table would parse as markup.
             table.add_row(*(Text(one_line(cell)) for cell in row))
         return table
 
 
 def _bar(done: int, total: int) -> Table:
-    # In a table, since a bar alone does not end its line.
+    # In a table, because a bar alone does not end its line.
     row = Table.grid()
     row.add_row(ProgressBar(max(total, 1), min(max(done, 0), total), width=60))
     return row
@@ -104,7 +104,7 @@ def _bar(done: int, total: int) -> Table:
 
 @contextmanager
 def live_display(title: str) -> Iterator[Emit]:
-    """Draw events for the block; the phases stay, with their times."""
+    """Draw events during the block; the phases and their durations remain."""
     screen = _Screen(title)
     with drawn(screen):
         yield screen.add

@@ -1,4 +1,4 @@
-"""A migration as it goes: a live display in a terminal, plain lines where there is none."""
+"""Progress of a migration: a live display in a terminal, otherwise plain lines."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ PHASES = {
 
 @contextmanager
 def display(title: str) -> Iterator[Emit]:
-    """Show events on stderr for the block: live when it is a terminal, else a line a second."""
+    """Show events on stderr during the block: live on a terminal, otherwise a line per second."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return

@@ -1,4 +1,4 @@
-"""A replication in words: how it is now, and what happened to it."""
+"""A replication in words: its status and its events."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from vmckpt.units import format_duration, format_size
 
 
 def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
-    """Both sides' status (`replicate status --json`) for people."""
+    """Format both sides' status (`replicate status --json`) for people."""
     about = sides[0].status
     lines = [f"{name}: {about.primary or '?'} -> {about.standby or '?'}"]
     pairs: list[tuple[str, str]] = []
@@ -21,7 +21,7 @@ def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
 
 
 def event_text(event: dict[str, Any]) -> str:
-    """A line of `replicate events`."""
+    """Format a line of `replicate events`."""
     state = event["state"] + (f" ({event['ending']})" if event.get("ending") else "")
     if event.get("may_run") is False:
         state += ", the guest may not run: its lease has ended"
@@ -71,7 +71,7 @@ def _primary(side: ReplicaSide) -> list[tuple[str, str]]:
 
 
 def _lease(status: ReplicaStatus) -> list[tuple[str, str]]:
-    """Of a service of an older vmckpt that is not known."""
+    """The lease; unknown for a service of an older vmckpt."""
     if status.lease_s is None:
         return []
     place = status.arbiter or "?"
@@ -95,7 +95,7 @@ def _standby(side: ReplicaSide) -> list[tuple[str, str]]:
 
 
 def _paths(side: ReplicaSide) -> list[tuple[str, str]]:
-    """How the other side is heard, while this one lives."""
+    """The paths on which the other side is reachable, while this one runs."""
     if not side.answers:
         return []
     labels = {FIRST: "connection", SECOND: "2nd path"}

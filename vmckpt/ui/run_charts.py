@@ -1,4 +1,4 @@
-"""One run, drawn: what was left and sent, how fast, the phases, and the forecast beside it."""
+"""Charts of one run: bytes left and sent, rates, phases, and the forecast for comparison."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIB = 1 << 20
-# Notes of what was decided while memory moved.
+# Notes about decisions made while memory was sent.
 STEERED = frozenset({"policy", "shared-link", "postcopy", "time-up"})
 
 
 def draw_png(record: RunRecord, path: Path) -> None:
-    """The charts into a PNG file. matplotlib has to be there, see charts.require_plotting."""
+    """Draw the charts into a PNG file. Needs matplotlib, see charts.require_plotting."""
     figure(record).savefig(path, dpi=110)
 
 
 def draw_html(record: RunRecord, facts: Sequence[tuple[str, str]], path: Path) -> None:
-    """A page of its own, nothing fetched: the charts, and `facts` as a table."""
+    """A self-contained page: the charts, and `facts` as a table."""
     drawing = StringIO()
     figure(record).savefig(drawing, format="svg")
     svg = drawing.getvalue()
@@ -40,7 +40,7 @@ def draw_html(record: RunRecord, facts: Sequence[tuple[str, str]], path: Path) -
 
 
 def figure(record: RunRecord) -> "Figure":
-    """Three charts over the same time."""
+    """Three charts over the same time axis."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(10, 9), layout="constrained")
@@ -82,7 +82,7 @@ def _phases(chart: "Axes", events: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _steering(chart: "Axes", events: Sequence[Mapping[str, Any]]) -> None:
-    """What was done about it while it ran, in the chart of rates."""
+    """Mark the policy's actions in the chart of rates."""
     for event in events:
         if event["event"] == "Note" and event["code"] in STEERED:
             chart.axvline(event["at_s"], color="tab:purple", linestyle=":", linewidth=1)

@@ -1,9 +1,9 @@
-"""Text as a terminal may have it: what guests, hooks, hosts and stores say is in it.
+"""Makes text safe for a terminal: guests, hooks, hosts and stores contribute to it.
 
-What a terminal or a reader would take for something else than text is written as an escape:
-control characters (ESC, CR), and format characters, which turn the direction of writing or have
-no width. The last place before text is printed calls these; what is composed of lines has each
-piece that others wrote made one line first, so that a newline in it begins none of ours.
+Anything that a terminal or a reader would not take for text is escaped: control characters (ESC,
+CR), and format characters, which change the writing direction or have no width. Call these
+functions last, before text is printed; if a text is composed of lines, first make each foreign
+piece one line, so that a newline in it cannot start a line of its own.
 """
 
 import unicodedata
@@ -13,17 +13,17 @@ _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def one_line(text: str) -> str:
-    """One line: newlines and tabs are escaped too."""
+    """As one line: newlines and tabs are escaped too."""
     return _escaped(text, "")
 
 
 def lines(text: str) -> str:
-    """Any number of lines, and tabs."""
+    """As lines: newlines and tabs are kept."""
     return _escaped(text, "\n\t")
 
 
 def _escaped(text: str, but: str) -> str:
-    # Almost all that is shown; a live display asks 8 times a second.
+    # The usual case; a live display calls this 8 times a second.
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -1,7 +1,7 @@
-"""Lists as aligned text: no frames, so that they can be cut and grepped.
+"""Lists as aligned text without frames, for cut and grep.
 
-Not on a terminal, each row is one line. On one that is too narrow, columns with nothing in them are
-left out, and cells are wrapped.
+Without a terminal, each row is one line. On a terminal that is too narrow, empty columns are left
+out, and cells are wrapped.
 """
 
 import shutil
@@ -19,8 +19,8 @@ _NOTHING = {"", "-"}
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
     """Columns padded to their widest cell, the header in capitals. Each row is one line.
 
-    `width`: wrap cells at words so that lines have so many columns; None: the terminal's, without
-    one as many as they need.
+    `width`: wrap cells at words so that lines have at most this many columns; None: the terminal's
+    width, or unlimited without a terminal.
     """
     lines = [[title.upper() for title in header], *[list(map(one_line, row)) for row in rows]]
     widths = _widths(lines)
@@ -38,7 +38,7 @@ def fields(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def in_words(facts: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Facts for `fields`: names without units, values as people write them."""
+    """Facts for `fields`: names without units, values formatted for people."""
     return [_in_words(name, value) for name, value in facts.items()]
 
 
@@ -75,7 +75,7 @@ def _value(value: object) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """`text` in lines of `width`. A word that is wider stays whole, to be copied."""
+    """Wrap `text` into lines of `width`. A longer word stays whole, for copying."""
     if len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
@@ -99,7 +99,7 @@ def _without_empty(lines: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _fitting(lines: Sequence[Sequence[str]], limit: int) -> list[int]:
-    """Widths of `limit` in all if that can be: the widest give way first, down to a word."""
+    """Column widths that add up to `limit` if possible: the widest shrink first, down to a word."""
     found = _widths(lines)
     least = [
         max(len(word) for cell in cells for word in cell.split(" "))
@@ -111,7 +111,7 @@ def _fitting(lines: Sequence[Sequence[str]], limit: int) -> list[int]:
 
 
 def _wrapped(line: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
-    """The lines of a row."""
+    """Wrap a row into lines."""
     cells = [wrapped(cell, width) for cell, width in zip(line, widths, strict=True)]
     for parts in zip_longest(*cells, fillvalue=""):
         padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))

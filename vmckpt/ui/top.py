@@ -1,4 +1,4 @@
-"""One look at everything, as text. Pure."""
+"""The overview of everything, as text. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,12 +9,12 @@ from vmckpt.units import format_duration, format_rate, format_size
 
 _HOSTS = ("host", "answers", "vms", "running", "their memory", "free")
 _VMS = ("vm", "host", "state", "vcpus", "memory", "dirties", "operation", "protected", "checkpoint")
-# A list's dash for what there is not.
+# A dash for missing values.
 NONE = "-"
 
 
 def frame(facts: Mapping[str, Any]) -> str:
-    """What `top --json` says, for people."""
+    """Format the output of `top --json` for people."""
     now_s = facts["at_unix_s"]
     parts = [
         table(_HOSTS, [_host(host, facts["vms"]) for host in facts["hosts"]]),
@@ -53,7 +53,7 @@ def _vm(vm: Mapping[str, Any], now_s: float) -> Sequence[str]:
 
 
 def _dirties(measured: Mapping[str, Any] | None, now_s: float) -> str:
-    """The last measurement: `top` itself makes none, which would cost the guest something."""
+    """The last measurement: `top` takes none itself, since that would cost the guest something."""
     if measured is None:
         return NONE
     rate = format_rate(measured["bytes_per_s"])
@@ -75,7 +75,7 @@ def _protections(vm: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _checkpoints(vm: Mapping[str, Any], now_s: float) -> str:
-    """How many there are, and when the next one is due."""
+    """The number of checkpoints, and when the next one is due."""
     words = []
     if there := vm["checkpoints"]:
         words.append(f"{there['count']}, {_ago(there['last_unix_s'], now_s)}")

@@ -1,4 +1,4 @@
-"""`top` in a terminal: its screen, given back as it was."""
+"""`top` in a terminal: uses the alternate screen, and restores the old one."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from vmckpt.ui.top import frame
 
 @contextmanager
 def screen() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Draw facts over the whole terminal for the block; lines are cut at its edge."""
+    """Draw facts on the whole terminal during the block; lines are cut at its edge."""
     with Live(Text("looking..."), screen=True, auto_refresh=False) as live:
 
         def draw(facts: Mapping[str, Any]) -> None:
