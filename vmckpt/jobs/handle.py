@@ -132,7 +132,7 @@ class Handle(Generic[Q, R]):
         await self.host.write_text(self.files.revoked, "")
 
     async def ended(self, within_s: float) -> bool:
-        """Wait up to `within_s` for its process to end; whether it has."""
+        """Wait up to `within_s` for its process to end; returns whether it has."""
         process = await self.worker()
         return process is None or await ended(self.host, process, within_s)
 
@@ -163,7 +163,7 @@ def attach(kind: JobKind[Q, R], host: Host, run: str) -> Handle[Q, R]:
 
 
 async def ended(host: Host, process: ProcessId, within_s: float) -> bool:
-    """Wait up to `within_s` for a process to end; whether it has."""
+    """Wait up to `within_s` for a process to end; returns whether it has."""
     return not await poll(
         lambda: host.is_alive(process), operator.not_, every_s=POLL_S, within_s=within_s
     )
