@@ -1,7 +1,7 @@
-"""When did a guest fall silent? Answers from the arrival times of its heartbeats.
+"""Detects when a guest fell silent, from the arrival times of its heartbeats.
 
-A stopped guest's clock stops with it, so silence is measured here, outside of it, by the kernel's
-receive timestamps (SO_TIMESTAMPNS): how often this process gets to run does not change them.
+A stopped guest's clock stops with it, so silence is measured here, outside the guest, by the
+kernel's receive timestamps (SO_TIMESTAMPNS): scheduling of this process does not change them.
 
 Run as `python -m vmckpt.lab.heartbeats --bind 10.77.0.254:7700 --socket PATH`. One JSON request
 per line on the unix socket, `{"id": 7, "since_ns": ..., "until_ns": ...}` (CLOCK_MONOTONIC of this
@@ -63,7 +63,7 @@ class Beats:
         numbers.append(sequence_number)
 
     def silence(self, since_ns: int, until_ns: int, *, dropped: int) -> GuestSilence:
-        """What was heard within [since_ns, until_ns]."""
+        """The heartbeats received within [since_ns, until_ns]."""
         arrivals, numbers, heard_before = array("q"), array("Q"), False
         for chunk_arrivals, chunk_numbers in self._chunks:
             heard_before = heard_before or chunk_arrivals[0] < since_ns
@@ -77,13 +77,13 @@ class Beats:
 
 
 class Receiver:
-    """The UDP socket and what came in through it."""
+    """The UDP socket and the heartbeats received on it."""
 
     def __init__(self, address: str, port: int) -> None:
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             self.udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
-        except PermissionError:  # not root: as much as net.core.rmem_max lets us have
+        except PermissionError:  # not root: as much as net.core.rmem_max allows
             self.udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self.udp.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.udp.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
@@ -92,8 +92,9 @@ class Receiver:
         self._dropped = 0
 
     def drain(self) -> int:
-        """Take what has arrived; how many datagrams that was."""
-        # The stamps are CLOCK_REALTIME, which an administrator or NTP may set: ask each time.
+        """Read what has arrived; return the number of datagrams."""
+        # The timestamps are CLOCK_REALTIME, which an administrator or NTP may set: read the offset
+        # each time.
         monotonic_offset_ns = _monotonic_offset_ns()
         count = 0
         while True:
@@ -121,15 +122,15 @@ class Receiver:
             beats.add(arrival_ns, number)
 
     def answer(self, line: bytes) -> dict[str, object]:
-        """The reply to one request line, with all that has arrived by now in it."""
+        """The reply to one request line, including everything that has arrived by now."""
         self.drain()
         return answer(self._guests, line, self._dropped)
 
 
 def _monotonic_offset_ns() -> int:
-    """CLOCK_MONOTONIC less CLOCK_REALTIME, right to half of the shortest of a few readings.
+    """CLOCK_MONOTONIC minus CLOCK_REALTIME, accurate to half of the shortest of a few readings.
 
-    One reading alone is wrong by as long as this process was kept from running in the middle of it.
+    A single reading is wrong by the time for which this process was preempted during it.
     """
     readings = []
     for _ in range(_CLOCK_READINGS):
@@ -156,8 +157,8 @@ def answer(guests: Mapping[int, Beats], line: bytes, dropped: int) -> dict[str, 
 def serve(receiver: Receiver, listener: socket.socket) -> None:
     """Receive and answer until killed.
 
-    While beats come in the datagram socket is not waited for but emptied every 20 ms, which keeps
-    this process from waking a thousand times a second; while none come, nothing wakes it.
+    While heartbeats arrive, the datagram socket is not waited for but emptied every 20 ms, so that
+    this process does not wake a thousand times a second; without heartbeats, nothing wakes it.
     """
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -186,7 +187,7 @@ def serve(receiver: Receiver, listener: socket.socket) -> None:
 
 
 def _talk(receiver: Receiver, client: socket.socket, buffer: bytearray) -> bool:
-    """Answer the complete lines that a client has sent; False when it is to be closed."""
+    """Answer the complete lines that a client has sent; False if the connection is to be closed."""
     try:
         data = client.recv(_REQUEST_MAX_BYTES)
         buffer += data
@@ -194,7 +195,7 @@ def _talk(receiver: Receiver, client: socket.socket, buffer: bytearray) -> bool:
             line, _, rest = bytes(buffer).partition(b"\n")
             buffer[:] = rest
             client.sendall(json.dumps(receiver.answer(line)).encode() + b"\n")
-    except OSError:  # the client went away, or does not read
+    except OSError:  # the client disconnected, or does not read
         return False
     return bool(data) and len(buffer) < _REQUEST_MAX_BYTES
 

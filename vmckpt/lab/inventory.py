@@ -24,7 +24,7 @@ def check_free(directory: Path, names: Iterable[str]) -> None:
 
 
 def enter_hosts(lab: Lab) -> None:
-    """Make the lab's hosts known to every command."""
+    """Enter the lab's hosts, so that every command knows them."""
     _hosts(lab.directory).mkdir(mode=0o700, exist_ok=True)
     for host in () if lab.bare else lab.hosts:
         entry = {
@@ -53,7 +53,9 @@ def _over_ssh(lab: Lab, host: LabHost) -> dict[str, Any]:
 
 
 def remove_hosts(directory: Path) -> set[str]:
-    """Take out the hosts of the lab in `directory`, half-written ones too; their names."""
+    """Remove the hosts of the lab in `directory`, including half-written ones; return their
+    names.
+    """
     names = set()
     for entry in _hosts(directory).glob(f"{HOST_PREFIX}*.json"):
         if _is_ours(entry, directory):

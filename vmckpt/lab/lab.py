@@ -1,8 +1,8 @@
 """A lab: several hosts on this machine, and an outside client on their guests' network.
 
-`up` makes one network namespace per host and one for the switch and the client, `down` leaves
-nothing behind, whatever became of `up`. Root makes the namespaces directly; anybody else gets one
-user namespace that owns them. Which of the two is found out by trying.
+`up` creates one network namespace per host and one for the switch and the client; `down` removes
+everything, however `up` ended. Root creates the namespaces directly; other users get one user
+namespace that owns them. Which of the two works is found by trying.
 """
 
 import asyncio
@@ -56,12 +56,12 @@ class LabRemoval:
 async def up(
     state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: MachineKit | None = None
 ) -> Lab:
-    """Make a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, all of it works.
+    """Create a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, everything works.
 
     The i-th host gets qemus[i], or the last one. With a `look` hosts look like machines; bare ones
-    need no QEMU. On failure and on cancellation everything made is removed again (which blocks for
-    a moment). Raises UsageError, BusyError if `up` or `down` runs, RefusedError if there is a lab,
-    also one left in pieces by a crash, or if this machine or user cannot have one,
+    need no QEMU. On failure and on cancellation everything created is removed again (which blocks
+    for a moment). Raises UsageError, BusyError if `up` or `down` runs, RefusedError if there is a
+    lab, including an incomplete one left by a crash, or if this machine or user cannot have one,
     OperationFailedError.
     """
     directory = lab_directory(state_dir)
@@ -89,11 +89,11 @@ async def up(
 
 
 async def down(state_dir: Path) -> LabRemoval:
-    """Remove the lab, or what is left of one: afterwards nothing of it is there.
+    """Remove the lab, or what is left of one: nothing of it remains.
 
-    QEMUs and whatever else runs in the lab's namespaces are ended. Does nothing if there is no lab.
-    Cancellation does not interrupt it; it blocks the loop while the processes end.
-    Raises BusyError if `up` or `down` runs, OperationFailedError.
+    QEMUs and all other processes in the lab's namespaces are ended. Does nothing if there is no
+    lab. Cancellation does not interrupt it; it blocks the loop while the processes end. Raises
+    BusyError if `up` or `down` runs, OperationFailedError.
     """
     directory = lab_directory(state_dir)
     async with locked(directory):
@@ -155,7 +155,7 @@ async def _build(
             await network.make_host(directory, host, mark, number)
     except OperationFailedError:
         if begun:
-            # A host that has ended took its cables with it: why it did says more.
+            # A host that has ended took its cables with it: the reason why it ended is more useful.
             real.require_alive(namespaces, begun)
         raise
     if begun:
@@ -232,7 +232,7 @@ async def _await_observer(namespaces: Namespaces, pid: int) -> None:
 
 
 def _remove(directory: Path, children: Sequence[int]) -> LabRemoval:
-    """Remove what there is of a lab; what says that there is one goes last.
+    """Remove what exists of a lab; the record of its existence comes last.
 
     `children`: processes of the lab that may be this process's, to be reaped.
     """

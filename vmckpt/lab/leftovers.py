@@ -1,4 +1,4 @@
-"""Guest RAM files that a lab's QEMUs leave outside of the lab's directory when they are killed."""
+"""Guest RAM files that killed QEMUs of a lab leave outside of the lab's directory."""
 
 import contextlib
 import shutil
@@ -13,9 +13,9 @@ _USUAL_RAM_DIR = Path("/dev/shm")
 
 
 def remove_ram_files(directory: Path) -> int:
-    """Remove the RAM files of all QEMUs that ran in the lab in `directory`; how many there were.
+    """Remove the RAM files of all QEMUs that ran in the lab in `directory`; return their number.
 
-    The QEMUs have ended. A spec that cannot be read stands for one with the usual RAM directory.
+    The QEMUs have ended. For an unreadable spec the usual RAM directory is assumed.
     """
     count = 0
     for host in directory.glob(f"{HOST_PREFIX}*"):
@@ -31,7 +31,7 @@ def remove_ram_files(directory: Path) -> int:
 
 
 def _named_ram_dirs(directory: Path, vm_name: str) -> set[Path]:
-    """Where the VM's spec, on whichever host it is, puts its RAM."""
+    """The directory where the VM's spec, on whichever host it is, puts its RAM."""
     found = set()
     for host in directory.glob(f"{HOST_PREFIX}*"):
         spec = vm_dir(host, vm_name).spec

@@ -15,7 +15,8 @@ _TIMEOUT_S = 10.0
 
 @contextlib.asynccontextmanager
 async def locked(directory: Path) -> AsyncIterator[None]:
-    """Hold the lock of the lab in `directory` for the block; its file goes when there is no lab.
+    """Hold the lock of the lab in `directory` during the block; its file is removed when there is
+    no lab.
 
     Raises BusyError if another process holds it for 10 s.
     """
@@ -53,7 +54,7 @@ def _unlock(descriptor: int, path: Path, directory: Path) -> None:
 def _try_lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Its last holder may have removed the file: then others will not see this lock.
+        # Its last holder may have removed the file: then others would not see this lock.
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except (BlockingIOError, FileNotFoundError):
         return False

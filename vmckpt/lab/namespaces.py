@@ -1,4 +1,4 @@
-"""The network namespaces of a lab, each kept in being by one process that sleeps."""
+"""The network namespaces of a lab, each kept alive by one sleeping process."""
 
 import contextlib
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ _START_TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class Namespaces:
-    """The namespaces made so far.
+    """The namespaces created so far.
 
-    `rootless`: one user namespace, the switch's, owns all of them. `pids`: what was started here.
+    `rootless`: one user namespace, the switch's, owns all of them. `pids`: the processes started
+    here.
     """
 
     directory: Path
@@ -25,23 +26,24 @@ class Namespaces:
     pids: list[int] = field(default_factory=list)
 
     def enter(self, holder: int) -> tuple[str, ...]:
-        """What to put in front of a command so that it runs there; the command keeps its pid."""
+        """The prefix that runs a command in the namespace; the command keeps its pid."""
         return (*self._enter_user(holder), f"--net=/proc/{holder}/ns/net")
 
     def start(self, argv: Sequence[str], name: str) -> int:
-        """Start a process that stays until `down`, its output in NAME.log; its pid."""
+        """Start a process that runs until `down`, its output in NAME.log; return its pid."""
         pid = spawn(argv, self.directory, self.log(name))
         self.pids.append(pid)
         return pid
 
     def log(self, name: str) -> Path:
-        """Where the output of the process started under that name goes."""
+        """The output file of the process started under that name."""
         return self.directory / f"{name}.log"
 
     async def make_switch(self) -> int:
-        """Make the first namespace, directly if that may be, else in a user namespace; its holder.
+        """Create the first namespace, directly if permitted, otherwise in a user namespace; return
+        its holder.
 
-        Raises RefusedError with the kernel's reasons if neither may be.
+        Raises RefusedError with the kernel's reasons if neither is permitted.
         """
         reasons = []
         for rootless, options in ((False, ()), (True, ("--user", "--map-root-user"))):
@@ -61,7 +63,7 @@ class Namespaces:
         )
 
     async def make_hosts(self, switch: int, names: Sequence[str]) -> list[int]:
-        """Make the hosts' namespaces; their holders. Raises OperationFailedError."""
+        """Create the hosts' namespaces; return their holders. Raises OperationFailedError."""
         into_user = self._enter_user(switch) if self.rootless else ()
         pids = [self.start([*into_user, *_holder()], name) for name in names]
         return [await self._await_holder(pid, name) for pid, name in zip(pids, names, strict=True)]
@@ -70,7 +72,7 @@ class Namespaces:
         nsenter = tool("nsenter")
         if not self.rootless:
             return (nsenter,)
-        # Credentials are preserved as the user is root there already, and may not set groups.
+        # Credentials are preserved: the user is root there already, and may not set groups.
         return (nsenter, f"--user=/proc/{holder}/ns/user", "--preserve-credentials")
 
     async def _await_holder(self, pid: int, name: str) -> int:

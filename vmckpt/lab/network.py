@@ -1,4 +1,4 @@
-"""The lab's two networks: what is made in each namespace, and how a link is cut or narrowed.
+"""The lab's two networks: what each namespace contains, and how a link is cut or limited.
 
     switch namespace:  bridge `lan` 10.77.0.254/24 (the outside client)    bridge `mig`
                           | lan-a, lan-b, ...                                 | mig-a, mig-b, ...
@@ -35,12 +35,12 @@ def migration_address(number: int) -> str:
 
 
 def second_address(number: int) -> str:
-    """Its address on the guests' network, which has other cables."""
+    """Its address on the guests' network, which has separate cables."""
     return f"10.77.2.{number}"
 
 
 def mac(kind: int, number: int) -> str:
-    """The address of host `number`'s interface of a kind: 0 to 6 are made here."""
+    """The address of host `number`'s interface of one kind: 0 to 6 are created here."""
     return f"02:76:6b:00:{kind:02x}:{number:02x}"
 
 
@@ -85,30 +85,30 @@ async def make_host(directory: Path, host: LabHost, tag: str, number: int) -> No
         f"address add {host.migration_address}/{BITS} dev mig0",
         "link set mig0 up",
     ]
-    if host.ssh_address is None:  # else it is the operator's network that it is on
+    if host.ssh_address is None:  # otherwise it is on the operator's network
         lines.append(f"address add {host.second_address}/{BITS} dev {GUEST_BRIDGE}")
     await apply(directory, host.enter, lines)
 
 
 async def apply(directory: Path, enter: tuple[str, ...], lines: list[str]) -> None:
-    """Give lines to ip(8) in the namespace behind `enter`. Raises OperationFailedError."""
+    """Pass lines to ip(8) in the namespace behind `enter`. Raises OperationFailedError."""
     if os.access(_IPV6_SWITCHES[0], os.F_OK):
-        # Before the first interface: nothing but IPv4 and what the guests send is on the wire.
+        # Before the first interface: only IPv4 and what the guests send is on the wire.
         await run([*enter, tool("tee"), *_IPV6_SWITCHES], directory, stdin="1")
     await run([*enter, tool("ip"), "-batch", "-"], directory, stdin="\n".join(lines) + "\n")
 
 
 async def try_tap(directory: Path, enter: tuple[str, ...]) -> None:
-    """Make and remove a tap, as a guest's network card will. Raises OperationFailedError."""
+    """Create and remove a tap, as a guest's network card will. Raises OperationFailedError."""
     lines = ["tuntap add dev try mode tap", "tuntap del dev try mode tap"]
     await run([*enter, tool("ip"), "-batch", "-"], directory, stdin="\n".join(lines) + "\n")
 
 
 async def set_link(lab: Lab, host: str, *, up: bool, network: str = "mig") -> None:
-    """Plug a host's cable of the migration network, or the guests' (`lan`), in, or pull it.
+    """Plug in or unplug a host's cable of the migration network, or the guests' (`lan`).
 
-    A pulled cable drops what is sent, without an error to either side.
-    Raises NotFoundError, OperationFailedError.
+    An unplugged cable drops packets without an error on either side. Raises NotFoundError,
+    OperationFailedError.
     """
     port = f"{network}-{lab.host(host).letter}"
     state = "up" if up else "down"
@@ -116,16 +116,16 @@ async def set_link(lab: Lab, host: str, *, up: bool, network: str = "mig") -> No
 
 
 async def shape_link(lab: Lab, host: str, rate_bytes_per_s: int | None) -> None:
-    """Narrow a host's link of the migration network, each way, or (None) lift that.
+    """Limit a host's link of the migration network in each direction, or (None) remove the limit.
 
-    A token bucket (tc-tbf(8)) that bursts for 10 ms and queues for 100 ms.
-    Raises NotFoundError, OperationFailedError.
+    A token bucket (tc-tbf(8)) with a burst of 10 ms and a queue of 100 ms. Raises NotFoundError,
+    OperationFailedError.
     """
     target = lab.host(host)
     discipline = ["noqueue"]
     if rate_bytes_per_s is not None:
         burst_bytes = max(_BURST_MIN_BYTES, int(rate_bytes_per_s * _BURST_S))
-        # In tc's words "bps" is bytes per second.
+        # In tc "bps" is bytes per second.
         discipline = ["tbf", "rate", f"{rate_bytes_per_s}bps", "burst", str(burst_bytes)]
         discipline += ["latency", f"{_QUEUE_S * 1000:.0f}ms"]
     for enter, device in ((lab.client_enter, _port(target)), (target.enter, "mig0")):

@@ -28,7 +28,7 @@ _COMMAND_TIMEOUT_S = 10.0
 
 
 def known(pid: int) -> ProcessId:
-    """The lab's own process `pid`. Raises OperationFailedError when it has ended."""
+    """The lab's process `pid`. Raises OperationFailedError if it has ended."""
     process = identify(pid)
     if process is None:
         raise OperationFailedError(
@@ -59,7 +59,7 @@ def tool(name: str) -> str:
 
 def python(module: str, *arguments: str) -> list[str]:
     """The argument vector that runs a module of this package; its imports are stdlib and vmckpt."""
-    # Without site the start is a third shorter; -P keeps the caller's directory out of sys.path.
+    # Without site the start is a third faster; -P keeps the caller's directory out of sys.path.
     return [sys.executable, "-S", "-P", "-m", module, *arguments]
 
 
@@ -74,11 +74,11 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def spawn(argv: Sequence[str], directory: Path, log: Path) -> int:
-    """Start a process that outlives this one, its output in `log`; its pid.
+    """Start a process that outlives this one, its output in `log`; return its pid.
 
-    It is this process's child until this process ends; `reap` it after it was ended earlier.
-    Raises OSError. posix_spawn leaves closing the descriptors to exec: the lab's lock, which is
-    among them, is thus held until the new process carries the mark by which `down` finds it.
+    It is this process's child until this process ends; `reap` it if it is ended earlier. Raises
+    OSError. posix_spawn leaves closing descriptors to exec: the lab's lock, which is among them, is
+    thus held until the new process carries the mark by which `down` finds it.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
@@ -95,16 +95,16 @@ def spawn(argv: Sequence[str], directory: Path, log: Path) -> int:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Forget ended children, so that they do not stay as zombies while this process lives."""
+    """Reap ended children, so that they do not remain as zombies while this process lives."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 async def run(argv: Sequence[str], directory: Path, *, stdin: str = "") -> str:
-    """Run a short command of the lab's to its end; its output.
+    """Run a short command of the lab to its end; return its output.
 
-    Raises OperationFailedError with the command's own words if it fails or takes over 10 s.
+    Raises OperationFailedError with the command's output if it fails or takes over 10 s.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -132,7 +132,7 @@ async def run(argv: Sequence[str], directory: Path, *, stdin: str = "") -> str:
 
 
 def find(directory: Path) -> list[ProcessId]:
-    """The processes of the lab in `directory`, as far as this user may see them; never this one."""
+    """The processes of the lab in `directory` that this user can see; never this one."""
     mark = f"{_MARK}={directory}".encode()
     interface = tag(directory).encode() + b":"
     tagged: dict[int, bool] = {}
@@ -152,7 +152,7 @@ def _is_marked(entry: Path, mark: bytes) -> bool:
 
 
 def _is_tagged(entry: Path, interface: bytes, known: dict[int, bool]) -> bool:
-    """Whether the process's network namespace has the interface; `known` spares repeated reads."""
+    """Whether the process's network namespace has the interface; `known` avoids repeated reads."""
     inode = (entry / "ns/net").stat().st_ino
     if inode not in known:
         known[inode] = interface in (entry / "net/dev").read_bytes().split()
@@ -160,10 +160,10 @@ def _is_tagged(entry: Path, interface: bytes, known: dict[int, bool]) -> bool:
 
 
 def end_all(directory: Path) -> list[ProcessId]:
-    """End every process of the lab in `directory`; those that were ended.
+    """End every process of the lab in `directory`; return those that were ended.
 
-    SIGTERM, then SIGKILL after 1 s. Looks again until nothing was found twice in a row, as a
-    process may have been on its way in. Raises OperationFailedError if some are left after 10 s.
+    SIGTERM, then SIGKILL after 1 s. Repeats until nothing was found twice in a row, because a
+    process may have been about to enter. Raises OperationFailedError if some are left after 10 s.
     """
     ended: dict[ProcessId, None] = {}
     deadline_s = time.monotonic() + _END_TIMEOUT_S
@@ -194,7 +194,8 @@ def _end(processes: Iterable[ProcessId], deadline_s: float) -> None:
             with contextlib.suppress(ProcessLookupError):
                 fd = os.pidfd_open(process.pid)
                 stack.callback(os.close, fd)
-                # From here on the descriptor names one process; is it still the one we found?
+                # From here on the descriptor refers to one process; is it still the one that was
+                # found?
                 if is_alive(process):
                     poller.register(fd, select.POLLIN)
                     open_fds.add(fd)

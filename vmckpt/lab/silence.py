@@ -1,4 +1,4 @@
-"""From heartbeats to silences: arithmetic on arrival times and sequence numbers."""
+"""Computes silences from heartbeats: arithmetic on arrival times and sequence numbers."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GuestSilence:
-    """What was heard of one guest within a window.
+    """The heartbeats received from one guest within a window.
 
     `lost`: sequence numbers never seen between the first and the last one. `reordered`: beats that
-    came after a later one. `duplicated`: numbers seen more than once: two copies of the guest ran,
-    or it was set back to an earlier state. `dropped`: datagrams of any guest that this process was
-    too slow to take since it started; while that grows, `lost` proves nothing.
+    arrived after a later one. `duplicated`: numbers seen more than once: two copies of the guest
+    ran, or it was reset to an earlier state. `dropped`: datagrams of any guest that this process
+    was too slow to read since it started; while that grows, `lost` proves nothing.
     """
 
     received: int
@@ -48,7 +48,8 @@ class GuestSilence:
 def gaps(
     arrivals_ns: Sequence[int], since_ns: int, until_ns: int, *, heard_before: bool = False
 ) -> list[Gap]:
-    """The silences within [since_ns, until_ns], oldest first, bounded by the arrivals in it.
+    """The silences within [since_ns, until_ns], oldest first, bounded by the arrivals in that
+    interval.
 
     Silence up to `until_ns` counts. Silence from `since_ns` to the first arrival counts only if the
     guest was `heard_before`: otherwise it had not begun to beat. `arrivals_ns` is ascending.
@@ -71,7 +72,7 @@ def summarise(
     heard_before: bool,
     dropped: int = 0,
 ) -> GuestSilence:
-    """What was heard within the window; both sequences hold its beats in order of arrival."""
+    """Summarise the window; both sequences hold its beats in order of arrival."""
     silences = gaps(sorted(arrivals_ns), since_ns, until_ns, heard_before=heard_before)
     longest = max(silences, key=lambda gap: gap.length_ns, default=Gap(since_ns, 0))
     lost = reordered = duplicated = 0
@@ -99,7 +100,7 @@ def summarise(
 
 
 def _lives(numbers: Sequence[int]) -> list[Sequence[int]]:
-    """`numbers` cut where counting began anew (at 0 or 1), as after a reboot of the guest."""
+    """Split `numbers` where counting restarted (at 0 or 1), as after a reboot of the guest."""
     cuts = [
         at
         for at in range(1, len(numbers))
@@ -110,7 +111,7 @@ def _lives(numbers: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _behind(numbers: Sequence[int]) -> int:
-    """How many of `numbers` do not exceed one that came before them."""
+    """How many of `numbers` do not exceed an earlier one."""
     count, highest = 0, -1
     for number in numbers:
         if number <= highest:

@@ -1,4 +1,4 @@
-"""Sockets that belong to one of the lab's namespaces, for a caller that stays outside of it."""
+"""Opens sockets that belong to one of the lab's namespaces, for a caller outside of it."""
 
 import asyncio
 import socket
@@ -41,9 +41,9 @@ async def bind_client(lab: Lab, address: str, port: int) -> socket.socket:
 
 
 async def open_socket(lab: Lab, enter: tuple[str, ...], kind: str) -> socket.socket:
-    """A non-blocking "tcp" or "udp" socket that belongs to the namespace behind `enter`.
+    """Open a non-blocking "tcp" or "udp" socket that belongs to the namespace behind `enter`.
 
-    The caller owns the socket. Takes as long as a small Python's start. Raises
+    The caller owns the socket. Takes as long as starting a small Python. Raises
     OperationFailedError.
     """
     ours, theirs = socket.socketpair()

@@ -1,8 +1,8 @@
-"""What a lab is, and its record on disk.
+"""The description of a lab, and its record on disk.
 
-Everything is in STATE/lab: `lab.json` (written last, so a directory without it is a lab in pieces),
-`observer/socket`, the holders' output, and one directory per host: its state, or what lies behind
-the directories of one that looks like a machine. Taking a lab down needs none of what is recorded:
+Everything is in STATE/lab: `lab.json` (written last, so a directory without it is an incomplete
+lab), `observer/socket`, the holders' output, and one directory per host: its state, or what is
+behind the directories of one that looks like a machine. Removing a lab does not need the record:
 see processes.py.
 """
 
@@ -26,10 +26,10 @@ _ROOM_FOR_VM_BYTES = 48
 class LabHost:
     """A host of the lab: a network namespace and a state directory of its own.
 
-    `enter`: what to put in front of a command so that it runs in there; the command keeps its pid.
-    Of a host that looks like a machine it leads to the network alone, `state_dir` is the host's own
-    path, and `ssh_address` where the operator logs in, see `ssh_config`. `second_address` is on
-    another network than the first: the guests', or the operator's.
+    `enter`: the prefix that runs a command in the namespace; the command keeps its pid. For a host
+    that looks like a machine it enters only the network, `state_dir` is the host's own path, and
+    `ssh_address` is where the operator logs in, see `ssh_config`. `second_address` is on another
+    network than the first: the guests', or the operator's.
     """
 
     name: str
@@ -43,7 +43,7 @@ class LabHost:
 
     @property
     def letter(self) -> str:
-        """What tells this host's interfaces from another's."""
+        """The letter that distinguishes this host's interfaces."""
         return self.name.removeprefix(HOST_PREFIX)
 
 
@@ -51,10 +51,10 @@ class LabHost:
 class Lab:
     """A lab that is up.
 
-    `client_enter` leads to the outside client's place on the guests' network (10.77.0.254), where
-    the heartbeat observer runs and answers on the unix socket `heartbeats`.
-    `rootless`: a user namespace owns the network namespaces. `bare`: hosts that look like machines
-    and have neither QEMU nor vmckpt; the inventory does not know them.
+    `client_enter` enters the outside client's namespace on the guests' network (10.77.0.254), where
+    the heartbeat observer runs and answers on the unix socket `heartbeats`. `rootless`: a user
+    namespace owns the network namespaces. `bare`: hosts that look like machines and have neither
+    QEMU nor vmckpt; they are not in the inventory.
     """
 
     directory: Path
@@ -67,7 +67,7 @@ class Lab:
     bare: bool = False
 
     def host(self, name: str) -> LabHost:
-        """The host of that name. Raises NotFoundError."""
+        """Find the host of that name. Raises NotFoundError."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -79,17 +79,17 @@ class Lab:
 
 
 def lab_directory(state_dir: Path) -> Path:
-    """Where the lab of a state directory is, whether it exists or not; absolute, without links."""
+    """The lab directory of a state directory, whether it exists or not; absolute, without links."""
     return state_dir.resolve() / "lab"
 
 
 def heartbeats_socket(directory: Path) -> Path:
-    """Where the observer of the lab in `directory` answers; alone in its folder."""
+    """The socket on which the observer of the lab in `directory` answers; alone in its folder."""
     return directory / "observer/socket"
 
 
 def ssh_config(directory: Path) -> Path:
-    """The configuration by which ssh(1) logs in to hosts that look like machines, by name."""
+    """The configuration with which ssh(1) logs in to hosts that look like machines, by name."""
     return directory / "ssh/config"
 
 
@@ -106,9 +106,9 @@ def check_path_lengths(directory: Path) -> None:
 
 
 def read(state_dir: Path) -> Lab | None:
-    """The lab that is up, or None if there is none.
+    """The running lab, or None if there is none.
 
-    Raises RefusedError if there is one in pieces: half made, or some of its processes are gone.
+    Raises RefusedError if it is incomplete: half created, or some of its processes are gone.
     """
     directory = lab_directory(state_dir)
     if not directory.exists():

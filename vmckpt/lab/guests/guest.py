@@ -1,8 +1,8 @@
 """Talks to the test guest: its control protocol, and its key-value service (images/README.md).
 
-The caller brings connected sockets: the lab's network lives in a namespace of its own, and a guest
+The caller brings connected sockets: the lab's network is in a separate namespace, and a guest
 without network is reached over a virtio-serial port, a Unix socket on this side. Every error is
-final for its connection: a reply that came too late would be taken for the next one's.
+final for its connection: a late reply would be mistaken for the next one's.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ class GuestLines:
         return cls(*await asyncio.open_connection(sock=connected))
 
     async def ask(self, request: str, *, timeout_s: float = 30.0) -> str:
-        """The guest's line in reply to `request`.
+        """Send `request`; return the guest's reply line.
 
-        Raises GuestSilentError when there is none within `timeout_s`, and ever after: the stream
+        Raises GuestSilentError when there is none within `timeout_s`, and from then on: the stream
         would be out of step.
         """
         async with self._turn:
@@ -68,7 +68,7 @@ class GuestLines:
         except OSError as error:
             why = error.strerror or str(error)
         finally:
-            if not answered:  # cancelled too: the reply may still be under way
+            if not answered:  # also when cancelled: the reply may still arrive
                 self._broken = GuestSilentError(
                     f"no reply to '{request}'", why=why, remedy="look at the guest's console"
                 )
@@ -79,25 +79,25 @@ class GuestLines:
     async def close(self) -> None:
         """Closes the connection; never raises."""
         self._writer.close()
-        with contextlib.suppress(OSError):  # the other end may have gone first
+        with contextlib.suppress(OSError):  # the other end may have disconnected first
             await self._writer.wait_closed()
 
 
 class GuestControl(GuestLines):
-    """The control protocol: what the guest does, and whether all that it holds is still right."""
+    """The control protocol: what the guest does, and whether all its data is still correct."""
 
     async def ping(self, *, timeout_s: float = 5.0) -> None:
         """Returns when the guest has answered."""
         parse_fields("ping", await self.ask("ping", timeout_s=timeout_s))
 
     async def stat(self) -> GuestStat:
-        """The guest's own account; does not wait for disk or memory checks of other connections."""
+        """The guest's own report; does not wait for disk or memory checks of other connections."""
         return await self._typed(GuestStat, "stat")
 
     async def load_memory(self, words: str) -> MemLoad:
         """Sets the memory load, e.g. `rate=20M set=128M pattern=zipf content=text touch=line`.
 
-        What is not named stays as it was. Returns when a new working set is filled.
+        Settings not named stay as they were. Returns when a new working set is filled.
         """
         return await self._typed(MemLoad, f"mem {words}", timeout_s=120.0)
 
@@ -135,7 +135,9 @@ class GuestControl(GuestLines):
 
 
 class KvClient(GuestLines):
-    """The key-value service; every reply proves that the connection lost and doubled nothing."""
+    """The key-value service; every reply proves that the connection neither lost nor repeated
+    anything.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
@@ -158,7 +160,7 @@ class KvClient(GuestLines):
         return await self._numbered(f"echo {words}")
 
     async def _numbered(self, request: str, *, timeout_s: float = 30.0) -> str:
-        async with self._turn:  # counted and sent in one turn, or two tasks could swap numbers
+        async with self._turn:  # counted and sent in one turn, otherwise two tasks could swap numbers
             self._requests += 1
             line = await self._ask(request, timeout_s)
             return parse_numbered(request, line, expected=self._requests)

@@ -15,7 +15,7 @@ HEARTBEATS = "10.77.0.254:7700"
 
 @dataclass(frozen=True, slots=True)
 class LabGuest:
-    """Guest `number` (1 to 200) of the lab; its disk, if any, stands beside the spec."""
+    """Guest `number` (1 to 200) of the lab; its disk, if any, is next to the spec."""
 
     name: str
     number: int
@@ -33,7 +33,7 @@ class LabGuest:
 
     def spec(self) -> str:
         """Its spec, TOML."""
-        # QEMU 7.2's emulation was seen to hang for good in the kernel's tests of its ciphers.
+        # QEMU 7.2's emulation has hung forever in the kernel's self-tests of its ciphers.
         cmdline = (
             "console=ttyS0 quiet panic=-1 cryptomgr.notests "
             f"vk.id={self.number} vk.ip={self.address}/24 vk.heartbeat={HEARTBEATS}"
@@ -64,9 +64,9 @@ size = "{self.disk}"
 """
 
     async def control(self, lab: Lab) -> GuestControl:
-        """A connection to its control port, once it answers.
+        """Connect to its control port, once it answers.
 
-        Raises OperationFailedError when it does not within 60 s.
+        Raises OperationFailedError if it does not within 60 s.
         """
 
         async def answering() -> GuestControl:
@@ -87,5 +87,5 @@ size = "{self.disk}"
             ) from exc
 
     async def key_value(self, lab: Lab) -> KvClient:
-        """A connection to its key-value service."""
+        """Connect to its key-value service."""
         return await KvClient.over(await connect_guest(lab, self.address, KEY_VALUE_PORT))

@@ -1,4 +1,4 @@
-"""What the test guest says, as types (images/README.md). Lines in, facts or errors out."""
+"""The test guest's replies, as types (images/README.md). Lines in, facts or errors out."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class GuestSilentError(HostDownError):
 
 
 class GuestRefusedError(RefusedError):
-    """The guest answered `error`: it cannot read or do the request, and changed nothing."""
+    """The guest answered `error`: it cannot parse or perform the request, and changed nothing."""
 
 
 class ContinuityError(VmckptError):
-    """A connection lost, doubled or swapped a request: what a migration must never do."""
+    """A connection lost, repeated or reordered a request: a migration must never do that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class DiskCheck:
 
 @dataclass(frozen=True, slots=True)
 class GuestStat:
-    """The guest's own account. `boot` changes with every boot; rates are bytes per second."""
+    """The guest's own report. `boot` changes with every boot; rates are bytes per second."""
 
     boot: str
     uptime_ms: int
@@ -100,7 +100,7 @@ class GuestStat:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """Messages to and from all other guests, in all; `wrong`: those over TCP out of order."""
+    """Messages to and from all other guests, in total; `wrong`: TCP messages out of order."""
 
     peers: int
     rate: int
@@ -115,7 +115,8 @@ Reply = TypeVar("Reply", MemLoad, MemCheck, DiskLoad, DiskCheck, GuestStat, Talk
 
 
 def parse_fields(request: str, line: str) -> dict[str, str]:
-    """The `key=value` words of an `ok` line; unknown words are kept, so that guests may say more.
+    """The `key=value` words of an `ok` line; unknown words are kept, so that guests may report
+    more.
 
     Raises GuestRefusedError with the guest's own words for `error`, GuestSilentError for a line
     that is neither (the other end is no test guest, or the stream is out of step).
@@ -138,7 +139,7 @@ def parse_reply(kind: type[Reply], request: str, line: str) -> Reply:
     try:
         for field in dataclasses.fields(kind):
             text = said[field.name]
-            # bool goes by way of int: the guest says 0 and 1.
+            # bool is converted via int: the guest sends 0 and 1.
             values[field.name] = text if hints[field.name] is str else hints[field.name](int(text))
     except (KeyError, ValueError) as error:
         raise _out_of_step(request, line) from error

@@ -1,6 +1,7 @@
-"""What test guests have said to each other and heard, as of the moment of their checkpoints.
+"""The messages that test guests have sent to each other and received, at their checkpoints.
 
-Each counts in one page of its memory (images/guest/talk.c), which a checkpoint has like any other.
+Each guest counts in one page of its memory (images/guest/talk.c), which a checkpoint contains like
+any other.
 """
 
 import socket
@@ -15,7 +16,7 @@ _PEER = struct.Struct("<4sIQQQQQ")
 
 
 class Counts(NamedTuple):
-    """Between a guest and one other: the last number each way, by UDP and by TCP.
+    """The counts between a guest and one other: the last number each way, by UDP and by TCP.
 
     `wrong`: numbers over TCP that were not the next one.
     """
@@ -28,7 +29,7 @@ class Counts(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """A message that was heard in a cut and not said in it."""
+    """A message that a cut contains as received but not as sent."""
 
     said_by: str
     heard_by: str
@@ -38,7 +39,7 @@ class Violation(NamedTuple):
 
 
 def parse_page(page: bytes) -> Mapping[str, Counts]:
-    """A guest's counts, by the address of the other."""
+    """A guest's counts, by the address of the other guest."""
     _, _, room = _HEAD.unpack_from(page)
     found = {}
     for number in range(room):
@@ -49,7 +50,7 @@ def parse_page(page: bytes) -> Mapping[str, Counts]:
 
 
 def pages_at(data: memoryview) -> list[int]:
-    """Which of these pages begin as such a page does."""
+    """The pages that start with the signature of such a page."""
     found, text = [], data.tobytes()
     at = text.find(MAGIC)
     while at >= 0:

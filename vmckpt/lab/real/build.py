@@ -1,4 +1,4 @@
-"""Makes a lab whose hosts look like machines: each with a root, processes and network of its own.
+"""Builds a lab whose hosts look like machines: each with its own root, processes and network.
 
 Everything ends with the processes that hold it: mounts, namespaces, networks and what runs in them.
 """
@@ -25,24 +25,26 @@ from vmckpt.lab.real.machine import STATE_DIR, LabMachine, write_plan
 from vmckpt.lab.real.management import address, connect, lay_cable
 from vmckpt.lab.state import LabHost, heartbeats_socket
 
-# Where a bare host will have one once Debian's is installed.
+# The path of QEMU on a bare host once Debian's is installed.
 BARE_QEMU = Path("/usr/bin/qemu-system-x86_64")
 _START_TIMEOUT_S = 60.0
 _UNSHARE = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--propagation", "private")
-# Where a host's QEMU is found, by libvirt too; images/qemu.py puts these three side by side.
+# The path of a host's QEMU, for libvirt too; images/qemu.py puts these three side by side.
 _QEMU_PROGRAMS = ("qemu-system-x86_64", "qemu-img", "qemu-nbd")
 
 
 @dataclass(frozen=True, slots=True)
 class MachineKit:
-    """What makes hosts look like machines: `packages` of images/hosts.py; see `LabMachine.bare`."""
+    """The parts of hosts that look like machines: `packages` of images/hosts.py; see
+    `LabMachine.bare`.
+    """
 
     packages: Path
     bare: bool = False
 
 
 def usual_packages() -> Path:
-    """Where images/hosts.py puts the packages."""
+    """The directory where images/hosts.py puts the packages."""
     return _cache() / "hosts/11.3"
 
 
@@ -51,7 +53,7 @@ def _cache() -> Path:
 
 
 def check_look(look: MachineKit) -> None:
-    """Raises RefusedError if it is plain beforehand that such hosts cannot be made."""
+    """Raises RefusedError if it is clear beforehand that such hosts cannot be created."""
     if os.geteuid() != 0:
         raise RefusedError(
             "hosts that look like machines cannot be made",
@@ -133,7 +135,7 @@ async def finish(namespaces: Namespaces, switch_enter: tuple[str, ...], begun: B
 
 
 def require_alive(namespaces: Namespaces, begun: Begun) -> None:
-    """Raises OperationFailedError when a host's first process has ended, with its last words."""
+    """Raises OperationFailedError if a host's first process has ended, with its last output."""
     for host in begun.hosts:
         if not is_alive(host.holder):
             raise _not_made(namespaces, host.name)
@@ -164,7 +166,8 @@ def _plan(
 def _seen(qemu: Path) -> tuple[Path, ...]:
     """Folders of this machine without which vmckpt or QEMU would not run on a host.
 
-    All else of this machine's homes and /tmp is hidden from the hosts, and other file systems are.
+    Everything else in this machine's homes and /tmp is hidden from the hosts, as are other file
+    systems.
     """
     of_qemu = qemu.parent.parent if qemu.parent.name == "bin" else qemu.parent
     here = Path(vmckpt.__file__).parents[1]

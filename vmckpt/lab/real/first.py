@@ -1,8 +1,8 @@
 """The first process of a host that looks like a machine.
 
-Run in namespaces of its own, as `python -m vmckpt.lab.real.first PLAN`: makes the host that the
-plan describes, says READY on a line of its own or why not, and then collects the dead, as the
-kernel expects of a first process. With it ends everything in the host.
+Run in separate namespaces, as `python -m vmckpt.lab.real.first PLAN`: sets up the host that the
+plan describes, prints READY on a line or the reason of the failure, and then reaps the dead, as the
+kernel expects of a first process. Everything in the host ends with it.
 """
 
 import os
@@ -20,8 +20,8 @@ READY = "ready"
 
 
 def main() -> int:
-    """Make the host, then never end by itself."""
-    # Without a handler the kernel keeps signals from a first process.
+    """Set up the host, then run until killed."""
+    # Without a handler the kernel does not deliver signals to a first process.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.umask(0o022)
     machine = read_plan(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from vmckpt.lab.state import replace_file, ssh_config
 
 
 async def make_keys(directory: Path, machines: Sequence[LabMachine]) -> None:
-    """Make the operator's key and every host's, and make them known to one another.
+    """Create the operator's key and every host's, and make them known to each other.
 
     Raises OperationFailedError.
     """

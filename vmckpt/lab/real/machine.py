@@ -1,10 +1,10 @@
-"""What a host that looks like a machine is made from, as its first process reads it."""
+"""The description of a host that looks like a machine, as its first process reads it."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Where a host has its own things; the same paths on every host, and different folders behind them.
+# A host's own directories: the same paths on every host, with different folders behind them.
 STATE_DIR = Path("/var/lib/vmckpt")
 OPERATOR_KEY = "operator.pub"
 HOST_KEY = "host_key"
@@ -13,7 +13,7 @@ SSH_PORT = 22
 
 @dataclass(frozen=True, slots=True)
 class LabMachine:
-    """A host in the making.
+    """The plan of a host.
 
     `folder`: its own on this machine: `ssh` with its keys, and what lies behind its directories.
     `packages`: see images/hosts.py. `seen`: folders of this machine that it sees, read-only, at the
@@ -36,7 +36,7 @@ class LabMachine:
 
     @property
     def plan(self) -> Path:
-        """The file by which the first process knows what to make."""
+        """The file that tells the first process what to set up."""
         return self.folder / "machine.json"
 
     @property
@@ -51,7 +51,7 @@ def write_plan(machine: LabMachine) -> None:
 
 
 def read_plan(path: Path) -> LabMachine:
-    """What `write_plan` wrote."""
+    """Read what `write_plan` wrote."""
     plan = json.loads(path.read_bytes())
     for name in ("folder", "packages", "shared"):
         plan[name] = Path(plan[name])

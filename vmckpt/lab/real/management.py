@@ -1,4 +1,4 @@
-"""The network by which the operator, this machine, reaches the hosts that look like machines.
+"""The network over which the operator, this machine, reaches the hosts that look like machines.
 
     this machine:      vklabN 10.78.N.254/24
                           | one cable
@@ -34,7 +34,8 @@ def address(network: int, number: int) -> str:
 
 
 async def lay_cable(directory: Path, switch: int) -> int:
-    """Lay a cable from this machine to the switch's namespace; its management network's number.
+    """Lay a cable from this machine to the switch's namespace; return its management network's
+    number.
 
     `switch`: a process in that namespace. Raises RefusedError, OperationFailedError.
     """
@@ -49,7 +50,7 @@ async def lay_cable(directory: Path, switch: int) -> int:
         try:
             await run([tool("ip"), "-batch", "-"], directory, stdin="\n".join(lines) + "\n")
         except OperationFailedError:
-            if (_INTERFACES / cable).exists():  # another lab was quicker
+            if (_INTERFACES / cable).exists():  # another lab was faster
                 continue
             raise
         return number
@@ -90,7 +91,7 @@ async def connect(
 def remove_cable(directory: Path) -> None:
     """Remove the cable of the lab in `directory`, if there is one. Raises OperationFailedError."""
     for cable in _INTERFACES.glob(f"{CABLE}*"):
-        with suppress(OSError):  # it went by itself
+        with suppress(OSError):  # it disappeared by itself
             if (cable / "ifalias").read_text().strip() != tag(directory):
                 continue
             remove = [tool("ip"), "link", "delete", cable.name]
@@ -104,10 +105,11 @@ def remove_cable(directory: Path) -> None:
 
 
 async def set_operator_link(lab: Lab, *, up: bool, host: str | None = None) -> None:
-    """Plug in or pull the operator's cable, or (`host`) that host's to the operator's network.
+    """Plug in or unplug the operator's cable, or (`host`) that host's cable to the operator's
+    network.
 
-    A pulled cable drops what is sent, without an error to either side.
-    Raises NotFoundError, OperationFailedError.
+    An unplugged cable drops packets without an error on either side. Raises NotFoundError,
+    OperationFailedError.
     """
     port = _PORT if host is None else _port(lab.host(host))
     state = "up" if up else "down"
@@ -115,9 +117,9 @@ async def set_operator_link(lab: Lab, *, up: bool, host: str | None = None) -> N
 
 
 def free_networks(routes: str, numbers: Iterable[int]) -> Iterator[int]:
-    """Those management networks that no route of this machine leads to, by /proc/net/route.
+    """The management networks to which this machine has no route, by /proc/net/route.
 
-    The default route leads everywhere and does not count.
+    The default route matches everything and does not count.
     """
     taken = []
     for line in routes.splitlines()[1:]:

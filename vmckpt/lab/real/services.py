@@ -1,4 +1,4 @@
-"""What runs on a host that looks like a machine: sshd, and libvirtd unless it is bare."""
+"""The services of a host that looks like a machine: sshd, and libvirtd unless it is bare."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ UseDNS no
 PidFile /run/sshd.pid
 Subsystem sftp internal-sftp
 """
-# Migrations peer to peer go from one libvirtd to the other over TCP, on the lab's own network.
+# Peer-to-peer migrations connect one libvirtd to the other over TCP, on the lab's own network.
 _LIBVIRTD = """\
 host_uuid = "{uuid}"
 listen_tls = 0
@@ -57,11 +57,11 @@ shared_filesystems = ["{shared}"]
 
 
 class ServiceError(Exception):
-    """A service did not start; the words are its own."""
+    """A service did not start; the message is its own."""
 
 
 def start_services(machine: LabMachine) -> None:
-    """Start them, and return when they answer. Raises ServiceError, OSError."""
+    """Start the services, and return when they answer. Raises ServiceError, OSError."""
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not _has(machine.migration_address):
         _pause(deadline_s, "the host's network")
@@ -88,7 +88,7 @@ def _start_sshd(machine: LabMachine) -> subprocess.Popen[bytes]:
 
 def _start_libvirtd(machine: LabMachine) -> subprocess.Popen[bytes]:
     pki = STATE_DIR / "pki"
-    pki.mkdir(mode=0o700, exist_ok=True)  # libvirtd does not start when it is missing
+    pki.mkdir(mode=0o700, exist_ok=True)  # libvirtd does not start without it
     words = {
         "uuid": machine.uuid,
         "migration_address": machine.migration_address,
@@ -117,7 +117,7 @@ def _pause(deadline_s: float, what: str, process: subprocess.Popen[bytes] | None
 
 
 def _has(address: str) -> bool:
-    """Whether the address is this host's by now."""
+    """Whether the host has the address by now."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

@@ -22,7 +22,7 @@ from vmckpt.lab.real.machine import HOST_KEY, OPERATOR_KEY, STATE_DIR, LabMachin
 PACKAGES = Path("/run/packages")
 AUTHORIZED_KEYS = Path("/etc/ssh/authorized_keys")  # a file for each user
 _OLD = Path("/.old")
-# A user that may log in and has no rights. sshd looks its own up, libvirtd too.
+# A user that may log in and has no rights. sshd and libvirtd look up their own.
 PLAIN_USER = "plain"
 _PLAIN_ID = 5001
 _USERS = {
@@ -34,12 +34,12 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "kvm", "net/tun"
 _LINKS = {"fd": "/proc/self/fd", "ptmx": "pts/ptmx"} | {
     name: f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))
 }
-# Of the whole kernel: what a bare host's administrator sets must not reach this machine.
+# Settings of the whole kernel: a bare host's administrator must not change this machine's.
 _KERNEL_WIDE = ("vm/unprivileged_userfaultfd", "vm/nr_hugepages")
 
 
 class LayoutError(Exception):
-    """A host's root could not be made; the words are mount's own."""
+    """A host's root could not be set up; the message is mount's own."""
 
 
 def lay_out(machine: LabMachine) -> None:
@@ -51,11 +51,11 @@ def lay_out(machine: LabMachine) -> None:
     new = base / "new"
     _overlay("root", new, "/")
     if not machine.bare:
-        # By a name without the characters that mean something to an overlay's options.
+        # Under a name without the characters that are special in an overlay's options.
         _bind(machine.packages / "usr", base / "packages")
         _overlay("usr", new / "usr", "packages:/usr")
     _pivot(new)
-    # From here on no path leads to this machine's own files but those below _OLD.
+    # From here on paths lead to this machine's own files only below _OLD.
     _make_own(machine)
     _make_devices()
     _write_settings(machine)
@@ -84,9 +84,9 @@ def _make_own(machine: LabMachine) -> None:
     for name, mode in (("/dev", "0755"), ("/run", "0755"), ("/tmp", "1777"), ("/etc/ssh", "0755")):
         _mount("tmpfs", Path(name), f"mode={mode}")
     _mount("devpts", Path("/dev/pts"), "newinstance,ptmxmode=0666,mode=0620")
-    # Room for guests' memory; what is not used costs nothing.
+    # Space for guests' memory; unused space costs nothing.
     _mount("tmpfs", Path("/dev/shm"), "mode=1777,size=90%")
-    # What is at people's homes, keys for one, is theirs.
+    # The contents of home directories, such as keys, belong to their users.
     _mount("tmpfs", Path("/root"), "mode=0700")
     _mount("tmpfs", Path("/home"), "mode=0755")
     _bind_own(machine, "log", Path("/var/log"))
@@ -96,7 +96,7 @@ def _make_own(machine: LabMachine) -> None:
 def _make_bare(machine: LabMachine) -> None:
     for path in (STATE_DIR, Path("/var/lib/libvirt")):
         if path.exists():
-            _mount("tmpfs", path, "mode=0755")  # what this machine has there stays its own
+            _mount("tmpfs", path, "mode=0755")  # this machine's content stays separate
     _bind(_old(machine.packages / "usr"), PACKAGES, read_only=True)
     for name in _KERNEL_WIDE:
         stands_for = Path("/run", Path(name).name)
@@ -139,7 +139,7 @@ def _add_users(etc: Path, users: dict[str, str]) -> None:
     _own_lines(etc / "passwd", {name: f"{name}:x:{rest}" for name, rest in users.items()})
     groups = {name: rest.split(":")[1] for name, rest in users.items()}
     _own_lines(etc / "group", {name: f"{name}:x:{number}:" for name, number in groups.items()})
-    # A password that begins with "!" locks the account, for an sshd without PAM too.
+    # A password that begins with "!" locks the account, even for an sshd without PAM.
     _own_lines(etc / "shadow", {name: f"{name}:*:19000::::::" for name in ("root", *users)})
     home = Path("/home", PLAIN_USER)
     home.mkdir()
@@ -147,7 +147,7 @@ def _add_users(etc: Path, users: dict[str, str]) -> None:
 
 
 def _own_lines(path: Path, own: dict[str, str]) -> None:
-    """Put lines for these names in place of the machine's."""
+    """Replace the machine's lines for these names."""
     with suppress(FileNotFoundError):
         kept = [x for x in path.read_text().splitlines() if x.partition(":")[0] not in own]
         path.write_text("\n".join([*kept, *own.values()]) + "\n")
