@@ -16,9 +16,9 @@ from vmckpt.errors import VmckptError
 from vmckpt.hosts.inventory.inventory import all_entries, runs_dir, state_dir
 
 VMS, CHECKPOINTS = "vms", "checkpoints"
-# A name is at most 40 characters: names beyond these are no help to complete.
+# A name has at most 40 characters: more names than this are no help.
 _MOST_BYTES = 1 << 20
-# Others choose names, and a shell puts them into its line, or evaluates them (zsh), as they are.
+# Others choose names, and a shell inserts them into its line, or evaluates them (zsh), unchanged.
 _PLAIN = re.compile(r"\w[\w.:@+=,/-]*")
 
 
@@ -29,7 +29,7 @@ def remember(kind: str, names: Iterable[str]) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}")
         text = "".join(f"{name}\n" for name in dict.fromkeys(names))
-        # Others choose names, and this user the locale, which may have no such characters.
+        # Others choose names, and this user the locale, which may lack such characters.
         part.write_text(text, encoding="utf-8", errors="replace")
         part.replace(path)
 

@@ -35,7 +35,7 @@ def confirm(loss: str, *, yes: bool, as_json: bool) -> None:
     warn_in_lines(loss)
     print("Proceed? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
-    with suppress(OSError):  # the terminal has gone
+    with suppress(OSError):  # the terminal is closed
         answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
         raise CancelledByUserError(

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/vmckpt/config.toml")
 _MOST_BYTES = 1 << 20
-# How output looks to a program is that program's business. That a host is dead, or that a VM whose
-# host is silent is to run on another one, is for each use to say: two guests would run.
+# Options without defaults. The output format depends on the program that reads it. That a host is
+# dead, or that a VM of a silent host should run on another one, must be said each time: otherwise
+# two guests could run.
 _NEVER = frozenset({"json", "help", "primary-is-dead", "standby-is-dead"})
 _NEVER_OF = frozenset({("restore", "host")})
 
@@ -59,7 +60,7 @@ def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
     command has, or that another user may write.
     """
     found = list[Setting]()
-    # No error where this user may not look: HOME may be another's.
+    # Not an error if this user may not read it: HOME may be another user's.
     for path in filter(os.path.exists, files()):
         for word, table in _read(path).items():
             if word not in known:
@@ -92,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
             return tomllib.loads(file.read(_MOST_BYTES).decode())
     except FileNotFoundError:
         return {}
-    except ValueError as exc:  # tomllib.TOMLDecodeError and UnicodeDecodeError are such
+    except ValueError as exc:  # includes tomllib.TOMLDecodeError and UnicodeDecodeError
         raise _refused(path, str(exc), "correct the file, or remove it") from exc
 
 

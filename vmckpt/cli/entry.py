@@ -11,8 +11,8 @@ from pathlib import Path
 from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
 from vmckpt.cli.defaults import are_there
 
-# Importing makes tens of thousands of objects that all stay: looking for garbage among them took a
-# quarter of the start.
+# Imports create tens of thousands of permanent objects: collecting garbage among them took a
+# quarter of the start-up time.
 _GC_THRESHOLD = 100_000
 
 
@@ -20,7 +20,8 @@ def start() -> None:
     """Run the command line and end the process."""
     listen()
     if isinstance(sys.stdout, TextIOWrapper):
-        # As standard error: what the terminal's encoding has not is escaped, and no error.
+        # As on standard error: characters that the terminal's encoding lacks are escaped, without
+        # an error.
         sys.stdout.reconfigure(errors="backslashreplace")
     gc.set_threshold(_GC_THRESHOLD)
     is_recovery = "VMCKPT_STARTER" in os.environ
@@ -41,7 +42,7 @@ def start() -> None:
         sys.stderr.flush()
     except OSError:  # the reader of the output is gone
         code = code or 1
-    # Taking the interpreter apart costs 30 ms; the kernel does the same at once.
+    # Shutting the interpreter down costs 30 ms; the kernel frees the same at once.
     os._exit(code)
 
 
@@ -75,7 +76,7 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             if rest == ["--last"]:
                 from vmckpt.hosts.processes.scheduling import session_comes_last
 
-                session_comes_last()  # before all else, which is work too
+                session_comes_last()  # first: everything else is work too
             from vmckpt.cli.hidden.job import job
 
             return partial(job, kind, Path(directory), recover=rest == ["--recover"])

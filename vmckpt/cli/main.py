@@ -22,7 +22,7 @@ EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refu
 changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown;
 10 VM lost; 11 file not readable or writable; 130 cancelled and undone."""
 
-# One file each. A call imports its own alone: importing is most of what starting costs.
+# One file each. A call imports only its own: imports take most of the start-up time.
 COMMANDS = (
     "migrate",
     "check",
@@ -169,7 +169,7 @@ def _to_complete() -> list[str] | None:
     """What the shell asks to complete, without `vmckpt`; None: it does not ask."""
     if "_VMCKPT_COMPLETE" not in os.environ:
         return None
-    # Bash has them in the first, zsh and fish in the other.
+    # Bash passes them in the first, zsh and fish in the other.
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return line.split()[1:]
 
@@ -217,7 +217,7 @@ def told(error: Exception | AskedToStopError) -> int:
                 remedy="check that it is there, its rights, and free space",
             )
             return print_error(storage, as_json=as_json)
-        case _:  # whatever is left is a bug of ours, told as one
+        case _:  # anything else is a bug of ours, reported as one
             return print_error(_bug(error), as_json=as_json)
 
 

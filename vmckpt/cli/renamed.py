@@ -14,7 +14,7 @@ OPTIONS: dict[tuple[str, ...], dict[str, str]] = {
     ("checkpoint", "prune"): _KEEP,
     ("schedule", "add"): _KEEP,
 }
-# Options' values, of all commands of a noun.
+# Values of options, for all commands of a noun.
 VALUES = {
     ("checkpoint", "--kind", "savevm"): "internal",
     ("schedule", "--kind", "savevm"): "internal",

@@ -27,8 +27,8 @@ def print_error(error: VmckptError, *, as_json: bool) -> int:
     if as_json:
         words = {"kind": error.kind, "what": error.what, "why": error.why, "remedy": error.remedy}
         print(json.dumps({"error": words | {"exit_code": error.exit_code}}))
-    # The last is pasted; the others may be what a program has printed, whose lines are ours if
-    # they stand where ours do.
+    # The last is meant for pasting; the others may contain what a program has printed, whose lines
+    # would pass for ours if they started where ours do.
     what, why = (_indented(text) for text in (error.what, error.why))
     warn_in_lines(f"error: {what}\n  why: {why}\n  do:  {one_line(error.remedy)}")
     return error.exit_code

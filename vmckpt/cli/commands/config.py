@@ -14,7 +14,7 @@ def config(json: Json = False) -> None:
     from vmckpt.ui.tables import table
 
     root = typer.main.get_group(command_line([]))
-    # Of the same option the last one counts.
+    # For the same option the last one counts.
     found = {(one.command, one.option): one for one in settings(root, (*COMMANDS, *NOUNS))}
     rows = [
         (" ".join(one.command), f"--{one.option}", str(one.value), one.origin)

@@ -59,7 +59,7 @@ LookFor = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 
-# Of a migration's options.
+# From a migration's options.
 Link = Annotated[MigrationOptions, Only(("bandwidth_bytes_per_s",))]
 
 

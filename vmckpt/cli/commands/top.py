@@ -9,7 +9,7 @@ from vmckpt.cli.output import Json, show
 
 # Polling more often would cost the hosts too much.
 LEAST_EVERY_S = 0.1
-# Stores are looked into each so many looks: they may be large, and far away.
+# Stores are read only every so many refreshes: they may be large, and far away.
 STORES_EVERY = 10
 
 

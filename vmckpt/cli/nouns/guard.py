@@ -235,7 +235,7 @@ def _tools(*, as_json: bool) -> "GuardTools":
         warn(f"it failed: {why}")
         try:
             answer = await in_thread(lambda: input("roll back? [y/n/later] "))
-        except (EOFError, OSError):  # Ctrl-D, or the terminal has gone
+        except (EOFError, OSError):  # Ctrl-D, or the terminal is closed
             return None
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 

@@ -17,7 +17,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# Below this many days `show` says that a certificate ends soon.
+# Below this many days `show` reports that a certificate expires soon.
 SOON_DAYS = 30
 MOST_DAYS = 36_500
 

@@ -75,7 +75,8 @@ def intent(
         )
     within_s = parse_duration_s(finish_within) if finish_within else None
     if finish_by:
-        # With its offset of now a zone's clock would never be put forward or back.
+        # Naive on purpose: with a fixed UTC offset, changes to and from summer time would be
+        # missed.
         within_s = seconds_until(finish_by, datetime.now())  # noqa: DTZ005
     pause_s = parse_duration_s(max_pause) if max_pause else None
     for option, value in (("--max-pause", pause_s), ("--finish-within", within_s)):
@@ -111,8 +112,8 @@ def seconds_until(clock: str, now: "datetime") -> float:
             f"'{clock}' is no time of day", why="it has to be HH:MM", remedy="write e.g. 02:00"
         )
     today = now.replace(hour=int(hours), minute=int(minutes), second=0, microsecond=0)
-    # Times of one zone are subtracted by the face of its clock: only in UTC they are apart by what
-    # passes. Put back, the clock says the same twice.
+    # Subtracting times of one zone compares wall clocks: only in UTC is the difference the time
+    # that passes. When a clock is set back, it shows the same time twice.
     moments = [
         (today + timedelta(days=days)).replace(fold=fold).astimezone(UTC)
         for days in (0, 1)

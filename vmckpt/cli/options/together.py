@@ -50,7 +50,7 @@ def together(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
-    called.__dict__["__signature__"] = Signature(seen)  # which `inspect.signature` gives
+    called.__dict__["__signature__"] = Signature(seen)  # `inspect.signature` returns it
     return called
 
 

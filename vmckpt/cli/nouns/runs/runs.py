@@ -38,7 +38,7 @@ def list_(json: Json = False) -> None:
         rows.append((record.run, format_time(record.began_unix_s), *what, *how))
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
-    # A run's id begins with when it began.
+    # A run's id starts with its start time.
     text = table((header[0], *header[2:]), [(row[0], *row[2:]) for row in rows])
     show({"runs": objects}, text, as_json=json)
 
@@ -56,7 +56,7 @@ def show_(
 
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     facts = {name: getattr(record, name) for name in record.__slots__}
-    # Options that were not given are no news, nor is how far a job had come at each moment.
+    # Leave out options that were not given, and the progress of a job at each moment.
     pairs = in_words({key: value for key, value in record.request.items() if value})
     for event in record.events:
         if event["event"] != "JobProgress":

@@ -88,7 +88,7 @@ def init(
             require_no_store(where)
             require_never_used(location.location, location.label)
             with create_store(where, source) as store:
-                is_there = True  # nothing else opens it, whatever comes of this
+                is_there = True  # nothing else opens it, whatever happens here
                 require_as_known(location, store.config)
                 result = _facts(store)
     except BaseException:
