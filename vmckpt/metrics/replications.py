@@ -34,18 +34,14 @@ def _sum(*parts: float | None) -> float | None:
 
 
 def _rpo_s(status: ReplicaStatus) -> float | None:
-    """As the status says; otherwise the time since the last epoch was safe, plus its age at that
-    moment.
-    """
+    """As the status says; otherwise the last safe epoch's lag, plus the median time until safe."""
     told = _seconds(status.rpo_now_ms)
     lag_s = _sum(_seconds(status.lag_ms), _seconds(status.safe_after_p50_ms))
     return told if told is not None else lag_s
 
 
 def _held_s(status: ReplicaStatus) -> float | None:
-    """As the status says; otherwise half the interval between epochs, plus the time for the
-    epoch.
-    """
+    """As the status says; otherwise half an epoch, plus the median time until it is safe."""
     if not status.output_commit:
         return 0.0
     told, epoch_s = _seconds(status.output_latency_p50_ms), _seconds(status.epoch_ms)

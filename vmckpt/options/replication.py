@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.units import format_duration
 
-# The URL schemes of an arbiter in etcd.
+# The prefix of an arbiter's location in etcd.
 ETCD = "etcd:"
 COPY, SHARED = "copy", "shared"
 # The bounds of an epoch, and of a pause.
