@@ -6,7 +6,7 @@
                        10.77.2.N/24
 
 Each namespace also has an unused bridge named with the lab's tag: by it `down` knows the namespace.
-MAC addresses are fixed, so that a bridge does not change its own as ports come and go.
+MAC addresses are fixed, so that a bridge does not change its own when ports come and go.
 """
 
 import os

@@ -45,7 +45,7 @@ def job(name: str, directory: Path, recover: bool = False) -> None:
 
     kind = kind_of(name)
     if recover:
-        take_turns()  # its parent may have been scheduled last
+        take_turns()  # its parent may run at low priority
         run(serve.recover(kind, directory))
     else:
         run(serve.serve(kind, directory, run(local_host().own_command())))

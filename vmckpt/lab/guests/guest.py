@@ -160,7 +160,7 @@ class KvClient(GuestLines):
         return await self._numbered(f"echo {words}")
 
     async def _numbered(self, request: str, *, timeout_s: float = 30.0) -> str:
-        async with self._turn:  # counted and sent in one turn, otherwise two tasks could swap numbers
+        async with self._turn:  # counted and sent in one turn, so that tasks do not swap numbers
             self._requests += 1
             line = await self._ask(request, timeout_s)
             return parse_numbered(request, line, expected=self._requests)
