@@ -59,9 +59,7 @@ async def retry(
     every_s: float,
     within_s: float = math.inf,
 ) -> T:
-    """Call `attempt` again while it raises one of `errors`; after `within_s`, let the error
-    through.
-    """
+    """Retry `attempt` while it raises one of `errors`; after `within_s` the error is raised."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + within_s
     while True:

@@ -66,9 +66,7 @@ class LibvirtDomain:
         await stop_domain(self.domain, force=force, timeout_s=timeout_s)
 
     async def remove(self, *, with_state: bool = False) -> RemovedVm:
-        """Have libvirt forget it; return what remains. `with_state` does not cover its TPM's
-        state.
-        """
+        """Have libvirt forget it; return what remains. `with_state` does not cover its TPM."""
         from vmckpt.vm.domains.lifecycle import remove_domain
 
         tpm = await remove_domain(self.domain, with_tpm=with_state)

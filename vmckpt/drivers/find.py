@@ -79,8 +79,7 @@ async def look_at_all() -> "Answers[VmInfo]":
 
 
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":
-    """The host to restore a checkpoint on: a copy where it was taken, the VM itself where it is
-    now.
+    """The host for a restore: for a copy where it was taken, for the VM itself where it is now.
 
     Raises NotFoundError; OutcomeUnknownError: two hosts have it; HostDownError: an unreachable host
     may run it.

@@ -71,8 +71,7 @@ class RunRecord:
 
 
 def _shorten_old(directory: Path) -> None:
-    """Remove the samples and events of all but the newest records; the request and the result
-    remain.
+    """Strip all but the newest records: the request and the result remain.
 
     Every forecast, every plan and every metrics scrape reads all records.
     """

@@ -20,8 +20,7 @@ async def wait_for_calm(
     for_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Return when the guest `name` dirties little by its own standards, at the latest after
-    `for_s`.
+    """Return when the guest dirties little by its own standards, at most after `for_s`.
 
     Keeps the last measurement. Reports the reason through `tell`. Raises what `measure` raises.
     """

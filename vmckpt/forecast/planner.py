@@ -103,9 +103,7 @@ class MigrationPlan:
 
     @property
     def spare_s(self) -> float:
-        """How much later the migration may be planned again and still end in time, in 9 of 10
-        cases.
-        """
+        """How much later it may be planned again and still end in time, in 9 of 10 cases."""
         if self.intent.left_s is None:
             return math.inf
         takes_s = [o.forecast.total_s.p90 for o in self.offers if o.forecast.way is self.choice.way]
@@ -384,8 +382,8 @@ def limits(meant: MigrationOptions) -> MigrationLimits:
 
 
 def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
-    """The policy for a planned pre-copy that makes no progress: use all that is allowed, in
-    steps.
+    """The policy for a planned pre-copy that makes no progress: use all that is allowed,
+    stepwise.
     """
     rules = (
         PolicyRule(

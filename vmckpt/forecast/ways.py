@@ -76,9 +76,7 @@ def against(options: MigrationOptions, checks: Sequence[Finding]) -> str:
 
 
 def warnings(checks: Mapping[TransferMode, Sequence[Finding]]) -> tuple[str, ...]:
-    """The warnings of the checks of open methods, each once, naming the methods unless all have
-    it.
-    """
+    """The warnings of open methods, each once, with the methods' names unless all have it."""
     found: dict[str, list[TransferMode]] = {}
     for way, these in checks.items():
         for check in these:

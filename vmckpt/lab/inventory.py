@@ -53,9 +53,7 @@ def _over_ssh(lab: Lab, host: LabHost) -> dict[str, Any]:
 
 
 def remove_hosts(directory: Path) -> set[str]:
-    """Remove the hosts of the lab in `directory`, including half-written ones; return their
-    names.
-    """
+    """Remove the lab's hosts in `directory`, including half-written ones; return their names."""
     names = set()
     for entry in _hosts(directory).glob(f"{HOST_PREFIX}*.json"):
         if _is_ours(entry, directory):

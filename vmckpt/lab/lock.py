@@ -15,8 +15,9 @@ _TIMEOUT_S = 10.0
 
 @contextlib.asynccontextmanager
 async def locked(directory: Path) -> AsyncIterator[None]:
-    """Hold the lock of the lab in `directory` during the block; its file is removed when there is
-    no lab.
+    """Hold the lock of the lab in `directory` during the block.
+
+    The lock file is removed when there is no lab.
 
     Raises BusyError if another process holds it for 10 s.
     """

@@ -40,8 +40,7 @@ class Namespaces:
         return self.directory / f"{name}.log"
 
     async def make_switch(self) -> int:
-        """Create the first namespace, directly if permitted, otherwise in a user namespace; return
-        its holder.
+        """Create the first namespace, if necessary in a user namespace; return its holder.
 
         Raises RefusedError with the kernel's reasons if neither is permitted.
         """

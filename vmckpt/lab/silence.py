@@ -48,8 +48,7 @@ class GuestSilence:
 def gaps(
     arrivals_ns: Sequence[int], since_ns: int, until_ns: int, *, heard_before: bool = False
 ) -> list[Gap]:
-    """The silences within [since_ns, until_ns], oldest first, bounded by the arrivals in that
-    interval.
+    """The silences within [since_ns, until_ns], oldest first, bounded by the arrivals in it.
 
     Silence up to `until_ns` counts. Silence from `since_ns` to the first arrival counts only if the
     guest was `heard_before`: otherwise it had not begun to beat. `arrivals_ns` is ascending.

@@ -47,7 +47,7 @@ def render(families: Iterable[Metric]) -> str:
 
 
 def _encodable(label: str) -> str:
-    """Replace half surrogate pairs, which UTF-8 cannot encode: one such label would fail the whole
+    """Replace half surrogate pairs: a label that UTF-8 cannot encode would fail the whole
     scrape.
     """
     return label.encode(errors="replace").decode()

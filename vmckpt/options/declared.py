@@ -28,7 +28,7 @@ class Declared(NamedTuple):
 
     `typed` is the type there, `usual` the value when it is not given, `read` converts what is given
     to the field's value (None: no conversion). `span`: the least and greatest number. `part_of`:
-    another field to which this text contributes too. `metavar`: the name of the value in help.
+    another field that the same text sets. `metavar`: the name of the value in help.
     """
 
     flags: tuple[str, ...] = ()

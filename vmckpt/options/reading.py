@@ -45,9 +45,7 @@ def timeout_s(text: str) -> float | None:
 
 
 def timeout_passes(text: str) -> float | None:
-    """The other kind of time limit, in multiples of the time that sending all of memory once
-    takes.
-    """
+    """A time limit in multiples of the time that sending all of memory once takes."""
     if not text.endswith("x"):
         return None
     number = text.removesuffix("x")

@@ -26,8 +26,8 @@ class Odds(NamedTuple):
 
 
 def require_sense(options: MigrationOptions) -> MigrationOptions:
-    """Raises UsageError for options that exclude each other, and for one without the option that it
-    belongs to.
+    """Raises UsageError for options that exclude each other, or lack the one that they belong
+    to.
     """
     for found in (*_without(options), *_beside(options)):
         raise found.error()

@@ -19,9 +19,7 @@ OK, WARN, REFUSE = Verdict
 
 
 class Finding(NamedTuple):
-    """The result of one check: its name, and the reason. `remedy` is empty if there is no
-    problem.
-    """
+    """The result of one check: its name, and the reason. `remedy` is empty without a problem."""
 
     code: str
     verdict: Verdict

@@ -104,8 +104,7 @@ async def hook_checks(vm: Vm) -> AsyncIterator[Finding]:
 
 
 async def held_bytes(vm: Vm) -> int | None:
-    """Bytes of state in devices unplugged for a migration, as their hooks report; None: no such
-    devices.
+    """Bytes of state in the devices to be unplugged, as their hooks report; None: no such device.
 
     Raises HookFailedError.
     """

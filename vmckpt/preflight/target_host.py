@@ -121,9 +121,7 @@ async def room(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 
 async def files(vm: Vm, target: Host, shared: Sequence[Path]) -> AsyncIterator[Finding]:
-    """Every file that QEMU opens by path exists, including `shared` ones, and the firmware is the
-    same.
-    """
+    """Every file that QEMU opens by path exists, `shared` ones too; the firmware is the same."""
     spec = vm.spec
     wanted = [*shared, *spec.files]
     missing = [str(path) for path in wanted if not await target.readable(path)]

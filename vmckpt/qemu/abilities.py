@@ -134,8 +134,7 @@ def auto_converge(wish: WantedSettings) -> dict[str, int]:
 
 
 def throttle(percent: int) -> dict[str, int]:
-    """Parameters with which auto-converge soon takes exactly that much of the guest's processor
-    time.
+    """Parameters with which auto-converge soon takes exactly that share of the processors.
 
     QEMU raises the throttle by itself when, for the second time, more than a part of what it sent
     in a second or more was dirtied meanwhile: here any part suffices, and one step reaches the

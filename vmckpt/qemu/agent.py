@@ -217,8 +217,7 @@ class GuestAgent:
         )
 
     async def _sync(self, timeout_s: float) -> None:
-        """Discard what earlier clients left unread, perhaps half a line, up to the answer with our
-        number.
+        """Discard what earlier clients left unread, perhaps half a line, up to our number's answer.
 
         Ask only once: an agent that comes back answers all requests made meanwhile, in order.
         """

@@ -167,9 +167,7 @@ async def migrate_continue(monitor: Monitor) -> None:
 
 
 async def yank_nodes(monitor: Monitor, prefix: str) -> None:
-    """Cut the connections of all block nodes with these names, out of band: works for a stuck
-    QEMU.
-    """
+    """Cut the connections of these block nodes, out of band: works even if QEMU is stuck."""
     for item in await query_yank(monitor):
         if item["type"] == "block-node" and item["node-name"].startswith(prefix):
             with suppress(CommandRefusedError):  # it was closed meanwhile

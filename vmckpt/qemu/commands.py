@@ -75,8 +75,7 @@ def _pci_functions(devices: Iterable[shapes.PciFunction]) -> Iterator[shapes.Pci
 
 
 async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
-    """The children of an object in QEMU's object tree, with their types; empty if it does not
-    exist.
+    """The children of an object in QEMU's object tree, with their types; empty if it is missing.
 
     Types are as in `child<virtio-net-pci>`.
     """
@@ -204,9 +203,7 @@ async def calc_dirty_rate(monitor: Monitor, length_s: int, sample_pages: int) ->
 
 
 async def query_dirty_rate(monitor: Monitor) -> float | None:
-    """Bytes per second (a multiple of 1 MiB/s) of the last measurement; None while it is
-    running.
-    """
+    """Bytes per second (a multiple of 1 MiB/s) of the last measurement; None while it runs."""
     reply = await monitor.ask("query-dirty-rate", shapes.DirtyRate)
     return float(reply.get("dirty-rate", 0) << 20) if reply["status"] == "measured" else None
 

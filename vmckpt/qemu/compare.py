@@ -1,6 +1,4 @@
-"""Whether both QEMUs present the same machine. QEMU does not notice a different CPU: the guest just
-dies.
-"""
+"""Do both QEMUs present the same machine? QEMU does not notice another CPU: the guest just dies."""
 
 import asyncio
 from collections.abc import Mapping

@@ -80,9 +80,7 @@ def _refused(name: str, why: str) -> UnplugRefusedError:
 
 
 async def take_back(monitor: Monitor, ids: Sequence[str]) -> None:
-    """Unplug functions that the guest has never seen: function 0 was not plugged. Raises
-    nothing.
-    """
+    """Unplug functions that the guest has never seen: function 0 was not plugged. Never raises."""
     for name in ids:
         try:
             await monitor.tell("device_del", {"id": name})

@@ -65,8 +65,7 @@ class _Client(QMPClient):
     """
 
     async def _do_recv(self) -> Message:
-        """The library's method, with checks for what it trusts: other exceptions would break it
-        off.
+        """The library's method, with checks: other exceptions than ProtocolError would break it.
 
         Raises ProtocolError.
         """
@@ -199,6 +198,7 @@ class Monitor:
         kind: Any = None,
     ) -> Any:
         """Send a command that has an effect; return its answer, of type `kind` if given.
+
         `timeout_s` as above.
 
         Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have
@@ -247,9 +247,7 @@ class Monitor:
         await self.tell("getfd", {"fdname": name})
 
     async def add_fd(self, fd: int) -> int:
-        """Give QEMU a copy of a descriptor to keep; return the number N of its /dev/fdset/N. As
-        above.
-        """
+        """Give QEMU a copy of a descriptor to keep; return the N of its /dev/fdset/N. As above."""
         self._send_fd(fd)
         added: FdSet = await self.tell("add-fd", kind=FdSet)
         return added["fdset-id"]

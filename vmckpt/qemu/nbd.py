@@ -33,7 +33,7 @@ _ZERO_FLAG, _DIRTY_FLAG = 2, 1
 
 
 class Extent(NamedTuple):
-    """A range of the disk, from its first byte; `flagged`: it reads as zeroes, or is dirty."""
+    """`length` bytes of the disk from `start` on; `flagged`: they read as zeroes, or are dirty."""
 
     start: int
     length: int

@@ -145,9 +145,7 @@ def _entries(places: Any) -> Any:
 
 
 def _write_refcounts(fd: int, places: Any, first: int, free: int) -> tuple[int, int]:
-    """Count each cluster in use once, including the refcount clusters; return the table's offset
-    and length.
-    """
+    """Count each cluster in use once, refcounts' own too; return the table's cluster and length."""
     blocks, length = 1, 1
     while blocks * _PER_REFCOUNTS < free + blocks + length:
         blocks += 1

@@ -25,8 +25,9 @@ class StoppedError(Exception):
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread; returns or raises what it does. A cancellation leaves it running and
-    discards its result.
+    """Run `work` in a thread; returns or raises what it does.
+
+    A cancellation leaves it running and discards its result.
 
     Raises NoThreadError.
     """

@@ -1,6 +1,4 @@
-"""A long operation as a list of steps: before the commit an error undoes them, newest first; after
-it they only go forward.
-"""
+"""Operations as lists of steps: undone newest first until the commit, then only forward."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence

@@ -96,7 +96,7 @@ class FilesOfHost(Protocol):
 
 
 async def load_from(host: FilesOfHost, path: Path, schema: Schema[T]) -> T | None:
-    """Load the record in a host's file; None if it does not exist. Raises StorageError,
+    """Load the record in a host's file; None if it is missing. Raises StorageError,
     HostDownError.
     """
     text = await host.read_text(path)

@@ -1,5 +1,4 @@
-"""Small files that survive a crash, a power cut or a full disk with either the old or the new
-content.
+"""Small files that a crash, a power cut or a full disk leaves either unchanged or complete.
 
 A rename alone is not enough: on XFS, and on ext4 without `auto_da_alloc`, a power cut after it
 leaves an empty file. So a file's content is synced before the rename, and its directory after.

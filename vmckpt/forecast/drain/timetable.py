@@ -49,9 +49,7 @@ class Timetable(NamedTuple):
     bound_s: float
 
     def band_s(self, spread: float = COMMON_SPREAD) -> tuple[float, float, float]:
-        """The 10th, 50th and 90th percentile of the duration; `spread`: the common error of all
-        moves.
-        """
+        """The 10th, 50th and 90th percentile; `spread`: the common error of all moves."""
         if not self.moves:
             return 0.0, 0.0, 0.0
         # Independent errors average out over many moves.

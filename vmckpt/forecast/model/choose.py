@@ -11,9 +11,7 @@ from vmckpt.units import format_duration
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The operator's constraints. None: no constraint. `gone_s` of `finish_within_s` have already
-    passed.
-    """
+    """The operator's constraints; None: none. `gone_s` of `finish_within_s` have already passed."""
 
     max_pause_s: float | None = None
     finish_within_s: float | None = None

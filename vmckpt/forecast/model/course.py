@@ -66,9 +66,7 @@ class DirtyProfile(NamedTuple):
         counts: Sequence[Sequence[tuple[float, int]]],
         curve: DirtyCurve,
     ) -> Self:
-        """Build the profile and detect its rhythm. `counts`: intermediate counts within the
-        spans.
-        """
+        """Build the profile and detect its rhythm. `counts`: intermediate counts of the spans."""
         moments_s, done_s, spans_s = [0.0], [0.0], [0.0]
         for begin_s, end_s, row, parts in zip((0.0, *ends_s), ends_s, pages, counts, strict=False):
             for t_s, work_s in _work([*parts, (end_s - begin_s, row[0])], curve):
@@ -79,9 +77,7 @@ class DirtyProfile(NamedTuple):
         return course._replace(rhythm_s=_rhythm_s(course))
 
     def now_s(self) -> float | None:
-        """The moment of the measurement that matches a migration that starts now; None without a
-        rhythm.
-        """
+        """The moment that matches a migration that starts now; None without a rhythm."""
         if not self.rhythm_s:
             return None
         return (self.ends_s[-1] + BEGINS_S) % self.rhythm_s
@@ -107,9 +103,7 @@ class DirtyProfile(NamedTuple):
         return seen + max(mean - self.curve.within(end_s - from_s), 0.0)
 
     def _in_rhythm(self, from_s: float, length_s: float) -> float:
-        """As `between`, from a moment of the first period, of which more is known than of later
-        ones.
-        """
+        """As `between`, from a moment of the first period, about which most is known."""
         left_s = self.rhythm_s - from_s
         if length_s <= left_s:
             return self._seen(from_s, from_s + length_s)

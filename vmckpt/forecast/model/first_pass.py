@@ -32,8 +32,10 @@ class Stretch(NamedTuple):
 
 
 class BandwidthLimit(NamedTuple):
-    """A bandwidth limit. QEMU checks after every `at_once_bytes` of memory whether it is reached;
-    `in_hand` times as many are in flight then.
+    """A bandwidth limit.
+
+    QEMU checks after every `at_once_bytes` of memory whether it is reached; `in_hand` times as many
+    are in flight then.
     """
 
     bytes_per_s: float
@@ -111,8 +113,7 @@ class _Ends:
             self.source_s = max(self.source_s, self.target_s - takes_s * SOCKETS_BYTES / sends)
 
     def _in_window(self, busy_s: float, windows: float) -> float:
-        """The fraction of a stretch that fits into the window; starts a new window if it is used
-        up.
+        """The fraction of a stretch that fits into the window; starts a new one if it is used up.
 
         `windows`: how many windows the stretch's bytes fill.
         """

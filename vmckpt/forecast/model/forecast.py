@@ -31,7 +31,7 @@ _TENTH = 1.28
 # The error of the simulation itself, as a fraction of the time. Of the workloads that teach
 # benchmarks/forecast, each left out of the learning in turn, 79 % are then within p10 to p90.
 MODEL_SPREAD = 0.05
-# A bandwidth limit is kept up to this fraction: QEMU writes many pages at once.
+# A bandwidth limit counts as kept up to this multiple of it: QEMU writes many pages at once.
 HELD_WITHIN = 1.05
 
 
@@ -82,8 +82,9 @@ class MigrationLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The forecast for one method. `ends` is false if it is not expected to end. `slowdown` is a
-    fraction.
+    """The forecast for one method.
+
+    `ends` is false if it is not expected to end. `slowdown` is a fraction.
 
     `slow_s` is how long a post-copy fetches pages that the guest may already want.
     """
@@ -125,8 +126,7 @@ class _Case(NamedTuple):
 
 
 class _Luck(NamedTuple):
-    """The values of the unknowns: -1 for the good 10th percentile, 0 for the median, 1 for the bad
-    one.
+    """The unknowns: -1 for the good 10th percentile, 0 for the median, 1 for the bad one.
 
     `link`: the speed of pages; `guest`: how much it dirties; `switch`: how long the switchover and
     the waiting take; `around`: the time besides sending; `model`: deviations from the simulation.
@@ -188,9 +188,7 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
 def beyond_bytes_per_s(
     way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
 ) -> float:
-    """The rate while the guest runs at the source, if that exceeds the bandwidth limit; 0: it is
-    kept.
-    """
+    """The rate while the guest runs at the source, if above the bandwidth limit; 0: it is kept."""
     held = _wire(_Case(way, guest, link, limits)).held_bytes_per_s
     is_kept = held <= HELD_WITHIN * limits.bandwidth_bytes_per_s
     return 0.0 if is_kept or not limits.bandwidth_bytes_per_s else held

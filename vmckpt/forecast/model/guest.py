@@ -34,9 +34,7 @@ class Guest:
     moves_now: bool = False
 
     def speed(self, throttle: float) -> float:
-        """The guest's speed, as a fraction, if its processors are stopped for that fraction of the
-        time.
-        """
+        """The guest's speed, as a fraction, if it is stopped for that fraction of the time."""
         return min((1 - throttle) / self.busy, 1.0)
 
     @property

@@ -45,17 +45,14 @@ class FailureRate(NamedTuple):
 
 
 def best_work_s(cost_s: float, mtbf_s: float) -> float:
-    """The exact work time between two checkpoints that loses least. Raises ValueError: not
-    positive.
-    """
+    """The work time between two checkpoints that loses least, exactly. ValueError: not positive."""
     if cost_s <= 0 or mtbf_s <= 0:
         raise ValueError(f"a cost of {cost_s} s and a mean time of {mtbf_s} s have no optimum")
     return mtbf_s * _one_plus_w(cost_s / mtbf_s)
 
 
 def wall_time_ratio(work_s: float, cost_s: float, mtbf_s: float) -> float:
-    """Wall time with failures and a checkpoint after each `work_s`, relative to that without
-    either.
+    """Wall time with failures and a checkpoint after each `work_s`, relative to none of both.
 
     Restarting is free here: it does not change which interval is best.
     """

@@ -163,10 +163,9 @@ def _nearest(moved: Sequence[Moved]) -> list[Moved]:
 
 
 def _stopped_share(moved: Sequence[Moved], costs: PageCosts) -> float:
-    """The fraction of a page's cost that remains while the guest is stopped: the median of all
-    slopes.
+    """The fraction of a page's cost that remains while the guest is stopped.
 
-    All of it while too few moves had many more pages left than others.
+    The median of all slopes; all of it while too few moves had many more pages left than others.
     """
     stalls = [
         (one.last_pages, one.stalled_s)

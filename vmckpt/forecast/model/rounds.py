@@ -71,7 +71,7 @@ class PageTimes:
         return self.held.window_bytes(self.sent_part) / WINDOW_S
 
     def dirtied_s(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
-        """How long that many dirtied pages take. The destination works on while the link is held
+        """How long so many dirtied pages take. The destination works on while the link is held
         back.
         """
         page_s = self.page_s + self.squeezed_s * (1 - self.dirtied_part)
@@ -115,7 +115,7 @@ def wire(
     speed: float = 1.0,
     channels: int = 0,
 ) -> PageTimes:
-    """The costs under a bandwidth limit (0: none), with the link at `speed` times its usual speed.
+    """The costs under a bandwidth limit (0: none), with all at `speed` times the usual speed.
 
     `parts`: the fractions that compression leaves of a page and of a dirtied one; None: no
     compression.
@@ -268,9 +268,7 @@ def _held_round(course: _Course, load: Load, gone: float, quantile: float) -> No
 
 
 def _next_round(course: _Course, load: Load, gone: float, round_s: float, luck: float) -> float:
-    """`gone` pages were sent in `round_s`; count those dirtied, some of which were left over
-    anyway.
-    """
+    """`gone` pages were sent in `round_s`; count those dirtied. Some were left over anyway."""
     quantile = 0.5 + luck
     now_s = course.took_s + round_s
     dirtied = load.between(course.took_s, now_s, quantile)

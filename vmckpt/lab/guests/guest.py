@@ -135,9 +135,7 @@ class GuestControl(GuestLines):
 
 
 class KvClient(GuestLines):
-    """The key-value service; every reply proves that the connection neither lost nor repeated
-    anything.
-    """
+    """The key-value service; every reply proves that nothing was lost or repeated."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)

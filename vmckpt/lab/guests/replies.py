@@ -115,8 +115,7 @@ Reply = TypeVar("Reply", MemLoad, MemCheck, DiskLoad, DiskCheck, GuestStat, Talk
 
 
 def parse_fields(request: str, line: str) -> dict[str, str]:
-    """The `key=value` words of an `ok` line; unknown words are kept, so that guests may report
-    more.
+    """The `key=value` words of an `ok` line; unknown ones are kept, so that guests may report more.
 
     Raises GuestRefusedError with the guest's own words for `error`, GuestSilentError for a line
     that is neither (the other end is no test guest, or the stream is out of step).

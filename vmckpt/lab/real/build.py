@@ -35,9 +35,7 @@ _QEMU_PROGRAMS = ("qemu-system-x86_64", "qemu-img", "qemu-nbd")
 
 @dataclass(frozen=True, slots=True)
 class MachineKit:
-    """The parts of hosts that look like machines: `packages` of images/hosts.py; see
-    `LabMachine.bare`.
-    """
+    """The parts of such hosts: `packages` of images/hosts.py; `bare`: see `LabMachine.bare`."""
 
     packages: Path
     bare: bool = False

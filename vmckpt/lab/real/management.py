@@ -34,8 +34,7 @@ def address(network: int, number: int) -> str:
 
 
 async def lay_cable(directory: Path, switch: int) -> int:
-    """Lay a cable from this machine to the switch's namespace; return its management network's
-    number.
+    """Lay a cable from this machine to the switch's namespace; return the network's number.
 
     `switch`: a process in that namespace. Raises RefusedError, OperationFailedError.
     """
@@ -105,8 +104,7 @@ def remove_cable(directory: Path) -> None:
 
 
 async def set_operator_link(lab: Lab, *, up: bool, host: str | None = None) -> None:
-    """Plug in or unplug the operator's cable, or (`host`) that host's cable to the operator's
-    network.
+    """Plug in or unplug the operator's cable, or the one of `host` to the operator's network.
 
     An unplugged cable drops packets without an error on either side. Raises NotFoundError,
     OperationFailedError.

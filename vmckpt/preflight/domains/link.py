@@ -20,9 +20,7 @@ SYSTEM_CERTIFICATES = (
 
 
 class LibvirtLink(NamedTuple):
-    """The URI by which the source's libvirtd reaches the destination's, and the findings about
-    it.
-    """
+    """The URI by which the source's libvirtd reaches the destination's, and findings about it."""
 
     uri: str
     check: Finding

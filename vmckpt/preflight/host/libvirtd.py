@@ -15,9 +15,7 @@ from vmckpt.vm.domains.sessions import libvirtd
 
 
 async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Finding]:
-    """It answers, and meets what two libvirtds need from each other; no checks without a
-    libvirtd.
-    """
+    """It answers, and meets what two of them need from each other; no checks without one."""
     if host.libvirt is None:
         return []
     try:

@@ -81,9 +81,7 @@ async def kernel(host: Host, paste: Paste) -> str:
 
 
 async def userfaultfd(host: Host, paste: Paste) -> str:
-    """Now, and at every boot: its device for a group, or for an older QEMU the system call for
-    all.
-    """
+    """Now and at every boot: its device for a group, or the system call for all (older QEMUs)."""
     if await _knows_device(host):
         device = target_host.USERFAULTFD_DEVICE
         rule = r'"KERNEL==\"userfaultfd\", GROUP=\"$group\", MODE=\"0660\""'

@@ -31,8 +31,7 @@ class DiskObstacle(NamedTuple):
 
 
 class DiskCopy(NamedTuple):
-    """A disk to copy: from a node of the source's QEMU to a new file on the destination, `node`
-    there.
+    """A disk to copy: from a node of the source's QEMU to a new file at the destination (`node`).
 
     The source's file is removed after the migration, unless `keep`: others may read it too.
     `replaces`: the existing file is a leftover of this VM, and is removed first.
