@@ -10,7 +10,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 
-# Devices that write the guest's memory, or send for it, without QEMU: prefixes of their types.
+# Devices that write the guest's memory, or send for it, bypassing QEMU: prefixes of their types.
 BYPASSES = {
     "vfio": "a device passed through (VFIO)",
     "vhost-": "a device whose back end is another process or the kernel (vhost)",
@@ -39,7 +39,7 @@ def _from_a_spec(vm: Vm) -> str:
 
 
 async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator[Finding]:
-    """Whether QEMU can save all devices, and none writes or sends without it.
+    """Whether QEMU can save all devices, and none writes or sends bypassing it.
 
     Devices and addresses in `away` are unplugged first.
     """

@@ -1,4 +1,4 @@
-"""Whether a host's VMs can have users of their own, and what such a user can access."""
+"""Whether a host's VMs can have separate users, and what such a user can access."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

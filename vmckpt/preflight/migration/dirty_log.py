@@ -2,7 +2,7 @@
 
 QEMU before 8 clears the log without making the vCPUs notice their next write to a page. From 8 on
 they notice only those to the first block of RAM (migration/ram.c ignores the block's offset), so
-any pre-copy damages a guest with several blocks, such as NUMA nodes.
+any pre-copy damages a guest with several blocks, as with NUMA nodes.
 """
 
 from collections.abc import Iterator

@@ -45,7 +45,9 @@ async def choose(
     name: str | None = None,
     own_users: bool = False,
 ) -> Encryption:
-    """Choose the encryption that `tls` selects between these hosts. Raises RefusedError.
+    """Choose the encryption that `tls` selects between these hosts.
+
+    Raises RefusedError, with a remedy.
 
     `directories` have both hosts' certificates, if not vmckpt's own. The destination's is for
     `name`, or None: for its address. `own_users`: these hosts' QEMUs each have a separate user.

@@ -1,6 +1,6 @@
 """The memory that a replication's services need, besides the guest's own and the standby's.
 
-It is allocated at the start on both hosts, and never exceeded.
+It must be available on both hosts at the start, and the services never exceed it.
 
 The primary's service keeps a copy of what it has sent, at most all of the guest's memory, and
 another if written pages are found by comparing. Both services hold an epoch: the primary until it
