@@ -382,9 +382,7 @@ def limits(meant: MigrationOptions) -> MigrationLimits:
 
 
 def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
-    """The policy for a planned pre-copy that makes no progress: use all that is allowed,
-    stepwise.
-    """
+    """The policy for a planned pre-copy that makes no progress: all that is allowed, in steps."""
     rules = (
         PolicyRule(
             STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=most_throttle_percent or 0

@@ -47,7 +47,5 @@ def render(families: Iterable[Metric]) -> str:
 
 
 def _encodable(label: str) -> str:
-    """Replace half surrogate pairs: a label that UTF-8 cannot encode would fail the whole
-    scrape.
-    """
+    """Replace half surrogate pairs: a label without UTF-8 would fail the whole scrape."""
     return label.encode(errors="replace").decode()

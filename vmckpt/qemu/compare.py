@@ -46,7 +46,7 @@ def differences(here: GuestMachine, there: GuestMachine) -> list[str]:
 def _changed_words(here: Features, there: Features) -> list[str]:
     """The words whose values differ, each with the features that only one side has.
 
-    A word that only one side has counts as 0 on the other.
+    A word that only one side has is included: it is 0 on the other.
     """
     ours, theirs = _words(here), _words(there)
     changed = []

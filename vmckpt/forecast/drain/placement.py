@@ -244,7 +244,7 @@ class _State:
 
 
 def _horizon_s(units: Sequence[_Unit], hosts: int) -> float:
-    """How long outgoing links are busy at best; incoming links may be busy as long for free."""
+    """How long outgoing links are busy at best; incoming links busy for as long cost nothing."""
     out_s = dict[str, float]()
     for unit in units:
         if unit.candidates:

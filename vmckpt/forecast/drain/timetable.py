@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vmckpt.forecast.drain.fleet import Mover, PlannedMove
 
-# The most concurrent moves to try. More do not hide more: the link is the limit.
+# The numbers of concurrent moves to try. More do not hide more: the link is the limit.
 AT_ONCE = (1, 2, 3, 4, 6, 8)
 # Fewer concurrent moves are preferred if as fast within this fraction: they burden the guests less.
 ALIKE = 0.01
@@ -158,8 +158,8 @@ def _end_bound_s(moves: Sequence[PlannedMove], most_at_once: int, crowding: floa
 def _orders(moves: Sequence[PlannedMove]) -> Iterable[list[PlannedMove]]:
     """Orders to try: moves with much to do after sending go early, those with little go last.
 
-    Johnson's rule (1954) for three machines in a row of which the middle one is the bottleneck: by
-    the time before, then by the time after. The first and last are never the bottleneck here.
+    The rule for three machines in a row of which the first and the last are never the bottleneck:
+    by the time before sending, then by the time after (Johnson 1954).
     """
     short = sorted(
         (m for m in moves if m.cost.fixed_s <= m.cost.end_s), key=lambda m: m.cost.fixed_s

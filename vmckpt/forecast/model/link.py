@@ -17,7 +17,7 @@ FEW_PAGES_S = 0.02
 FAR_PAGES, FEW_SLOPES = 5000, 6
 # Up to this many moves there is more uncertainty.
 FEW_MOVES = 3
-# The noise of a move of any length, in multiples of this.
+# The noise in the duration of any move, however short.
 NOISE_S = 0.5
 # Until it is known how long the guest waits for a page in post-copy: any part of its slow phase.
 # The wait is hardly longer than all missing pages take to arrive, which may be twice the forecast.
