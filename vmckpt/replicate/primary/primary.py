@@ -283,7 +283,7 @@ async def _greet(
     except TimeoutError as exc:
         raise HostDownError(
             f"{request.standby.name} does not welcome its primary",
-            why=f"it said nothing within {HELLO_S:g} s",
+            why=f"no answer within {HELLO_S:g} s",
             remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
     if head.kind is FrameKind.FAILURE:
