@@ -1,6 +1,7 @@
-"""Waiting within a time limit: until something is so (`poll`), until something succeeds (`retry`).
+"""Waiting within a time limit: until a condition holds (`poll`), until a call succeeds (`retry`).
 
-Loops that do more between two looks (tell, kill, go on to another question) stand where they are.
+Loops that do more between two checks (report, kill, ask something else) are written out where they
+are needed.
 """
 
 import asyncio
@@ -36,9 +37,9 @@ async def poll(
     every_s: float,
     within_s: float = math.inf,
 ) -> Any:
-    """What `look` gives once that is as `until` wants it; after `within_s` what it gave last.
+    """Return the result of `look` once it satisfies `until`; after `within_s`, its last result.
 
-    It is called at once, then every `every_s`.
+    `look` is called at once, then every `every_s`.
     """
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + within_s
@@ -58,7 +59,9 @@ async def retry(
     every_s: float,
     within_s: float = math.inf,
 ) -> T:
-    """What `attempt` gives, made again while it raises one of `errors`; after `within_s` that."""
+    """Call `attempt` again while it raises one of `errors`; after `within_s`, let the error
+    through.
+    """
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + within_s
     while True:

@@ -18,7 +18,7 @@ class VmckptError(Exception):
 
 
 class UsageError(VmckptError):
-    """The request itself is wrong: a bad name, a malformed spec, options at odds."""
+    """The request itself is wrong: a bad name, a malformed spec, conflicting options."""
 
     exit_code = 2
     kind = "usage"
@@ -32,7 +32,7 @@ class NotFoundError(VmckptError):
 
 
 class RefusedError(VmckptError):
-    """Preflight said no; nothing was changed."""
+    """A preflight check failed; nothing was changed."""
 
     exit_code = 4
     kind = "refused"
@@ -53,14 +53,14 @@ class HostDownError(VmckptError):
 
 
 class OperationFailedError(VmckptError):
-    """The operation was started, failed, and was undone: the VM is where it was."""
+    """The operation was started, failed, and was undone: the VM is where it was before."""
 
     exit_code = 7
     kind = "undone"
 
 
 class TimedOutError(OperationFailedError):
-    """The operation did not end in the time given and was undone."""
+    """The operation did not complete in time and was undone."""
 
     exit_code = 8
     kind = "timed-out"
@@ -69,7 +69,7 @@ class TimedOutError(OperationFailedError):
 class OutcomeUnknownError(VmckptError):
     """It is unknown whether the command took effect.
 
-    Never a failure, never retried blindly: ask both ends.
+    Never treat it as a failure and never retry blindly: ask both hosts.
     """
 
     exit_code = 9
@@ -77,14 +77,14 @@ class OutcomeUnknownError(VmckptError):
 
 
 class VmLostError(VmckptError):
-    """The VM runs nowhere and cannot go on from memory."""
+    """The VM runs nowhere and cannot continue from memory."""
 
     exit_code = 10
     kind = "lost"
 
 
 class StorageError(VmckptError):
-    """A file could not be written or read: the disk is full, or rights are missing."""
+    """A file could not be written or read: the disk is full, or permissions are missing."""
 
     exit_code = 11
     kind = "storage"
@@ -98,7 +98,7 @@ class CancelledByUserError(VmckptError):
 
 
 class JobHeldError(VmckptError):
-    """The VM is where it was to be, but jobs that used its device were not resumed."""
+    """The VM is where it was supposed to be, but jobs that used its device were not resumed."""
 
     exit_code = 1
     kind = "job-held"

@@ -1,8 +1,8 @@
-"""JSON that others wrote: guests, hooks, other hosts, QEMUs, files.
+"""Untrusted JSON: from guests, hooks, other hosts, QEMUs, files.
 
-`parse` bounds what is read; `codec.convert` makes typed values of it. What does not fit raises
-MalformedError, which names the field; the caller, who knows who wrote it and what that ends,
-raises its own error from that.
+`parse` bounds the input; `codec.convert` makes typed values of it. Malformed input raises
+MalformedError, which names the field. The caller knows who wrote the input and what the failure
+means, and raises its own error from that one.
 """
 
 import json
@@ -14,25 +14,25 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 20
-# No protocol here nests deeper; the parser itself could not be sure of more than about 1000.
+# No protocol here nests deeper; the parser itself is only reliable to about 1000 levels.
 MOST_DEPTH = 64
-# What JSON's readers agree on (RFC 8259, 6), and more than any count of bytes.
+# The integers that JSON parsers agree on (RFC 8259, 6); larger than any byte count.
 MOST_INTEGER = (1 << 63) - 1
-# One that does not end goes to the end: else each quote in it would be tried as a beginning.
+# An unterminated string extends to the end: otherwise each quote in it would be tried as a start.
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKETS = re.compile(r"[][{}]")
 
 
 class MalformedError(ValueError):
-    """It is no JSON, or not the JSON that was expected there."""
+    """The input is not JSON, or not the JSON that was expected."""
 
 
 def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES, any_text: bool = False) -> Any:
-    """The value. Raises MalformedError.
+    """Parse untrusted JSON. Raises MalformedError.
 
-    Refused as well: more than `most_bytes`, more than MOST_DEPTH levels, a name that an object has
-    twice, NaN and infinities, integers beyond 64 bits, and, unless `any_text`, text that is no
-    Unicode (half a surrogate pair: what Python makes of a path that is no UTF-8).
+    Also refused: more than `most_bytes`, more than MOST_DEPTH levels, a duplicate name in an
+    object, NaN and infinities, integers beyond 64 bits, and, unless `any_text`, text that is not
+    valid Unicode (half a surrogate pair: what Python makes of a path that is not UTF-8).
     """
     if len(data) > most_bytes:
         raise MalformedError(f"it has {len(data)} bytes; {most_bytes} are expected at most")
@@ -54,7 +54,7 @@ def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES, any_text: bool = F
 
 
 def _require_flat(text: str) -> None:
-    """More brackets than levels are allowed are counted, those in text left out."""
+    """Refuse more brackets than allowed levels; brackets in text do not count."""
     if text.count("[") + text.count("{") <= MOST_DEPTH:
         return
     depth = 0
@@ -90,7 +90,7 @@ def _integer(text: str) -> int:
     return value
 
 
-# Made once: that takes as long as a short message.
+# Created once: creating it takes as long as parsing a short message.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_once_each,
     parse_constant=_no_number,

@@ -1,4 +1,4 @@
-"""Sizes, rates and durations, both ways between numbers and what people write."""
+"""Sizes, rates and durations: parsing and formatting."""
 
 import re
 from datetime import UTC, datetime
@@ -24,9 +24,9 @@ _SIZE_UNITS = {
     "tb": 1000**4,
 }
 _DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# Whatever is due, or expires, so long from now has a date.
+# The longest time from now that still has a date.
 MOST_DURATION_S = 36525 * 86400.0
-# More digits than this are a slip, not a size.
+# More digits than this are a typo, not a size.
 _DIGITS = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _NUMBER = re.compile(rf"\s*{_DIGITS}\s*([A-Za-z]*)\s*")
 _DURATION_PART = rf"\s*{_DIGITS}\s*(us|ms|s|m|h|d)\s*"
@@ -36,7 +36,7 @@ _DURATION = re.compile(f"(?:{_DURATION_PART})+")
 def parse_size_bytes(text: str) -> int:
     """Bytes in `text`: a number and a unit.
 
-    K, M, G, T and KiB, MiB, … are powers of 1024; kB, MB, … powers of 1000; none is bytes.
+    K, M, G, T and KiB, MiB, … are powers of 1024; kB, MB, … powers of 1000; without a unit: bytes.
     Raises UsageError.
     """
     match = _NUMBER.fullmatch(text)
@@ -96,7 +96,7 @@ def format_rate(rate_bytes_per_s: float) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """`duration_s` as people say it: 850 us, 12.3 ms, 4.20 s, 1m30s, 2h05m."""
+    """Format `duration_s` for people: 850 us, 12.3 ms, 4.20 s, 1m30s, 2h05m."""
     if duration_s < 1e-3:
         return f"{duration_s * 1e6:.0f} us"
     if duration_s < 1:
@@ -113,7 +113,7 @@ def format_duration(duration_s: float) -> str:
 def format_time(unix_s: float) -> str:
     """A moment in the local time zone, as "2026-11-27 00:17:21"; "?" for one beyond any calendar.
 
-    Guests, hosts and files give moments too.
+    Times from guests, hosts and files may be invalid.
     """
     try:
         return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,1 +1,1 @@
-"""Forecasts: how long a migration will take, from what is measured and what was learned."""
+"""Forecasts: how long a migration will take, from measurements and past migrations."""

@@ -1,4 +1,4 @@
-"""Waiting for a moment in which the guest dirties little."""
+"""Waiting for a moment in which the guest dirties little memory."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,9 +8,9 @@ from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.units import format_duration, format_rate
 
 LOOK_S = 2.0
-# With fewer samples it is unknown what is little for this guest.
+# With fewer samples it is unknown what counts as little for this guest.
 LEAST_LOOKS = 5
-# Calm: among the lowest quarter of all looks, within this part.
+# Calm: in the lowest quarter of all measurements, within this tolerance.
 QUARTER, ALIKE = 0.25, 1.1
 
 
@@ -23,7 +23,7 @@ async def wait_for_calm(
     """Return when the guest `name` dirties little by its own standards, at the latest after
     `for_s`.
 
-    The last measurement is kept. `tell` gets the reason. Raises what `measure` raises.
+    Keeps the last measurement. Reports the reason through `tell`. Raises what `measure` raises.
     """
     began_s, rates = time.monotonic(), list[float]()
     while time.monotonic() - began_s + LOOK_S <= for_s:
@@ -38,7 +38,7 @@ async def wait_for_calm(
 
 
 def is_calm(rates: Sequence[float]) -> bool:
-    """Whether the last of the dirty rates, oldest first, is among their lowest quarter. Pure."""
+    """Whether the last of the dirty rates (oldest first) is in their lowest quarter. Pure."""
     if len(rates) < LEAST_LOOKS:
         return False
     lowest = sorted(rates)[: max(1, int(QUARTER * len(rates)))]

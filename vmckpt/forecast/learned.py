@@ -1,4 +1,4 @@
-"""What moving between two hosts costs, learned from the run records of migrations that were."""
+"""The cost of moving between two hosts, learned from the run records of past migrations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,30 +15,30 @@ from vmckpt.forecast.model.rounds import HELD_S
 from vmckpt.options.declared import About, about
 from vmckpt.options.migration import MigrationOptions
 
-# Older ones were on another day, with other neighbours. There and back count.
+# Ignore older runs: they ran on another day, with other neighbours. Both directions count.
 LATEST_MOVES = 80
 IDLE_ROUNDS = 2
-# How the names of calibration guests begin.
+# Prefix of the names of calibration guests.
 CALIBRATION = "calibrate-"
-# How much a guest is like the one that is asked for; a calibration guest not at all.
+# Similarity of a guest to the one asked about; a calibration guest has none.
 _ANOTHER, _ALIKE, _ITSELF = 1, 2, 3
-# How much moves count for the cost of a page. The calibration guest does nothing; real ones compete
-# with the migration for processors. In the other direction the hosts' parts are exchanged.
+# Weights of moves for the cost of a page. The calibration guest is idle; real ones compete with the
+# migration for processors. For the opposite direction the hosts' parts are exchanged.
 _CALIBRATION_WEIGHT, _BACK_WEIGHT = 0.2, 0.5
-# Of a bandwidth limit at least so much was used where it was what held a migration.
+# A migration that used at least this fraction of its bandwidth limit was held back by it.
 USED = 0.8
-# A guest's agent puts the clock right, and then has hwclock do so with the hardware's, which waits
-# for a second to begin: any time up to a second, until such moves were seen.
+# A guest's agent sets the clock, then has hwclock set the hardware clock, which waits for the start
+# of a second: anything up to a second, until such moves have been seen.
 UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
-# What else changes how a move goes is not forecast, and teaches nothing.
+# Options whose effect on a move is not forecast; such moves teach nothing.
 _UNFORECAST = about(MigrationOptions, About.UNFORECAST)
 SENDING = {TransferMode.MULTIFD: MULTIFD, TransferMode.ZSTD: ZSTD}
 
 
 def sending(way: TransferMode, *, encrypted: bool) -> str:
-    """How pages are sent on this way: what was learned of one does not hold for another."""
+    """How this method sends pages: what was learned for one does not apply to another."""
     return SENDING.get(way, PLAIN) + (ENCRYPTED if encrypted else "")
 
 
@@ -51,12 +51,12 @@ def learned(
     agent: bool = False,
     in_turn: bool = False,
 ) -> dict[str, LinkModel]:
-    """The constants of the pair, in this direction, for every way of sending that was seen.
+    """The pair's constants, in this direction, for every way of sending seen so far.
 
-    Moves in the other direction count a little: hosts of a pair are often alike. What a move takes
-    besides sending depends on the guest: `vm`'s own moves tell it where it has any, else those of
-    guests with an `agent` too, or without. Beside moves that go `in_turn` others are prepared: they
-    teach what such moves cost, and nothing else does.
+    Moves in the opposite direction count a little: the hosts of a pair are often alike. What a move
+    takes besides sending depends on the guest: it is taken from `vm`'s own moves if there are any,
+    else from those of guests that also have, or lack, an `agent`. While moves run `in_turn`, others
+    are prepared beside them: only such moves teach the cost of such moves.
     """
     ours, moves = [], dict[str, list[Moved]]()
     for record in records:
@@ -76,8 +76,9 @@ def learned(
                 one._replace(kinship=kinship, weight=weight)
             )
     links, known = dict[str, LinkModel](), {_sent_by(record) for record in ours}
-    # In order: what looking for zeroes costs a source shows where a target does not touch them:
-    # over several channels (multifd-zero-page.c, multifd_recv_zero_page_process).
+    # Order matters: the source's cost of scanning for zeroes shows where the destination does not
+    # touch them, that is, with several channels (multifd-zero-page.c,
+    # multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
         looks = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
@@ -108,19 +109,19 @@ def _kinship(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
 
 
 def moved(record: RunRecord) -> Moved | None:
-    """The migration as numbers; None where it teaches nothing: undone, or on a shared link."""
+    """The migration as numbers; None if it teaches nothing: undone, or on a shared link."""
     result, samples = record.result or {}, record.samples
     if result.get("outcome") != "completed" or not _is_sound(result):
         return None
     if shared_the_link(record) or _was_disturbed(record):
-        return None  # the others' share of it is unknown, or how long it was gone
+        return None  # the others' share is unknown, or how long the link was down
     if _is_rare(record.request):
-        return None  # no forecast is of that kind
+        return None  # no forecast covers that kind
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted:
         return None
     last = counted[-1]
-    # A guest last seen in the first pass may have had much or little left.
+    # A guest last seen in the first pass may have had little or much left.
     active = [
         sample["normal_pages"]
         for sample in counted
@@ -128,19 +129,19 @@ def moved(record: RunRecord) -> Moved | None:
     ]
     last_pages = last["normal_pages"] - active[-1] if active else None
     if last_pages is not None and not record.request.get("bandwidth_bytes_per_s"):
-        # A fast link sends most of it while the guest still runs, and little is left.
+        # A fast link sends most of it while the guest still runs; little remains.
         last_pages = 0.0
     copied = int(record.request.get("disk_bytes") or 0)
     copying_s = _phase_s(record.events, "mirror") if copied else 0.0
     if copied and copying_s <= 0:
-        return None  # when the copy ended is lost, and all other times have it in them
+        return None  # the end of the copy is unknown, and all other times include it
     limit = int(record.request.get("bandwidth_bytes_per_s") or 0)
     limited = _mean_bytes_per_s(result) > USED * limit if limit else False
     return Moved(
         pages=last["normal_pages"],
         zero_pages=last.get("zero_pages", 0),
         transfer_s=result["transfer_time_s"],
-        # What devices took has its own forecast; waiting for others is none of its own.
+        # Device time has its own forecast; waiting for others belongs to neither.
         total_s=result["total_time_s"] - sum(_device_s(result)) - _phase_s(record.events, "turn"),
         stalled_s=_stalled_s(result),
         last_pages=last_pages,
@@ -156,7 +157,7 @@ def moved(record: RunRecord) -> Moved | None:
 
 
 def shared_the_link(record: RunRecord) -> bool:
-    """Whether other migrations used its link too: forecasts are for one that has it for itself."""
+    """Whether other migrations shared its link: forecasts assume an exclusive link."""
     return any(event.get("code") == SHARED_LINK for event in record.events)
 
 
@@ -166,7 +167,7 @@ def _was_disturbed(record: RunRecord) -> bool:
 
 
 def _is_sound(result: Mapping[str, Any]) -> bool:
-    """Whether its figures can be: one that cannot would be learned for all later forecasts."""
+    """Whether its figures are plausible: an impossible one would distort all later forecasts."""
     for name in ("transfer_time_s", "total_time_s", "transferred_bytes"):
         figure = result.get(name)
         if not isinstance(figure, int | float) or not isfinite(figure) or figure <= 0:
@@ -175,13 +176,13 @@ def _is_sound(result: Mapping[str, Any]) -> bool:
 
 
 def _is_rare(request: Mapping[str, Any]) -> bool:
-    """Whether it was asked for in a way that goes by other figures than those that are learned."""
+    """Whether its options make it follow other figures than those that are learned."""
     rare = any(request.get(name, usual) != usual for name, usual in _UNFORECAST.items())
     return rare or request.get("compression") not in (None, ZSTD)
 
 
 def device_moves(records: Iterable[RunRecord], source: str, target: str) -> list[DeviceMove]:
-    """What moves from the one to the other took for the devices of their guests."""
+    """What moves from one host to the other took for their guests' devices."""
     return [
         DeviceMove(int(record.result.get("device_bytes", 0)), *_device_s(record.result))
         for record in records
@@ -203,7 +204,7 @@ def pause_ms(result: Mapping[str, Any]) -> float | None:
 
 
 def _squeezed(record: RunRecord, pages: float) -> float:
-    """As many pages were saved by compression."""
+    """The number of pages whose bytes compression saved."""
     if not record.request.get("compression") or record.result is None:
         return 0.0
     return max(pages - float(record.result["transferred_bytes"]) / SENT_PAGE_BYTES, 0.0)
@@ -215,10 +216,10 @@ def _mean_bytes_per_s(result: Mapping[str, Any]) -> float:
 
 def _stalled_s(result: Mapping[str, Any]) -> float | None:
     pause = pause_ms(result)
-    # A guest that dirties nothing is switched over by QEMU without asking, target ready or not.
+    # QEMU switches an idle guest over without asking whether the destination is ready.
     idle = result.get("rounds", 0) <= IDLE_ROUNDS
     if result.get("method") == "postcopy":
-        felt = result.get("guest_downtime_ms")  # QEMU's word hides the waiting for pages
+        felt = result.get("guest_downtime_ms")  # QEMU's figure hides the waiting for pages
         return felt / 1e3 if felt is not None else None
     if pause is None or idle or result.get("method") != "precopy":
         return None
@@ -235,14 +236,14 @@ def _phase_s(events: Sequence[Mapping[str, Any]], phase: str) -> float:
 
 def _sent_by(record: RunRecord) -> str:
     request, result = record.request, record.result or {}
-    # `auto` asks for no channels, and says at the end how many it took.
+    # `auto` requests no channels and reports at the end how many it used.
     has_channels = request.get("channels") or result.get("channels", 1) > 1
     how = ZSTD if request.get("compression") else MULTIFD if has_channels else PLAIN
     return how + (ENCRYPTED if result.get("encryption", "off") != "off" else "")
 
 
 def _misses(records: Sequence[RunRecord], kind: str) -> list[float]:
-    """How far off the forecasts of the pair's total times were, of 1; of moves that teach."""
+    """Relative errors of the pair's forecasts of total time, for moves that teach."""
     misses = []
     for record in records[-LATEST_MOVES:]:
         result, forecast = record.result or {}, record.forecast

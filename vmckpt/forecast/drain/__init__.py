@@ -1,1 +1,1 @@
-"""Where the VMs of a host go, in what order, and how long it takes. Pure."""
+"""Placement, order and duration of the moves that drain a host. Pure."""

@@ -1,4 +1,4 @@
-"""How much moves that go at once are in one another's way, learned from those that were."""
+"""How much concurrent moves slow each other down, learned from past drains."""
 
 import math
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from typing import NamedTuple
 from vmckpt.forecast.drain.fleet import PlannedMove
 from vmckpt.forecast.drain.timetable import COMMON_SPREAD, MoveSpan, play
 
-# So many drains tell what moves take now, the last ones.
+# Use only the last drains: they show what moves take now.
 LATEST = 3
 _TRIED = [step / 20 for step in range(41)]
-# What is not told by the drains themselves is taken as where nothing is known: of two that explain
-# them as well, the nearer to it. In squares of parts off, for each 1 of crowding that it differs.
+# Regularization: of two explanations that fit the drains equally well, prefer the one nearer to the
+# default. In squared relative errors, for each 1 of crowding by which it differs.
 _DOUBT = 1e-3
 
 
 class PastMove(NamedTuple):
-    """A move that was, since the drain's beginning; its cost is what was expected of it alone."""
+    """A past move, timed from the drain's start; its cost is what was expected of it alone."""
 
     move: PlannedMove
     span: MoveSpan
 
 
 class Past(NamedTuple):
-    """Moves that were begun in this order, so many at once, and were over after `took_s`."""
+    """A past drain: its moves in starting order, how many at once, and their duration `took_s`."""
 
     moves: tuple[PastMove, ...]
     at_once: int
@@ -33,11 +33,12 @@ class Past(NamedTuple):
 
 
 class LearnedCrowding(NamedTuple):
-    """What drains have told.
+    """What past drains show.
 
-    `crowding` is as `timetable.play` takes it; `spread` what is left unexplained, of 1. `around_s`:
-    what a move takes before and after it sends, alone; None: no drain has told. `work`: so many
-    times as long as expected it sends. `at_once`: so many went the last time, of several.
+    `crowding` is as `timetable.play` takes it; `spread` is the unexplained error, as a fraction.
+    `around_s`: what a move alone takes before and after sending; None: no drain has shown it.
+    `work`: the factor by which sending takes longer than expected. `at_once`: how many moved at
+    once the last time, if several.
     """
 
     crowding: float
@@ -48,7 +49,7 @@ class LearnedCrowding(NamedTuple):
 
 
 class _Crowd(NamedTuple):
-    """A part of a move: how long it took with so many others active at the busier of its hosts."""
+    """A part of a move: its duration with so many others active at the busier of its hosts."""
 
     seconds: dict[int, float]
 
@@ -64,9 +65,10 @@ class _Parts(NamedTuple):
 
 
 def learn(past: Sequence[Past], unknown: float) -> LearnedCrowding:
-    """What explains the last drains best; `unknown`, and more doubt, where there were none.
+    """The best explanation of the last drains; without drains `unknown`, with more uncertainty.
 
-    With the right crowding the same parts took as long in a crowd as alone, once that is taken out.
+    With the right crowding value, parts take as long in a crowd as alone once its effect is
+    removed.
     """
     latest = [one for one in past if one.moves and one.took_s > 0][-LATEST:]
     if not latest:
@@ -82,7 +84,7 @@ def learn(past: Sequence[Past], unknown: float) -> LearnedCrowding:
 
 
 def forecast_s(one: Past, learned: LearnedCrowding) -> float:
-    """How long its moves would take by what was learned."""
+    """Forecast the duration of the past drain's moves from what was learned."""
     fixed_s, end_s = learned.around_s or (0.0, 0.0)
     moves = [
         taken.move._replace(
@@ -97,7 +99,8 @@ def forecast_s(one: Past, learned: LearnedCrowding) -> float:
 
 
 def _alone(past: Sequence[Sequence[_Parts]], crowding: float) -> tuple[float, float, float]:
-    """What comes before and after sending, in the middle, and the part of the expected work."""
+    """The time before and after sending, at the median, and sending's ratio to the expected work.
+    """
     every = [one for parts in past for one in parts]
     worked = sum(one.work.alone_s(crowding) for one in every)
     expected = sum(one.move.cost.work_s for one in every)
@@ -109,7 +112,7 @@ def _alone(past: Sequence[Sequence[_Parts]], crowding: float) -> tuple[float, fl
 
 
 def _off(past: Sequence[Sequence[_Parts]], crowding: float, unknown: float) -> float:
-    """By how much parts differ from what they are to be, squared, of all that they took."""
+    """The squared deviation of the parts from their expected durations, relative to their total."""
     fixed_s, end_s, work = _alone(past, crowding)
     every = [one for parts in past for one in parts]
     off = all_s = 0.0
@@ -127,7 +130,7 @@ def _off(past: Sequence[Sequence[_Parts]], crowding: float, unknown: float) -> f
 
 
 def _parts(one: Past) -> list[_Parts]:
-    """Each move's parts, with how many others were active meanwhile. Who waits is not."""
+    """Each move's parts, with how many others were active meanwhile. Waiting moves do not count."""
     found = [_Parts(taken.move, _Crowd({}), _Crowd({}), _Crowd({})) for taken in one.moves]
     instants = sorted({at_s for taken in one.moves for at_s in taken.span})
     for begin_s, end_s in pairwise(instants):

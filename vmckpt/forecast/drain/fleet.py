@@ -1,4 +1,4 @@
-"""A fleet as numbers: what hosts have room for, what VMs ask of them, what each move costs."""
+"""A fleet as numbers: the hosts' capacity, the VMs' requirements, the cost of each move."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class MoveCost(NamedTuple):
-    """One move between two hosts when nothing else moves there.
+    """The cost of one move between two hosts when nothing else moves there.
 
-    `fixed_s` is what it takes before memory and disks go, `work_s` while they go, `end_s` after
-    that. `spread_s` is the standard deviation of all of it.
+    `fixed_s` is the time before memory and disks are sent, `work_s` while they are sent, `end_s`
+    after that. `spread_s` is the standard deviation of the total.
     """
 
     fixed_s: float
@@ -19,16 +19,16 @@ class MoveCost(NamedTuple):
 
     @property
     def alone_s(self) -> float:
-        """From beginning to end, with nothing beside it."""
+        """Total duration without concurrent moves."""
         return self.fixed_s + self.work_s + self.end_s
 
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """A VM that is to leave `source`.
+    """A VM that has to leave `source`.
 
-    `costs` are those of the hosts that it may go to, `closed` says why not to the others. No two
-    VMs with a word of `apart` in common come to be on one host; all with a word of `together` do.
+    `costs` has the hosts that it may move to, `closed` the reasons against the others. Two VMs that
+    share a word of `apart` never get the same host; all VMs that share a word of `together` do.
     """
 
     name: str
@@ -43,7 +43,8 @@ class Mover:
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:
-    """What a host can take besides what stays there; the words are those of the VMs that stay."""
+    """A host's capacity besides the VMs that stay there; the words are those of the VMs that stay.
+    """
 
     name: str
     memory_bytes: int
@@ -54,7 +55,7 @@ class HostRoom:
 
 
 class PlannedMove(NamedTuple):
-    """A VM with the host it goes to."""
+    """A VM and its destination host."""
 
     vm: str
     source: str

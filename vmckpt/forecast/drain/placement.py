@@ -1,8 +1,8 @@
-"""Where each VM of a fleet goes: within every limit, and so that the links are done soonest.
+"""Choose a host for each VM of a fleet: within every limit, so that the links finish earliest.
 
-Greedy, the hardest to place first, in two ways: spread out, and packed. Who then has no place may
-have that of another who finds one elsewhere. No limit is ever broken; a VM may be without a place
-where only exchanging three or more would have found one.
+Greedy, hardest VM first, in two variants: spread out and packed. A VM that then has no host may
+take the room of another that fits elsewhere. No limit is ever violated; a VM may be left without a
+host where only exchanging three or more would have found one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,8 @@ from typing import NamedTuple
 from vmckpt.forecast.drain.fleet import HostRoom, Mover, PlannedMove
 from vmckpt.units import format_size
 
-# Hosts whose links differ by less than this part are alike: the one with more room is taken.
+# Hosts whose link loads differ by less than this fraction are equal: the one with more room is
+# chosen.
 ALIKE = 0.02
 
 
@@ -24,7 +25,7 @@ class DrainPlacement(NamedTuple):
 
 
 def place(movers: Sequence[Mover], rooms: Sequence[HostRoom]) -> DrainPlacement:
-    """A host for as many of the VMs as possible."""
+    """Find a host for as many of the VMs as possible."""
     units, stay = _units(movers, rooms)
     best: _State | None = None
     for packed in (False, True):
@@ -52,7 +53,7 @@ def place(movers: Sequence[Mover], rooms: Sequence[HostRoom]) -> DrainPlacement:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """VMs that go to one host."""
+    """VMs that have to be placed on one host."""
 
     key: int
     movers: tuple[Mover, ...]
@@ -69,7 +70,7 @@ class _Unit:
 def _units(
     movers: Sequence[Mover], rooms: Sequence[HostRoom]
 ) -> tuple[list[_Unit], dict[str, str]]:
-    """The VMs, with those that have to be together; and which cannot move at all."""
+    """Group the VMs that have to be together; also return those that cannot move at all."""
     units, stay = list[_Unit](), dict[str, str]()
     for number, group in enumerate(_groups(movers)):
         words = [word for one in group for word in one.apart]
@@ -98,7 +99,7 @@ def _units(
 
 
 def _groups(movers: Sequence[Mover]) -> Iterable[tuple[Mover, ...]]:
-    """Movers that a word of `together` connects, directly or through others."""
+    """Movers connected by words of `together`, directly or through others."""
     leader = {one.name: one.name for one in movers}
 
     def find(name: str) -> str:
@@ -122,7 +123,7 @@ def _whose(reason: str, group: Sequence[Mover]) -> str:
 
 @dataclass(slots=True)
 class _Space:
-    """What a host has left, and who was put there."""
+    """A host's remaining capacity, and the VMs placed on it."""
 
     room: HostRoom
     memory_bytes: int
@@ -132,7 +133,7 @@ class _Space:
     in_s: float = 0.0
 
     def lacks(self, unit: _Unit, without: _Unit | None = None) -> str:
-        """Why the unit has no room here, also if another one went; nothing if it has."""
+        """Why the unit does not fit here, optionally with another one removed; empty if it fits."""
         gone = without
         free = self.memory_bytes + (gone.memory_bytes if gone else 0)
         if unit.memory_bytes > free:
@@ -162,13 +163,13 @@ class _Space:
 
     @property
     def full(self) -> float:
-        """Of what it had room for, how much is taken."""
+        """The used fraction of the host's capacity."""
         memory = 1 - self.memory_bytes / max(self.room.memory_bytes, 1)
         return max(memory, 1 - self.vcpus / max(self.room.vcpus, 1))
 
 
 class _State:
-    """One try to place all units."""
+    """One attempt to place all units."""
 
     def __init__(self, rooms: Sequence[HostRoom], units: Sequence[_Unit]) -> None:
         self._spaces = {
@@ -190,7 +191,7 @@ class _State:
         return len(self.where)
 
     def put_or_exchange(self, unit: _Unit, *, packed: bool) -> None:
-        """Place the unit, if need be where another one has to go elsewhere for it."""
+        """Place the unit, if necessary by moving another one elsewhere."""
         if target := self._best(unit, packed=packed):
             self._put(unit, target)
             return
@@ -208,7 +209,7 @@ class _State:
                 self._put(other, name)
 
     def against(self, unit: _Unit) -> str:
-        """Why the unit has no place, host by host."""
+        """Why the unit does not fit, host by host."""
         reasons = dict[str, list[str]]()
         for name, reason in unit.closed.items():
             reasons.setdefault(reason, []).append(name)
@@ -243,7 +244,9 @@ class _State:
 
 
 def _horizon_s(units: Sequence[_Unit], hosts: int) -> float:
-    """Until then links out are busy at best; to have those in busy as long costs nothing."""
+    """How long outgoing links are busy at best; keeping incoming links busy that long costs
+    nothing.
+    """
     out_s = dict[str, float]()
     for unit in units:
         if unit.candidates:

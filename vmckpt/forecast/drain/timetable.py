@@ -1,8 +1,8 @@
-"""In which order VMs move, how many at once, and how long all of it takes.
+"""The order in which VMs move, how many at once, and the total duration.
 
-A host sends, and takes, one VM at a time: a guest that shares the link has its pages sent again the
-more often. What a move takes before and after that uses no link: that is what moving several at
-once hides. How many move at once counts for each host by itself.
+A host sends and receives one VM at a time: a guest that shares the link has its pages sent again
+more often. What a move does before and after sending does not use the link, so concurrent moves
+hide that time. The number of concurrent moves counts for each host separately.
 """
 
 import math
@@ -14,22 +14,23 @@ from typing import NamedTuple
 
 from vmckpt.forecast.drain.fleet import Mover, PlannedMove
 
-# So many at once are tried. More hide no more: the link is what is left.
+# The most concurrent moves to try. More do not hide more: the link is the limit.
 AT_ONCE = (1, 2, 3, 4, 6, 8)
-# Fewer at once are taken where they are as fast within this part: they ask less of the guests.
+# Fewer concurrent moves are preferred if as fast within this fraction: they burden the guests less.
 ALIKE = 0.01
-# Another number than the last drains went by is taken where it is faster by more than forecasts are
-# off: how moves crowd one another was seen with that one.
+# Change the number that the last drains used only if the gain exceeds the forecast's error:
+# crowding was measured with that number.
 SURPRISE = 0.06
-# So often those that were last in an order are put first in the next.
+# How often to retry with the moves that were last in an order put first.
 BOOSTS = 6
-# Of a whole timetable: what no move's own forecast says. The deviation that is not known better.
+# Error of a whole timetable that no move's own forecast explains. Used if the deviation is not
+# known better.
 COMMON_SPREAD = 0.06
 _TENTH = 1.28
 
 
 class MoveSpan(NamedTuple):
-    """When a move begins, is ready to send, sends, has sent, and ends."""
+    """When a move begins, is ready to send, starts sending, has sent, and ends."""
 
     begin_s: float
     ready_s: float
@@ -39,7 +40,7 @@ class MoveSpan(NamedTuple):
 
 
 class Timetable(NamedTuple):
-    """Moves in their order. None that is known can be over before `bound_s`."""
+    """Moves in their order. No known order can finish before `bound_s`."""
 
     moves: tuple[PlannedMove, ...]
     at_once: int
@@ -48,10 +49,12 @@ class Timetable(NamedTuple):
     bound_s: float
 
     def band_s(self, spread: float = COMMON_SPREAD) -> tuple[float, float, float]:
-        """A tenth, half and nine tenths of the outcomes; `spread`: what all moves are off by."""
+        """The 10th, 50th and 90th percentile of the duration; `spread`: the common error of all
+        moves.
+        """
         if not self.moves:
             return 0.0, 0.0, 0.0
-        # What each is off by, alone, wears off over many.
+        # Independent errors average out over many moves.
         alone_s = sum(move.cost.alone_s for move in self.moves)
         own = math.hypot(*(move.cost.spread_s for move in self.moves)) / alone_s if alone_s else 0.0
         off_s = _TENTH * math.hypot(spread, own) * self.total_s
@@ -64,9 +67,9 @@ def timetable(
     crowding: float = 0.0,
     usual: int | None = None,
 ) -> Timetable:
-    """The order that is over first, of those that are tried. `crowding`: see `play`.
+    """The fastest of the orders tried. `crowding`: see `play`.
 
-    `usual`: so many at once went the last time.
+    `usual`: how many moved at once the last time.
     """
     numbers = [n for n in AT_ONCE if n < most_at_once] + [most_at_once]
     bound_s = bound(moves, most_at_once, crowding)
@@ -81,7 +84,7 @@ def timetable(
 def _best(
     moves: Sequence[PlannedMove], numbers: Sequence[int], crowding: float, bound_s: float
 ) -> Timetable:
-    """With so many at once as one of `numbers` says."""
+    """The best order with one of `numbers` as the number of concurrent moves."""
     best = Timetable((), 1, {}, 0.0, bound_s)
     for at_once in numbers:
         for first in _orders(moves):
@@ -102,7 +105,7 @@ def _best(
 def _boosted(
     order: Sequence[PlannedMove], spans: Mapping[str, MoveSpan]
 ) -> list[PlannedMove] | None:
-    """The same with those of the host that was done last before the others; None: they are."""
+    """The same order with the moves of the host that finished last put first; None if unchanged."""
     last = max(order, key=lambda move: spans[move.vm].end_s)
     moves = [(move.source == last.source, move.target == last.target) for move in order]
     at = 0 if sum(one[0] for one in moves) >= sum(one[1] for one in moves) else 1
@@ -112,11 +115,11 @@ def _boosted(
 
 
 def bound(moves: Sequence[PlannedMove], most_at_once: int, crowding: float = 0.0) -> float:
-    """What no order of these moves can beat.
+    """A lower bound for every order of these moves.
 
-    Of each host: its link takes all of its moves' work, and something comes before and after that;
-    `most_at_once` places take all of their time, the more the more they crowd one another; and no
-    move is shorter than by itself.
+    For each host: its link carries the work of all its moves, and something comes before and after
+    that; `most_at_once` slots hold all their time, which grows with crowding; and no move is
+    shorter than it is alone.
     """
     longest_s = max((move.cost.alone_s for move in moves), default=0.0)
     ends = dict[tuple[str, str], list[PlannedMove]]()
@@ -127,7 +130,7 @@ def bound(moves: Sequence[PlannedMove], most_at_once: int, crowding: float = 0.0
 
 
 def bound_anywhere(movers: Sequence[Mover], hosts: int, most_at_once: int) -> float:
-    """What no placement on so many hosts, in whatever order, can beat."""
+    """A lower bound for every placement on that many hosts, in any order."""
     able = [one for one in movers if one.costs]
     if not able:
         return 0.0
@@ -149,16 +152,16 @@ def _end_bound_s(moves: Sequence[PlannedMove], most_at_once: int, crowding: floa
     costs = [move.cost for move in moves]
     link_s = min(cost.fixed_s for cost in costs) + sum(cost.work_s for cost in costs)
     link_s += min(cost.end_s for cost in costs)
-    # So many go on together as fast as so many: with crowding of 1 or more no faster than one.
+    # Combined speed of that many moves: with crowding of 1 or more, no faster than one.
     together = max(most_at_once / (1 + crowding * (most_at_once - 1)), 1.0)
     return max(link_s, sum(cost.alone_s for cost in costs) / together)
 
 
 def _orders(moves: Sequence[PlannedMove]) -> Iterable[list[PlannedMove]]:
-    """Orders to try: who has much to do after it has sent goes early, who has little goes last.
+    """Orders to try: moves with much to do after sending go early, those with little go last.
 
-    The rule for three machines in a row, the first and last of which never are the narrow one: by
-    what comes before, then by what comes after (Johnson 1954).
+    Johnson's rule (1954) for three machines in a row of which the middle one is the bottleneck: by
+    the time before, then by the time after. The first and last are never the bottleneck here.
     """
     short = sorted(
         (m for m in moves if m.cost.fixed_s <= m.cost.end_s), key=lambda m: m.cost.fixed_s
@@ -169,7 +172,7 @@ def _orders(moves: Sequence[PlannedMove]) -> Iterable[list[PlannedMove]]:
 
 
 def _by_load(moves: Sequence[PlannedMove], order: list[PlannedMove]) -> list[PlannedMove]:
-    """In order, but those of a busier pair of hosts before others."""
+    """In this order, but moves between busier pairs of hosts first."""
     load_s = dict[tuple[str, str], float]()
     for move in moves:
         for end in (("out", move.source), ("in", move.target)):
@@ -182,10 +185,10 @@ def _by_load(moves: Sequence[PlannedMove], order: list[PlannedMove]) -> list[Pla
 
 
 def play(order: Sequence[PlannedMove], at_once: int, crowding: float = 0.0) -> dict[str, MoveSpan]:
-    """When each move begins and ends, if the next in order begins as soon as its hosts have places.
+    """Simulate the moves: each begins as soon as its hosts have free slots.
 
-    A move is slower by `crowding` for each other one at the busier of its hosts that does not just
-    wait for the link: 0 where hosts have processors to spare, 1 where they have only one.
+    A move is slower by `crowding` for each other move at the busier of its hosts that does not
+    merely wait for the link: 0 where hosts have processors to spare, 1 where they have only one.
     """
     return _Play(order, at_once, crowding).run()
 
@@ -202,7 +205,7 @@ class _MovePart(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Under:
-    """A move under way. `left_s` of its part was to come at `seen_s`, at `speed`."""
+    """A move in progress. `left_s` of its current part remained at `seen_s`, at `speed`."""
 
     move: PlannedMove
     rank: int
@@ -234,7 +237,7 @@ class _Play:
         self._now_s = 0.0
 
     def run(self) -> dict[str, MoveSpan]:
-        """To the end."""
+        """Run the simulation to the end."""
         self._begin(list(self._waiting))
         while self._events:
             at_s, _, version, under = heappop(self._events)
@@ -268,7 +271,7 @@ class _Play:
         self._send()
 
     def _send(self) -> None:
-        """The move that has been ready longest, of those with both links free."""
+        """Start sending the move that has been ready longest, of those with both links free."""
         for under in list(self._ready):
             if not self._busy.intersection(under.ends):
                 self._ready.remove(under)
@@ -277,7 +280,7 @@ class _Play:
                 self._retime(under.ends)
 
     def _begin(self, sources: Iterable[str]) -> None:
-        """All that have places now."""
+        """Begin all moves whose hosts have free slots."""
         offers = {s: offer for s in sources if (offer := self._offer(s)) is not None}
         while offers:
             source, rank = min(offers.items(), key=lambda one: one[1])
@@ -293,7 +296,7 @@ class _Play:
                     offers[touched] = offer
 
     def _offer(self, source: str) -> int | None:
-        """The rank of what the source would begin next."""
+        """The rank of the move that the source would begin next."""
         if len(self._at.get(("out", source), ())) >= self._at_once:
             return None
         for rank, move in self._waiting[source].items():
@@ -308,7 +311,7 @@ class _Play:
         self._expect(under)
 
     def _retime(self, ends: Iterable[End]) -> None:
-        """Those at these ends go on at the speed that they have now."""
+        """Update the moves at these hosts to their current speed."""
         if not self._crowding:
             return
         for end in ends:

@@ -1,1 +1,1 @@
-"""What a guest and a link are doing now."""
+"""What a guest and a link are currently doing."""

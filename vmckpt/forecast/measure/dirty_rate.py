@@ -1,7 +1,7 @@
-"""How fast a running VM dirties its memory, from the cheapest exact source that there is.
+"""How fast a running VM dirties its memory, from the cheapest exact source available.
 
-Page tracking from outside QEMU (`memory`), on the host that has the VM. Where the kernel or the
-rights do not allow it: QEMU's own page sampling, over QMP.
+Page tracking from outside QEMU (`memory`), on the host that runs the VM. If the kernel or missing
+permissions do not allow it: QEMU's own page sampling, over QMP.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ SAMPLE_PAGES = 8192
 # QEMU's own limits.
 SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
-# While QEMU samples: how often it is asked whether an operation has begun; then for the result.
+# While QEMU samples: how often to check whether an operation has begun; then, for the result.
 FREE_POLL_S, POLL_S, PATIENCE = 0.5, 0.1, 100
 NOT_SEEN = DirtyHistory((), (), ())
 _NOT_ALLOWED = {
@@ -51,11 +51,11 @@ _NOT_ALLOWED = {
 class DirtyRate:
     """One measurement of `took_s` seconds.
 
-    `source` is "page-tracking", "qemu-page-sampling" or, of a domain, "libvirt-page-sampling";
-    `why` says why not the first. What page sampling does not tell is None. `faults` is how often
-    the guest paid for being watched, `busy` how much of its processors' time it used, at most all.
-    `layout` says where memory is zero, in equal pieces, `course` when pages were dirtied; both are
-    empty where only sampled.
+    `source` is "page-tracking", "qemu-page-sampling" or, for a domain, "libvirt-page-sampling";
+    `why` is the reason if it is not the first. Values that page sampling does not provide are None.
+    `faults` is how often per second the guest paid for being watched, `busy` the used fraction of
+    its processors' time, at most 1. `layout` says where memory is zero, in equal pieces, `course`
+    when pages were dirtied; both are empty for sampling.
     """
 
     source: str
@@ -74,17 +74,18 @@ class DirtyRate:
 
     @property
     def bytes_per_s(self) -> float:
-        """Distinct bytes dirtied within a second: what a pre-copy's later rounds have to send."""
+        """Distinct bytes dirtied within a second: what the later rounds of a pre-copy have to send.
+        """
         return self.curve.within(1.0) * PAGE_BYTES
 
     @property
     def working_set_bytes(self) -> int:
-        """Distinct bytes, whole pages, that were dirtied in all the time."""
+        """Distinct bytes, in whole pages, dirtied during the whole measurement."""
         return round(self.curve.working_set_pages) * PAGE_BYTES
 
     @property
     def cost(self) -> float:
-        """What part of one processor's time being watched may have cost the guest."""
+        """The fraction of one processor's time that watching may have cost the guest."""
         return self.faults * FAULT_S / self.took_s if self.took_s else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class DirtyRate:
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """The inverse of `to_json`, as far as that rounds. Raises MalformedError."""
+        """The inverse of `to_json`, up to rounding. Raises MalformedError."""
         told = convert(_Told, data)
         return cls(
             source=told.source,
@@ -140,7 +141,7 @@ class DirtyRate:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """`DirtyRate` as JSON has it; a piece of `layout` is its hole, then its content's fields."""
+    """`DirtyRate` as JSON; a piece of `layout` is its hole, then the fields of its content."""
 
     source: str
     why: str
@@ -158,10 +159,10 @@ class _Told:
 
 
 async def measure(vm: Vm, for_s: float) -> DirtyRate:
-    """Watch the running `vm` for `for_s` seconds. It gives way to every other operation.
+    """Watch the running `vm` for `for_s` seconds. Every other operation takes precedence.
 
-    Raises BusyError when one holds the VM or begins meanwhile (a migration would be slowed by it,
-    and what is measured be the migration's), RefusedError when the VM does not run.
+    Raises BusyError when one holds the VM or begins meanwhile (measuring would slow a migration,
+    and would measure the migration), RefusedError when the VM does not run.
     """
     await require_measurable(vm)
     used_s, began_s = await _processor_s(vm), time.monotonic()
@@ -178,7 +179,7 @@ async def require_measurable(vm: Vm) -> None:
 
 
 async def _processor_s(vm: Vm) -> float:
-    """Processor time that its QEMU has had."""
+    """Processor time that its QEMU has used."""
     stat = await vm.host.read_text(Path(f"/proc/{vm.qemu.process.pid}/stat"))
     if stat is None:
         await require_alive(vm)
@@ -231,7 +232,7 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
 async def track(
     pid: int, ram_file: Path, ram_bytes: int, for_s: float, is_free: Callable[[], Awaitable[bool]]
 ) -> DirtyRate | None:
-    """The pages that a QEMU of this machine dirties; None as soon as it is not free any more.
+    """Track the pages that a local QEMU dirties; None as soon as the VM is no longer free.
 
     Raises OSError as `observe` does.
     """
@@ -264,7 +265,7 @@ async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
 async def sampled(
     rate: Callable[[int], Awaitable[float]], for_s: float, ram_bytes: int
 ) -> DirtyRate:
-    """What `rate`, bytes a second over so many seconds, tells over longer and longer times."""
+    """Estimate longer and longer spans from `rate`, bytes per second over that many seconds."""
     total_pages = ram_bytes // PAGE_BYTES
     groups: list[list[tuple[float, float]]] = []
     windows: list[DirtyWindow] = []
@@ -290,7 +291,7 @@ async def sampled(
 
 
 async def while_free(length_s: float, require_free: Callable[[], Awaitable[None]]) -> None:
-    """Wait for so long; raises what `require_free` raises, as soon as it does."""
+    """Wait that long; raises what `require_free` raises, as soon as it does."""
     clock = asyncio.get_running_loop().time
     until_s = clock() + length_s
     while (left_s := until_s - clock()) > 0:
@@ -308,7 +309,7 @@ async def _sampled_rate(vm: Vm, length_s: int) -> float:
                 why=exc.why,
                 remedy="wait for the other measurement to end",
             ) from exc
-    # The monitor is free meanwhile for other onlookers.
+    # Meanwhile the monitor is free for other clients.
     require_free = partial(_require_free, vm)
     await while_free(length_s, require_free)
     for _ in range(PATIENCE):

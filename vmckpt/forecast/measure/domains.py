@@ -1,4 +1,4 @@
-"""How fast a domain dirties its memory, as its libvirtd has QEMU measure it."""
+"""How fast a domain dirties its memory, measured by QEMU through its libvirtd."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,13 +13,13 @@ from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.paths import lock_path
 
 SOURCE = "libvirt-page-sampling"
-# libvirt does not say how many pages are to be sampled; QEMU takes 512 of each GiB by itself.
+# libvirt cannot set the number of pages to sample; QEMU's default is 512 per GiB.
 WHY = "libvirt keeps the domain, and has QEMU sample 512 pages of each GiB: right to some 40 %"
 POLL_S, PATIENCE = 0.2, 50
 
 
 async def measure_domain(domain: Domain, for_s: float) -> DirtyRate:
-    """Have a running domain looked at for up to `for_s` seconds; it gives way to migrations.
+    """Measure a running domain for up to `for_s` seconds; migrations take precedence.
 
     Raises BusyError when an operation has the domain or begins meanwhile, RefusedError when it does
     not run, or its libvirt or QEMU measures none.

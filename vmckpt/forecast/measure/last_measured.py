@@ -13,7 +13,7 @@ from vmckpt.state.durable import write_durably
 
 
 def keep(name: str, measured: DirtyRate) -> None:
-    """Remember a measurement that ended now; that it cannot be written loses nothing else."""
+    """Store a measurement that ended now; a failed write is not an error."""
     directory = _directory()
     data = measured.to_json() | {"windows": [], "at_unix_s": time.time()}
     with suppress(StorageError):
@@ -21,7 +21,7 @@ def keep(name: str, measured: DirtyRate) -> None:
 
 
 def all_kept() -> Iterator[tuple[str, float, DirtyRate]]:
-    """The VM's name, when it was measured (Unix seconds), and what came of it."""
+    """Each VM's name, the time of the measurement (Unix seconds), and its result."""
     for path in sorted(_directory().glob("*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):
             data = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Who uses the link between two hosts: their files there, see migrate/shared_link.py."""
+"""The users of the link between two hosts: their files there, see migrate/shared_link.py."""
 
 import os
 import time
@@ -16,13 +16,13 @@ OUT, IN, TURN = "out", "in", "turn"
 
 
 async def others_on_the_link(source: Host, target: Host) -> int:
-    """How many migrations use the link between the two now. Raises HostDownError."""
+    """How many migrations currently use the link between the two. Raises HostDownError."""
     out, in_ = await both(limits(source, OUT), limits(target, IN))
     return len(out.keys() | in_.keys())
 
 
 async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
-    """The limits of the runs that go that way from or to the host."""
+    """The limits of the runs that use this route from or to the host."""
     directory, found = directory_of(host, way), dict[str, int]()
     for name in await host.list_dir(directory):
         run, _, limit = name.partition(".")
@@ -36,7 +36,7 @@ async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
 
 
 async def forget_killed(hosts: Iterable[Host]) -> None:
-    """Remove what killed migrations have left of their shares and turns; silent hosts keep it."""
+    """Remove the shares and turns left by killed migrations; unreachable hosts keep theirs."""
 
     async def forget(host: Host) -> None:
         for way in (OUT, IN, TURN):
@@ -55,5 +55,5 @@ async def _forget(host: Host, path: Path) -> None:
 
 
 def directory_of(host: Host, way: str) -> Path:
-    """Where the files of those that go that way stand."""
+    """The directory with the files of the migrations that use this route."""
     return host.state_dir / "links" / way

@@ -1,4 +1,4 @@
-"""Page tracking on the host that has the VM: it runs `vmckpt observe` there, which answers once."""
+"""Page tracking on the VM's host: runs `vmckpt observe` there, which answers once."""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 
-# What the command may take besides: an interpreter's start, and reading samples of memory.
+# Extra time for the command: interpreter start, and reading samples of memory.
 BESIDES_S = 30.0
 MOST_BYTES = 64 << 20
 
 
 async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mapping[str, Any] | None:
-    """The result of `vmckpt observe WORDS` on the host; None if the VM's lock was taken.
+    """The result of `vmckpt observe WORDS` on the host; None if the VM's lock was taken by another.
 
     Raises OSError as `memory.observe` does, also (ENOTSUP) if the host's vmckpt lacks the command;
     HostDownError.

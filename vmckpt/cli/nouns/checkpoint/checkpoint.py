@@ -91,7 +91,7 @@ def create(
     allowed_s = parse_duration_s(max_pause) if max_pause else usual_pause_s(kind.value)
     tags = given_tags(tag or [])
     key = key_source(key_file, key_command)
-    # A name that vmckpt makes up is no one's wish: it gets a number where it is taken.
+    # A generated name gets a number if it is taken.
     if_taken = "replace" if replace else "refuse" if name or group else "number"
     wish = TakeOptions(
         given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
