@@ -32,7 +32,7 @@ class HotRuns:
     def found(self, spans: Iterable[Span]) -> None:
         """Learn what a pass found written."""
         if self._passes >= CONFIRMED_PASSES + SPARED_PASSES:
-            self._runs, self._passes = None, 0  # all pages were protected: learn anew
+            self._runs, self._passes = None, 0  # all pages were protected: start over
         self._passes += 1
         if self._passes > CONFIRMED_PASSES:
             return

@@ -339,7 +339,7 @@ async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) 
 
 async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
     """Whether there is something to do, as far as the files can be read: meanwhile the replication
-    may have been ended and the VM protected anew, or another operator's process may have done what
+    may have been ended and the VM protected again, or another operator's process may have done what
     this one is to do `at_any_rate`.
     """
     files = ServiceFiles.of(request.primary, request.vm)

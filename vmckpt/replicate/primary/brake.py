@@ -28,7 +28,7 @@ WATCHED_S, _LOOK_SHARE = 0.25, 0.1
 class Brake:
     """`pages_per_s`: the link's measured rate, packed; 0: not measured yet.
 
-    `most_pages`: the limit of an epoch; half of that is too much to be written anew.
+    `most_pages`: the limit of an epoch; half of that is too much for new writes.
     """
 
     most_pages: float = math.inf

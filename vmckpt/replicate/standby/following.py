@@ -104,7 +104,7 @@ class Following:
             self.why, self.is_lost = exc.why, True
             return LOST
         except VmckptError as exc:
-            # What arrived, or the replica, cannot be trusted: the primary is told and continues
+            # What arrived, or the replica, cannot be trusted: tell the primary, which continues
             # alone. This standby does not take over any more.
             self.why = f"{exc.what}: {exc.why}"
             with suppress(HostDownError):
