@@ -337,7 +337,7 @@ async def resume(monitor: Monitor) -> None:
 
 
 async def all_done(steps: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all of them have ended; raises the first error at once."""
+    """Wait until all of them have ended; then raises the first error, if any."""
     if steps:
         await asyncio.wait(steps)
     for step in steps:

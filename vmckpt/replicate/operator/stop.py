@@ -318,7 +318,7 @@ async def _settle_term(
     old = {side.host.name for side, _ in primaries}
     homes = await _homes_but(name, "", hosts)
     taken, failed, last = set[str | None](), "", None
-    for side, said in words:  # the first ones: they may have the term
+    for side, said in words:  # standbys first: they may have the term
         if side.status.is_primary:
             continue
         await end_waiting(side.host, name)
