@@ -87,7 +87,7 @@ async def abandon(directory: Path) -> None:
     """After the death of the standby's service: end the QEMU that waits there.
 
     If the guest is at home there by then and its takeover was cut off, it is resumed if the term is
-    still the standby's, which is then held anew; if not, it never ran here, continues elsewhere and
+    still the standby's, which is first taken again; if not, it never ran here, continues elsewhere and
     is removed. If it is not at home, a term that was taken is given up, and its primary may
     continue. Raises OperationFailedError when the arbiter does not say whose the term is.
     """
@@ -261,7 +261,7 @@ async def _takes_term(
     """Wait until it is clear which side continues. True: this side. None: an operator ends the
     replication, or has ended it, which needs the VM's lock that is held here.
 
-    A standby that has the term does not yet have the guest. An arbiter that knows of no term
+    A standby that has the term need not have the guest yet. An arbiter that knows of no term
     has forgotten ours, or is not mounted: wait for it, but not `at_any_rate`. Then, with no claim,
     the service was killed before it had a term; with one, only `standby_is_dead` rules out that the
     standby has the guest. With that, a silent arbiter is not needed either: the next
@@ -325,8 +325,8 @@ async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -
 
 
 async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
-    """Whether the replication was ended, or another process waits to do this with more of the
-    operator's word. If the kernel does not say (no free descriptor), the next check will.
+    """Whether the replication was ended, or another process, to which the operator has declared
+    more, waits to do this. If the kernel does not say (no free descriptor), the next check will.
     """
     if not await _is_going_on(request, at_any_rate=at_any_rate):
         return True
