@@ -87,9 +87,9 @@ async def abandon(directory: Path) -> None:
     """After the death of the standby's service: end the QEMU that waits there.
 
     If the guest is at home there by then and its takeover was cut off, it is resumed if the term is
-    still the standby's, which is first taken again; if not, it never ran here, continues elsewhere and
-    is removed. If it is not at home, a term that was taken is given up, and its primary may
-    continue. Raises OperationFailedError when the arbiter does not say whose the term is.
+    still the standby's, which is first taken again; if not, it never ran here and is removed: it
+    continues elsewhere. If it is not at home, a term that was taken is given up, and its primary
+    may continue. Raises OperationFailedError when the arbiter does not say whose the term is.
     """
     request = read_request(directory)
     await end_waiting(request.standby, request.vm)
