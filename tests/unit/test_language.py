@@ -1,6 +1,7 @@
 """Plain words in help and documentation (docs/glossary.md), and help that is complete."""
 
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,3 +80,21 @@ def test_pages_use_the_terms_of_the_glossary(page: Path) -> None:
     if page.name == "glossary.md":  # its last column has the others
         text = re.sub(r"\|[^|\n]*\|$", "", text, flags=re.MULTILINE)
     assert [match[0] for match in DIALECT.finditer(text)] == []
+
+
+def sentences(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and docstrings without the code that they quote, and their first lines."""
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+                yield token.start[0], re.sub(r"`[^`]*`|\S*[/(){}_.]\w+\S*", "", token.string)
+
+
+def test_comments_and_docstrings_use_the_terms_of_the_glossary() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {match[0]}"
+        for path in sorted((ROOT / "vmckpt").rglob("*.py"))
+        for line, text in sentences(path)
+        for match in DIALECT.finditer(text)
+    ]
+    assert found == []

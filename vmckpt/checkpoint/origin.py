@@ -93,8 +93,8 @@ def _site_key(state_dir: Path, *, make: bool) -> bytes | None:
         raise StorageError(
             f"cannot read {path}",
             why=str(exc),
-            remedy="restore it from a backup, or remove it: then checkpoints taken so far are "
-            "foreign, and need --trust for all that is not in a VM's own directory",
+            remedy="restore it from a backup, or remove it; checkpoints taken so far then become "
+            "foreign, and need --trust for everything outside a VM's own directory",
         ) from exc
 
 

@@ -1,4 +1,4 @@
-"""Work on a VM, in one place, that its devices cannot be part of: out before it, back after it."""
+"""Work on a VM, on one host, without its devices: they are removed before and return after it."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ WORK = "work"
 
 
 class OpenQemu(NamedTuple):
-    """A QEMU with a session that is open already."""
+    """A QEMU with a session that is already open."""
 
     host: Host
     files: QemuDir
@@ -35,10 +35,10 @@ async def without_devices(
     tell: Callable[[str], None],
     work: Callable[[], Coroutine[Any, Any, T]],
 ) -> T:
-    """What `work` gives, done while no passthrough device is in the guest.
+    """Do `work` while no passthrough device is in the guest; returns its result.
 
-    For the lock's holder. Whatever fails, the devices come back and what used them goes on. Raises
-    what `work` does, HookFailedError and what else an unplug raises (nothing has changed),
+    For the holder of the VM's lock. After any failure the devices come back and their jobs resume.
+    Raises what `work` does, HookFailedError and the errors of an unplug (nothing has changed),
     JobHeldError (the work is done, or it failed and a device did not come back).
     """
     journey = Journey(vm.spec.passthrough, run, lambda _, text: tell(text))
@@ -70,18 +70,18 @@ async def without_devices(
             raise
         await to_the_end(_told_if_held(journey.bring_back(here), vm))
     finally:
-        # What could not be brought back now a second try would not either.
+        # A second try would not bring back what failed now.
         await to_the_end(vm.host.remove(vm.directory.away))
     return given[0]
 
 
 async def plug_in(vm: Vm, monitor: Monitor) -> None:
-    """The devices of a guest that has never run with them. Raises RefusedError and others."""
+    """Plug in the devices of a guest that never ran with them. Raises RefusedError and others."""
     await _journey(vm, "restore").plug(OpenQemu(vm.host, vm.qemu.files, monitor))
 
 
 async def bring_back(vm: Vm, monitor: Monitor, run: str) -> list[str]:
-    """A guest whose state was taken without its devices gets them; what it is not, in words."""
+    """Give devices to a guest whose state was taken without them; returns the failures as text."""
     journey = _journey(vm, run)
     if not journey.has_devices:
         return []
@@ -102,7 +102,7 @@ async def recover_devices(vm: Vm) -> None:
     The caller holds the lock. Raises JobHeldError.
     """
     journey = _journey(vm, "recover")
-    # Without a mark no guest was asked to release one.
+    # Without this file no guest was asked to release a device.
     step = await vm.host.read_text(vm.directory.away) or STEPS_OUT[0]
     try:
         if journey.has_devices and await vm.is_alive():
@@ -115,7 +115,7 @@ async def recover_devices(vm: Vm) -> None:
 
 
 async def recover_now(vm: Vm) -> None:
-    """The same at the operator's request.
+    """Recover the devices at the operator's request.
 
     Raises RefusedError (it has no devices, or is off), BusyError, JobHeldError.
     """

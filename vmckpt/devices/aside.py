@@ -1,4 +1,4 @@
-"""What a VM's devices are to be on a host that it is about to go to."""
+"""Prepares a VM's devices on its destination host."""
 
 from vmckpt.devices.journey import QemuAccess
 from vmckpt.vm.inventory import Vm
@@ -7,7 +7,8 @@ from vmckpt.vm.passthrough.plug import plug, reserve
 
 
 async def set_aside(vm: Vm, target: QemuAccess) -> None:
-    """A free equal of each on the target is its own from now on; what QEMU moves is plugged in.
+    """Reserve an equal free card on the destination for each device, and plug in those that QEMU
+    moves.
 
     Raises RefusedError, OperationFailedError, OutcomeUnknownError.
     """

@@ -1,4 +1,4 @@
-"""The hooks that vmckpt brings along, each as one file to be put into guests."""
+"""The hooks that come with vmckpt, each as one file to install in guests."""
 
 import io
 from enum import StrEnum
@@ -6,12 +6,12 @@ from enum import StrEnum
 HOOKS = "vmckpt.devices.hooks"
 FIRST_LINE = b"#!/usr/bin/env python3\n"
 MAIN = "import sys\n\nfrom {package}.main import main\n\nsys.exit(main(sys.argv))\n"
-# The earliest that a zip file knows: the same sources are the same bytes.
+# The earliest time that a zip file can hold: the same sources yield the same bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class Vendor(StrEnum):
-    """Whose devices a hook is for."""
+    """The vendor of a hook's devices."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -19,7 +19,7 @@ class Vendor(StrEnum):
 
 
 def hook_file(vendor: Vendor) -> bytes:
-    """The hook's file: a script, or what Python calls a zipapp."""
+    """The hook's file: a script or a Python zipapp."""
     from importlib.resources import files
 
     if vendor is Vendor.NVIDIA:
@@ -28,7 +28,7 @@ def hook_file(vendor: Vendor) -> bytes:
 
 
 def _zipapp(package: str) -> bytes:
-    """A package whose module `main` has a function `main`, with empty ones around it."""
+    """Pack a package whose module `main` has a function `main`, inside empty parent packages."""
     import zipfile
     from importlib.resources import files
 

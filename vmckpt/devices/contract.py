@@ -21,7 +21,7 @@ BY_HAND = "run it in the guest by hand"
 
 
 class HookPhase(StrEnum):
-    """In the order of a whole way; abort comes instead of what is left of it."""
+    """In the order of a complete operation; abort replaces the rest of it."""
 
     PREFLIGHT = "preflight"
     QUIESCE = "quiesce"
@@ -34,7 +34,7 @@ class HookPhase(StrEnum):
     ABORT = "abort"
 
 
-# Each with what takes it back, where the device is plugged in.
+# Each with the phase that undoes it, while the device is plugged in.
 WAY_OUT = {
     HookPhase.QUIESCE: HookPhase.ABORT,
     HookPhase.LOCK: HookPhase.RESUME,
@@ -42,7 +42,7 @@ WAY_OUT = {
     HookPhase.RELEASE: HookPhase.REATTACH,
 }
 WAY_BACK = (HookPhase.REATTACH, HookPhase.RESTORE, HookPhase.RESUME)
-# Moving what a card holds takes as long as there is of it: 80 GB at 3 GB/s are 27 s.
+# Moving a card's content takes time in proportion to its size: 80 GB at 3 GB/s are 27 s.
 LIMITS_S = {
     HookPhase.PREFLIGHT: 30,
     HookPhase.QUIESCE: 60,
@@ -57,7 +57,7 @@ LIMITS_S = {
 
 
 class HookAnswer(NamedTuple):
-    """What a hook said. `restarted`: jobs that it could only end and begin anew.
+    """A hook's answer. `restarted`: jobs that it could only end and start again.
 
     `from_guest`: why and remedy are the guest's own words.
     """
@@ -73,7 +73,7 @@ class HookAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _HookWords:
-    """A hook's own words, as they stand: see `HookAnswer`."""
+    """A hook's own words, unchanged: see `HookAnswer`."""
 
     ok: bool
     why: str | None = None
@@ -87,13 +87,13 @@ class _HookWords:
 
 
 def request(device: str, run: str, limit_s: int) -> bytes:
-    """What the hook reads."""
+    """The hook's input."""
     words = {"format": FORMAT, "device": device, "run": run, "limit_s": limit_s}
     return json.dumps(words).encode() + b"\n"
 
 
 def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
-    """What the hook means, also where it could not keep to the contract."""
+    """The hook's answer, also if it does not follow the contract."""
     last = _last_object(out)
     if last is None:
         said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
@@ -119,7 +119,7 @@ def _answer(said: _HookWords, returncode: int) -> HookAnswer:
 
 
 def _last_object(out: bytes) -> dict[str, Any] | None:
-    # Neither what a hook prints before its answer nor the answer's length may cost us much.
+    # Neither the hook's earlier output nor the answer's length may cost us much.
     last = out.rstrip().rpartition(b"\n")[2]
     try:
         found = parse(last)

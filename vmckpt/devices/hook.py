@@ -1,4 +1,4 @@
-"""One phase of a hook, run in the guest: to its end, or to the end of its time."""
+"""Runs one phase of a hook in the guest, to its end or its time limit."""
 
 import asyncio
 import shlex
@@ -14,10 +14,10 @@ from vmckpt.vm.paths import QemuDir
 if TYPE_CHECKING:
     from vmckpt.devices.ways import GuestRunner
 
-# A killed agent's successor, and a guest that has just arrived, are waited for; and of an agent
-# each answer, at each try twice as long as before: one that is always slow is heard in the end.
+# How long to wait for a killed agent's successor, or a guest that has just arrived; and for each of
+# an agent's answers, doubled at each try: so one that is always slow is heard eventually.
 BACK_S, PATIENCE_S = 20.0, 5.0
-# The guest ends a hook when its time is over; it is waited for no longer than so much later.
+# The guest ends a hook at its time limit; it is waited for this much longer at most.
 GRACE_S = 5.0
 KILLED = (137, -9)
 NO_SUCH_PROGRAM = 127
@@ -25,11 +25,11 @@ BETWEEN_S = 0.2
 
 
 class HookFailedError(OperationFailedError):
-    """A phase did not do what it promises."""
+    """A phase failed."""
 
 
 class GuestHook(NamedTuple):
-    """The hook of one device, in the guest of one QEMU; `run` is the operation that asks."""
+    """The hook of one device, in the guest of one QEMU; `run` is the operation's id."""
 
     host: Host
     files: QemuDir
@@ -37,10 +37,10 @@ class GuestHook(NamedTuple):
     run: str
 
     async def do(self, phase: HookPhase, *, tries: int = 1) -> HookAnswer:
-        """Have the hook do a phase; its answer, which is well.
+        """Have the hook do a phase; returns its answer, which is positive.
 
-        What failed is tried again so often as `tries` says, an agent that was lost meanwhile is
-        waited for in any case. Raises HookFailedError.
+        A failure is retried as often as `tries` says; a lost agent is waited for in any case.
+        Raises HookFailedError.
         """
         answer = await self._outlasting(phase)
         while not answer.ok and tries > 1:
@@ -63,8 +63,8 @@ class GuestHook(NamedTuple):
         return answer.remedy or f"run it in the guest by hand: {by_hand}"
 
     async def _outlasting(self, phase: HookPhase) -> HookAnswer:
-        """The phase, begun anew where the way into the guest was lost over it."""
-        # Only VMs with devices pay for these.
+        """Run the phase; start it again if the connection to the guest is lost meanwhile."""
+        # Imported here, since only VMs with devices need them.
         from vmckpt.devices.ways import ways_into
         from vmckpt.qemu.agent import NoProgramError
 
@@ -78,7 +78,7 @@ class GuestHook(NamedTuple):
                 except NoProgramError as exc:
                     reasons.append(f"{exc.what}: {exc.why}")
                 except (HostDownError, OperationFailedError) as exc:
-                    # The second: another agent, which knows nothing of the hook that was begun.
+                    # The second: another agent, which does not know the hook that was started.
                     reasons.append(f"{exc.what}: {exc.why}")
                     final = False
             if final:

@@ -1,7 +1,7 @@
-"""The devices of one VM through an operation that they cannot be part of: out, and back.
+"""The devices of one VM during an operation that excludes them: out, and back.
 
-Out: quiesce, lock, checkpoint, release, unplug. Back, on whichever host the guest is then: plug,
-reattach, restore, resume. Whatever fails on the way out is taken back where the guest is.
+Out: quiesce, lock, checkpoint, release, unplug. Back, on the host that has the guest then: plug,
+reattach, restore, resume. A failure on the way out is undone where the guest is.
 """
 
 import time
@@ -27,17 +27,17 @@ from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir
 
 UNPLUG_TIMEOUT_S = 30.0
-# On the return there is nothing to do but retry.
+# On the return only a retry is possible.
 TRIES = 3
 UNPLUG, PLUG = "unplug", "plug"
 HOOK = "hook-"
-# The steps of an operation, in their order.
+# The steps of an operation, in order.
 STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
 BRING_BACK = "bring-back"
 
 
 class QemuAccess(Protocol):
-    """A QEMU, and the way to its monitor."""
+    """A QEMU, and access to its monitor."""
 
     @property
     def host(self) -> Host:
@@ -52,7 +52,7 @@ class QemuAccess(Protocol):
 
 
 class Journey:
-    """The devices that are unplugged for an operation. Of a VM without any, all is nothing."""
+    """The devices that are unplugged for an operation. For a VM without any, nothing is done."""
 
     def __init__(
         self, devices: tuple[Passthrough, ...], run: str, note: Callable[[str, str], None]
@@ -71,12 +71,12 @@ class Journey:
 
     @property
     def absent_ids(self) -> frozenset[str]:
-        """The ids of all functions that a target's QEMU has not, or does not show, beforehand."""
+        """The ids of all functions that a destination's QEMU does not have, or show, beforehand."""
         return self.ids | {device.function_id(n) for device in self._paired for n in range(8)}
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of all functions that come and go."""
+        """The ids of all functions that are removed and return."""
         return frozenset(device.function_id(n) for device in self._devices for n in range(8))
 
     @property
@@ -96,7 +96,7 @@ class Journey:
         self._took_s[phase] = self._took_s.get(phase, 0.0) + time.monotonic() - began_s
 
     def steps_out(self, source: QemuAccess) -> tuple[Step, ...]:
-        """The way out as steps; what undoes each finds the guest running on the source."""
+        """The way out as steps; each one's undo finds the guest running on the source."""
         if not self._devices:
             return ()
         return (
@@ -112,9 +112,9 @@ class Journey:
         )
 
     async def phase(self, place: QemuAccess, phase: HookPhase, *, tries: int = 1) -> None:
-        """Every hook does the phase, one after the other: a guest's agent has one client at a time.
+        """Run a phase in every hook, one after another: a guest's agent has one client at a time.
 
-        Raises HookFailedError for the first that does not; on the return the others do it all the
+        Raises HookFailedError for the first that fails; on the return the others run it all the
         same.
         """
         began_s, failed = time.monotonic(), list[HookFailedError]()
@@ -141,7 +141,7 @@ class Journey:
             self._note(f"hook-{device.id}", text)
 
     async def unplug(self, source: QemuAccess) -> None:
-        """No device is left in the guest. Raises OperationFailedError, TimedOutError."""
+        """Remove all devices from the guest. Raises OperationFailedError, TimedOutError."""
         began_s, self._refused = time.monotonic(), False
         try:
             monitor = await source.monitor()
@@ -152,14 +152,14 @@ class Journey:
             self._refused = True
             raise
         except (OutcomeUnknownError, HostDownError) as exc:
-            # The guest is the source's whatever became of the device, which is looked for anew.
+            # The source has the guest, whatever became of the device, which is looked up again.
             raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
         self._took(UNPLUG, began_s)
 
     async def plug(self, place: QemuAccess) -> None:
-        """Every device is plugged in. Raises RefusedError, OperationFailedError.
+        """Plug in every device. Raises RefusedError, OperationFailedError.
 
-        For the first that cannot be; the others are all the same.
+        The error is the first one's that cannot be plugged in; the others are, all the same.
         """
         began_s, failed = time.monotonic(), list[VmckptError]()
         for device in self._devices:
@@ -174,9 +174,9 @@ class Journey:
         self._took(PLUG, began_s)
 
     async def plug_back(self, place: QemuAccess) -> None:
-        """Every device is plugged in, and the guest is no more being asked to let one go.
+        """Plug in every device, once no request to the guest to release one is pending.
 
-        One that was asked, and is silent, may let go at any time: it is given the time to.
+        A silent guest that was asked may release the device at any time: it is given time for that.
         """
         if not self._refused:
             try:
@@ -218,7 +218,7 @@ class Journey:
             await self.abort(place)
 
     async def abort(self, place: QemuAccess) -> None:
-        """Plug what is missing; the hooks have the jobs go on, however far they had come."""
+        """Plug in what is missing; the hooks resume the jobs, however far they had come."""
         await self._persist(lambda: self.plug(place))
         await self.phase(place, HookPhase.ABORT, tries=TRIES)
 

@@ -1,4 +1,4 @@
-"""How a VM's passthrough devices are now."""
+"""The current state of a VM's passthrough devices."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class DeviceRow(NamedTuple):
 
 
 async def look_at_devices(vm: Vm) -> list[DeviceRow]:
-    """All of the VM's. Raises HostDownError."""
+    """All devices of the VM. Raises HostDownError."""
     there: frozenset[str] | None = None
     if vm.spec.passthrough and await vm.is_alive():
         async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:

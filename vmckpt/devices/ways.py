@@ -1,4 +1,4 @@
-"""Ways into a guest by which hooks are run there: its QEMU guest agent, and SSH."""
+"""The channels into a guest through which hooks are run: its QEMU guest agent, and SSH."""
 
 import asyncio
 import shlex
@@ -14,10 +14,10 @@ from vmckpt.qemu.agent import GuestAgent, GuestExit
 from vmckpt.vm.paths import QemuDir
 
 POLL_S, MOST_POLL_S = 0.02, 0.5
-# So many times as long as an answer took may the next one take, beside a hook at work.
+# While a hook runs, an answer may take this many times as long as the slowest one so far.
 SLOWER = 4
 SSH_CONNECT_S = 10
-# Of a connection that is silent so often for 5 s ssh(1) says that it is lost. Whatever the host's
+# After this many silent intervals of 5 s ssh(1) reports a connection as lost. Whatever the host's
 # own configuration forwards, a guest gets none of it.
 SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={SSH_CONNECT_S}", "ServerAliveInterval=5",
                "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
@@ -26,7 +26,7 @@ SSH_FAILED = 255
 
 
 class GuestRunner(Protocol):
-    """How a program is run in a guest."""
+    """Runs programs in a guest."""
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
         """Run a program with `given` as input; None: it still runs after `within_s`.
@@ -38,10 +38,10 @@ class GuestRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByAgent:
-    """By the guest agent of a QEMU, each of whose answers is waited for `patience_s`.
+    """By a QEMU's guest agent; each of its answers is waited for up to `patience_s`.
 
-    Or for as long as its answers before that lead to expect: one that was begun anew because the
-    guest is slow would make it slower. Nor is it asked more than half of the time.
+    Or longer, if its earlier answers suggest that: starting the hook again because the guest is
+    slow would make the guest slower. It is queried for at most half of the time.
     """
 
     host: Host
@@ -49,7 +49,7 @@ class ByAgent:
     patience_s: float
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
-        """As Way."""
+        """As GuestRunner.run."""
         sock, asked_s = await self.host.connect(self.files.agent), time.monotonic()
         agent = await GuestAgent.connect(sock, self.patience_s)
         try:
@@ -69,13 +69,13 @@ class ByAgent:
 
 @dataclass(frozen=True, slots=True)
 class BySsh:
-    """By the ssh(1) of the host that the guest is on, as its user there is known to the guest."""
+    """By ssh(1) on the guest's host, as the host's user, whose key the guest knows."""
 
     host: Host
     address: Address
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
-        """As Way."""
+        """As GuestRunner.run."""
         there = self.address
         options = [word for option in SSH_OPTIONS for word in ("-o", option)]
         options += ["-l", there.user] if there.user else []
@@ -95,6 +95,6 @@ class BySsh:
 def ways_into(
     host: Host, files: QemuDir, ssh: Address | None, patience_s: float
 ) -> tuple[GuestRunner, ...]:
-    """The ways into a guest, in the order in which they are tried; `patience_s` is the agent's."""
+    """The channels into a guest, in the order of use; `patience_s` is the agent's."""
     agent = ByAgent(host, files, patience_s)
     return (agent, BySsh(host, ssh)) if ssh else (agent,)

@@ -1,7 +1,7 @@
 """Epochs of a running VM, each in a pause of a few milliseconds (design.md, "The epoch").
 
-Stop; find the pages written since the last one; have QEMU save the state of its devices (as
-`devices.py` can, or by `migrate` with `x-ignore-shared`: RAM left out); copy the pages; continue.
+Stop; find the pages written since the last epoch; have QEMU save the state of its devices (as in
+`devices.py`, or by `migrate` with `x-ignore-shared`: RAM left out); copy the pages; continue.
 Pages are protected only while the VM is stopped and its block layer drained: one that is pinned for
 a read in flight can be written without a fault. `stop` drains.
 """
@@ -36,17 +36,17 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
-# What is asked of QEMU besides, in order: while the guest is paused, or just before.
+# Further commands for QEMU, in order: while the guest is paused, or just before.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 Pausing = Callable[[], AbstractContextManager[None]]
-# What QEMU says to `cont` for a moment after a migration has ended.
+# QEMU's reply to `cont` for a moment after a migration has ended.
 _NOT_YET = "not finalized"
-# A state of a guest's own that QEMU >= 9 takes from it by `stop`, and gives back by `cont`.
+# The guest's own suspended state: QEMU >= 9 leaves it at `stop`, and restores it at `cont`.
 _SUSPENDED = "suspended"
 
 
 class StandsStillError(RefusedError):
-    """The guest did not run before its epoch; so it does not after it."""
+    """The guest did not run before its epoch, so it does not run after it."""
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def capturing(
 
 
 class Capture:
-    """One VM's epochs. Whatever is raised or cancelled, the VM runs on if its QEMU lives."""
+    """One VM's epochs. After any error or cancellation the VM continues if its QEMU is alive."""
 
     def __init__(
         self,
@@ -90,21 +90,21 @@ class Capture:
 
     @property
     def tracker(self) -> str:
-        """How the pages are found that the guest writes."""
+        """What finds the pages that the guest writes."""
         return self._tracker.name
 
     def dirty_pages(self) -> int:
-        """How many were written since they were last copied. Costs the guest nothing."""
+        """How many pages were written since they were last copied. Costs the guest nothing."""
         return self._tracker.count()
 
     def saves_devices(self) -> bool:
-        """Whether the next epoch's devices are saved in a moment, and the disks stay its own."""
+        """Whether the next epoch's devices are saved quickly, and the disks stay this QEMU's."""
         return not self._devices.may_change() and self._devices.base is not None
 
     async def learn_devices(self) -> float:
-        """Find out how to do so, if there is a way, in a pause of its own, which this gives.
+        """Learn how to save them quickly, if possible, in a separate pause, which is returned.
 
-        What an epoch's pause would take longer for otherwise. Raises as `epoch` does.
+        Otherwise an epoch's pause would include that. Raises as `epoch` does.
         """
         if not self._devices.can_be_learned():
             return 0.0
@@ -120,7 +120,7 @@ class Capture:
                         await asyncio.wait({stop, save, begin})
                     stop.result()
                     begin.result()
-                    with in_real_time(self._pid):  # with the thread that migrates, which is new
+                    with in_real_time(self._pid):  # includes the migration thread, which is new
                         migrated = await migration.state()
                 finally:
                     with in_real_time(self._pid):
@@ -130,12 +130,13 @@ class Capture:
         return paused_s
 
     async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> float:
-        """Hand all that the RAM holds to `take`, piece by piece, copied while the guest runs.
+        """Pass the whole content of the RAM to `take`, piece by piece, copied while the guest runs.
 
-        What the guest writes meanwhile is found by the next pass. The first thing to be done, but
-        for `learn_devices`. It may begin with a pause, which this gives.
+        The next pass finds what the guest writes meanwhile. Call it first, except for
+        `learn_devices`. It may begin with a pause, which is returned.
         """
-        # Protected before, while the guest ran; what was read in flight then is there after a stop.
+        # Pages were protected while the guest ran; reads that were in flight then are complete
+        # after a stop.
         _, pause_s = await self._scan()
         for start, end in self._tracker.extents():
             for at in range(start, end, chunk_bytes):
@@ -147,13 +148,13 @@ class Capture:
         """What was written since the last pass, to be copied while the guest runs; and its pause,
         if there was one.
 
-        Copies may be torn: pages that are written meanwhile come again. Raises RefusedError when
-        the guest does not run.
+        Copies may be torn: pages that are written meanwhile come again. Raises RefusedError if the
+        guest does not run.
         """
         return await self._scan()
 
     def copies(self, spans: Iterable[Span], chunk_bytes: int) -> Iterator[Pages]:
-        """What the spans hold now, in pieces of `chunk_bytes`."""
+        """The current content of the spans, in pieces of `chunk_bytes`."""
         piece: list[Span] = []
         left = chunk_bytes
         for start, end in spans:
@@ -224,7 +225,7 @@ class Capture:
     ) -> Epoch:
         """An epoch whose devices are saved, not migrated, so that `cont` is always accepted.
 
-        Its output ends just before the stop. Packets in between belong to the next epoch, and wait
+        Its output ends just before the stop. Packets in between belong to the next epoch and wait
         for it. If the guest stays paused there is no next epoch.
         """
         steps: list[Coroutine[Any, Any, Any]] = [*self._output.end_epoch()]
@@ -247,11 +248,11 @@ class Capture:
         return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
-        """Let the guest run; one that runs is left alone."""
+        """Resume the guest if it does not run."""
         await resume(self._monitor)
 
     async def release(self) -> None:
-        """Let go the output of the epochs taken so far: they are safe."""
+        """Release the output of the epochs captured so far: they are safe."""
         await self._output.release()
 
     async def _take(
@@ -288,7 +289,7 @@ class Capture:
                 rest.append(asyncio.ensure_future(self.resume()))
             self._hot.found(spans)
         finally:
-            # Whatever happens, nothing of it is still to be done when the guest runs on.
+            # Whatever happens, none of these may still be pending when the guest continues.
             await asyncio.wait({*before, stop, *rest})
         for step in rest:
             step.result()
@@ -323,7 +324,7 @@ class Capture:
 
 
 async def resume(monitor: Monitor) -> None:
-    """Let a guest run whose state was saved; one that runs is left alone."""
+    """Resume a guest whose state was saved, if it does not run."""
     deadline_s = time.monotonic() + CONT_TIMEOUT_S
     while True:
         try:
@@ -336,7 +337,7 @@ async def resume(monitor: Monitor) -> None:
 
 
 async def all_done(steps: Sequence[asyncio.Future[Any]]) -> None:
-    """All of them have ended when this returns or raises the first error."""
+    """Wait until all of them have ended; then raises the first error, if any."""
     if steps:
         await asyncio.wait(steps)
     for step in steps:

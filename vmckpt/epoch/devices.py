@@ -1,14 +1,14 @@
-"""The state of a VM's devices, saved in a tenth of the time that a migration of them takes.
+"""Saves the state of a VM's devices in a tenth of the time that migrating them takes.
 
-`xen-save-devices-state` (QEMU >= 1.1, and nothing of Xen's) saves devices in one command, into a
-descriptor: no thread, no dirty log that is begun and ended, and `cont` is taken at once. But it
-leaves out what a QEMU that waits wants to read first: the head of the stream, and RAM that is no
-named file (ROMs). That is learned once, in the pause of an epoch whose devices were migrated as
-well: both hold the same devices then, to the byte, and what stands before them is the base of all
-epochs to come.
+`xen-save-devices-state` (QEMU >= 1.1, independent of Xen) saves devices in one command, into a
+descriptor: it needs no thread and starts no dirty log, and `cont` is accepted at once. But it
+omits what a waiting QEMU reads first: the head of the stream, and RAM that is no named file
+(ROMs). This part is learned once, in the pause of an epoch whose devices were migrated as well:
+both then hold the same devices, to the byte, and what precedes them is the base of all later
+epochs.
 
-Only for VMs whose other RAM is ROMs, which change at a reset alone (the firmware is given tables
-anew): for a while after one, and of VMs with other memory (a graphics card's), devices are
+Only for VMs whose other RAM is ROMs, which change only at a reset (the firmware gets its tables
+again). For a while after a reset, and for VMs with other memory (a graphics card's), devices are
 migrated.
 """
 
@@ -27,19 +27,19 @@ from vmckpt.sequence.steps import finish
 
 # migration/savevm.c: magic and version, and sections of the stream.
 _HEAD_BYTES, _SECTION_FULL, _SECTION_HEAD = 8, 4, struct.Struct(">BIB")
-# What ends a migration's stream besides: a description in JSON, which is for people.
+# The rest of a migration stream's end: a description in JSON, for people.
 _NO_DESCRIPTION = struct.pack(">BI", 6, 2) + b"{}"
-# In what was migrated QEMU's state is another word; that much may differ, in one section.
+# In a migrated stream the word for QEMU's state differs; this much may differ, in one section.
 _MOST_DIFFERING_BYTES = 128
-# Firmware has read its tables by then, on slow machines too.
+# By then firmware has read its tables, on slow machines too.
 _SETTLED_AFTER_RESET_S = 60.0
-# Names of blocks: a VM's own RAM as `vm/argv.py` has it, and ROMs, of the machine and of devices.
+# Names of blocks: a VM's own RAM as in `vm/argv.py`, and ROMs of the machine and of devices.
 _RAM, _ROMS, _ROM_BEGINS, _ROM_ENDS = "ram0", ("pc.bios", "pc.rom"), "/rom@", ".rom"
 
 
 @asynccontextmanager
 async def devices_of(monitor: Monitor) -> AsyncIterator["Devices"]:
-    """Ways to save the devices of a VM for the block. Raises as `Monitor.ask` does."""
+    """The means to save a VM's devices, for the block. Raises as `Monitor.ask` does."""
     with monitor.events("RESET") as resets, _memory() as (fd, writer):
         fdset = await monitor.add_fd(writer) if await _has_only_roms(monitor) else None
         try:
@@ -50,7 +50,7 @@ async def devices_of(monitor: Monitor) -> AsyncIterator["Devices"]:
 
 
 class Devices:
-    """How the devices of one VM are saved; `base` goes before what `save` gives, None: unknown."""
+    """Saves the devices of one VM; `base` precedes the output of `save`, None: unknown."""
 
     def __init__(
         self, monitor: Monitor, fds: tuple[int, int], fdset: int | None, resets: Events
@@ -62,7 +62,7 @@ class Devices:
         self.base: bytes | None = None
 
     def may_change(self) -> bool:
-        """Whether what `base` holds may be changing. Asked before each epoch."""
+        """Whether the content of `base` may be changing. Call it before each epoch."""
         if self._resets.drain():
             self._reset_s, self.base = time.monotonic(), None
         if self._reset_s is None:
@@ -70,18 +70,18 @@ class Devices:
         return time.monotonic() - self._reset_s < _SETTLED_AFTER_RESET_S
 
     def can_be_learned(self) -> bool:
-        """Whether there is a way to find the base out, as far as is known."""
+        """Whether the base can be learned, as far as is known."""
         return not self._is_refused and not self.may_change()
 
     async def save(self) -> bytes:
-        """Their state, as of the pause in which the VM is. Raises as `Monitor.tell` does."""
+        """Their state in the current pause of the VM. Raises as `Monitor.tell` does."""
         os.lseek(self._writer, 0, os.SEEK_SET)
         await device_state.save_devices(self._monitor, self._path)
         length = os.lseek(self._writer, 0, os.SEEK_CUR)
         return os.pread(self._fd, length, 0)[_HEAD_BYTES:] + _NO_DESCRIPTION
 
     async def learn(self, migrated: bytes, saved: Awaitable[bytes]) -> None:
-        """Find the base in what was migrated and `saved` in one pause.
+        """Find the base in the `migrated` state and the `saved` one of the same pause.
 
         Raises as `Monitor.tell` does.
         """
@@ -93,7 +93,7 @@ class Devices:
 
 
 def base_of(migrated: bytes, saved: bytes) -> bytes | None:
-    """What stands before the devices in a migration's stream; None: it holds them otherwise."""
+    """What precedes the devices in a migration's stream; None: it holds them differently."""
     devices = saved.removesuffix(_NO_DESCRIPTION)
     if len(devices) < _SECTION_HEAD.size or devices[0] != _SECTION_FULL:
         return None
@@ -108,7 +108,7 @@ def base_of(migrated: bytes, saved: bytes) -> bytes | None:
 
 @contextmanager
 def _memory() -> Iterator[tuple[int, int]]:
-    """A file in memory, to be read and to be written; one description each."""
+    """A file in memory, for reading and for writing; a separate description for each."""
     with (
         open_fd(os.memfd_create("vmckpt-devices", os.MFD_CLOEXEC)) as fd,
         open_fd(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)) as writer,
@@ -117,7 +117,7 @@ def _memory() -> Iterator[tuple[int, int]]:
 
 
 async def _has_only_roms(monitor: Monitor) -> bool:
-    """Whether all of a VM's RAM but its file is ROMs. False where QEMU does not tell."""
+    """Whether all of a VM's RAM except its file is ROMs. False if QEMU does not report it."""
     try:
         blocks = await device_state.query_ram_blocks(monitor)
     except CommandRefusedError:

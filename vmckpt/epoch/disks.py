@@ -44,7 +44,7 @@ class DiskPiece(NamedTuple):
 class _Disk:
     drive: DiskDevice
     size_bytes: int
-    # The bitmap of what was written since an earlier epoch; None: all has to be read.
+    # The bitmap of writes since an earlier epoch; None: everything must be read.
     since: str | None
 
 
@@ -68,11 +68,11 @@ class DisksAtOnce:
         return self._disk(node).size_bytes
 
     def knows_changes(self, node: str) -> bool:
-        """Whether what changed on it since the epoch `since` is known."""
+        """Whether the changes to it since the epoch `since` are known."""
         return self._disk(node).since is not None
 
     async def prepare(self, nodes: Sequence[str], bitmap: str, since: str | None) -> None:
-        """Before the pause: what takes time. What a killed predecessor left goes first.
+        """Before the pause: do what takes time. First remove what a killed predecessor left.
 
         `bitmap` names what is written from that moment on, for a later epoch's `since`. Raises
         RefusedError, CommandRefusedError.
@@ -81,7 +81,8 @@ class DisksAtOnce:
         await remove_leftovers(self._monitor)
         if not nodes:
             return
-        # Since 10.0 what was inactivated for a migration, as by saving the devices, says so.
+        # Since 10.0 a node that was inactivated for a migration, or for saving devices, reports
+        # that.
         self._may_be_inactive = await block.has_blockdev_set_active(self._monitor)
         drives = {drive.node: drive for drive in await block.query_drives(self._monitor)}
         images = await block.query_disk_images(self._monitor)
@@ -94,7 +95,7 @@ class DisksAtOnce:
                     remedy="look at it with query-block",
                 )
             size_bytes = images[node].virtual_size_bytes
-            # One that a killed predecessor has ended misses what was written since.
+            # A bitmap that a killed predecessor has ended misses later writes.
             known = since is not None and bitmaps.get(node, {}).get(BITMAP + since, False)
             disk = _Disk(drives[node], size_bytes, BITMAP + since if known and since else None)
             self._disks.append(disk)
@@ -105,7 +106,9 @@ class DisksAtOnce:
         await block.transaction(self._monitor, actions)
 
     async def add_filters(self) -> None:
-        """Before a pause in which the disks stay this QEMU's: then they only have to be used."""
+        """Add the filters before a pause in which the disks stay this QEMU's; then they only have
+        to be put into use.
+        """
         for number, disk in enumerate(self._disks):
             if not self._may_be_inactive:
                 await self._add_target(number)
@@ -136,17 +139,17 @@ class DisksAtOnce:
         )
 
     def in_pause(self) -> list[Coroutine[Any, Any, Any]]:
-        """Commands for the pause, in order: from then on the disks are held to that moment.
+        """Commands for the pause, in order: they freeze the disks' view at that moment.
 
-        Without `add_filters` they are for when the devices have been migrated: QEMU does not give
-        its disks up while there is a filter.
+        Without `add_filters` they come after the devices have been migrated: QEMU does not release
+        its disks while there is a filter.
         """
         steps: list[Coroutine[Any, Any, Any]] = []
         if self._disks and self._may_be_inactive and not self._has_filters:
             steps.append(block.blockdev_set_active(self._monitor))
         for number, disk in enumerate(self._disks):
             if not self._has_filters:
-                if not self._may_be_inactive:  # one that was there before could not be written to
+                if not self._may_be_inactive:  # one that was there before could not be written
                     steps.append(self._add_target(number))
                 steps.append(self._add_filter(number, disk))
             steps.append(block.set_drive(self._monitor, disk.drive, f"{_FILTER}{number}"))
@@ -154,9 +157,9 @@ class DisksAtOnce:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Path]:
-        """For the block the disks can be read at the socket that this gives."""
+        """Export the disks for the block; yields the socket's path."""
         if ended := [(disk.drive.node, disk.since) for disk in self._disks if disk.since]:
-            # What is shown to others does not change any more.
+            # An exported bitmap no longer changes.
             actions = [block.bitmap_disable(node, since) for node, since in ended]
             await block.transaction(self._monitor, actions)
         path = made_by(self._files, "disks.sock")
@@ -184,14 +187,14 @@ class DisksAtOnce:
         path.unlink(missing_ok=True)
 
     def contexts(self, node: str) -> tuple[str, ...]:
-        """What can be asked of the export of a disk."""
+        """The NBD contexts that the export of a disk offers."""
         since = self._disk(node).since
         return (ALLOCATION, bitmap_context(since)) if since else (ALLOCATION,)
 
     def read(
         self, export: NbdExport, node: str, most_bytes: int, block_bytes: int
     ) -> Iterator[DiskPiece]:
-        """The disk, or what of it has changed, piece by piece, whole blocks. Blocking."""
+        """The disk, or what changed on it, piece by piece, in whole blocks. Blocking."""
         since = self._disk(node).since
         for start, end in self._spans(export, since, block_bytes):
             at = start
@@ -222,7 +225,7 @@ class DisksAtOnce:
                 yield start, last
 
     async def end(self, *, keep_bitmap: bool) -> None:
-        """Take all of it away, but, if the epoch counts, for the new bitmap. The guest runs on."""
+        """Remove all of it, except, if the epoch counts, the new bitmap. The guest continues."""
         if self._monitor.is_open:
             await remove_leftovers(self._monitor)
             await forget_bitmaps(self._monitor, self._bitmap if keep_bitmap else None)
@@ -233,7 +236,7 @@ class DisksAtOnce:
 
 
 def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """The whole blocks of a part of the disk that hold anything, joined."""
+    """The whole blocks of a part of the disk that hold data, joined."""
     first = last = start
     for extent in export.extents(ALLOCATION, start, end):
         if extent.flagged:
@@ -249,13 +252,13 @@ def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterato
 
 
 def forget_files(files: QemuDir) -> None:
-    """Remove what filters kept; of the disk 0 last, which says that there are some."""
+    """Remove the filters' files; that of disk 0 last, which shows that there are some."""
     for path in sorted(files.path.glob(f"{files.old_blocks(0).name[:-1]}*"), reverse=True):
         path.unlink(missing_ok=True)
 
 
 async def remove_leftovers(monitor: Monitor) -> None:
-    """Whatever of all this a QEMU still has: devices get their disks back, nodes go."""
+    """Remove all leftovers from a QEMU: devices get their disks back, nodes are deleted."""
     images = await block.query_disk_images(monitor)
     if not any(name.startswith((_OLD, _FILTER, _SNAPSHOT)) for name in images):
         return
@@ -285,7 +288,7 @@ async def _delete_all(monitor: Monitor, nodes: Iterable[str], prefix: str) -> No
 
 
 async def _delete(monitor: Monitor, node: str) -> None:
-    """Close a node; its users may take a moment to let go of it."""
+    """Close a node; its users may take a moment to release it."""
     try:
         await retry(
             lambda: block.blockdev_del(monitor, node),

@@ -1,4 +1,4 @@
-"""What an epoch is: all that changed in a VM since the one before, as of one moment."""
+"""An epoch: all changes in a VM since the previous epoch, as of one moment."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES, Span
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of the RAM file: spans, and what they hold, one after the other."""
+    """Pages of the RAM file: spans, and their contents in sequence."""
 
     spans: tuple[Span, ...]
     data: bytes
@@ -32,10 +32,10 @@ class Pause(NamedTuple):
 class Epoch:
     """The VM as of one moment, as the difference to its predecessor.
 
-    `device_base` and `device_state` are what a QEMU that waits reads, one after the other; the base
-    is the very object that it was in the epoch before when it is the same.
-    `pages` come after all that was copied early: a page that is in both counts as it is here.
-    `early_pages` of them were copied while the guest ran, in `early_pauses_s` short stops.
+    `device_base` and `device_state` are what a waiting QEMU reads, in this order; an unchanged base
+    is the same object as in the previous epoch. `pages` come after all that was copied early: a
+    page that is in both counts as it is here. `early_pages` of them were copied while the guest
+    ran, in `early_pauses_s` short stops.
     """
 
     number: int

@@ -1,19 +1,19 @@
-"""A program that stands beside the one that takes epochs. Standard library only: it starts quickly.
+"""The guard: a program beside the one that takes epochs. Standard library only: it starts quickly.
 
     python -I -S guard.py RESCUE_MONITOR QEMU_PID [HOLD ...]
 
-On its standard input, a stream socket, it gets the time until which the guest may run, in seconds
-of CLOCK_BOOTTIME, or `inf`; or `free` and such a time, by which its teller is to be done. It
-answers each line with a dot, so that a frozen guard is noticed. It acts in three cases, by a
-monitor of its own that it holds open:
+On its standard input, a stream socket, it receives the time until which the guest may run, in
+seconds of CLOCK_BOOTTIME, or `inf`; or `free` and such a time, by which the sender must be done. It
+answers each line with a dot, so that a frozen guard is noticed. It acts in three cases, over its
+own monitor, which it keeps open:
 
 - The input ends: the process that took epochs has died. A guest paused for an epoch (`paused`,
-  `finish-migrate`, `postmigrate`) is resumed, if it still may run. What it sends stays held, but by
-  the objects HOLD, which are removed.
-- The time of `free` is past: the same, the teller is stuck.
-- The time is past, the teller dead or stuck: the guest is stopped. The teller, if it goes on, lets
-  it run again when it may. A QEMU that neither answers nor has said that its guest is paused is
-  itself held (SIGSTOP) until the guest may run, and killed when no teller is left.
+  `finish-migrate`, `postmigrate`) is resumed, if it still may run. Its output stays held, except
+  by the objects HOLD, which are removed.
+- The time of `free` is past: the same, the sender is stuck.
+- The time is past, the sender dead or stuck: the guest is stopped. A sender that continues resumes
+  it when it may run. A QEMU that neither answers nor has reported that its guest is paused is
+  itself held (SIGSTOP) until the guest may run, and killed when there is no sender any more.
 """
 
 import json
@@ -28,12 +28,12 @@ from contextlib import suppress
 from typing import Any
 
 STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
-# In what time QEMU has to pause its guest; the teller's margin is longer.
+# The time in which QEMU has to pause its guest; the sender's margin is longer.
 ANSWER_S, POLL_S = 0.2, 0.005
-# How often the events are taken that QEMU tells everybody, and how much at once.
+# How often QEMU's broadcast events are read, and how much at once.
 PASS_OVER_S, READ_BYTES = 0.5, 1 << 16
 MOST_LINE_BYTES = 4 << 20
-# How often it is seen to that a guest that may not run does not.
+# How often a guest that may not run is stopped again.
 AGAIN_S = 0.05
 # `cont` is refused for a moment while QEMU ends what the epoch began.
 RESUME_S = 10.0
@@ -48,7 +48,7 @@ class Guard:
         self._pid, self._pidfd = pid, os.pidfd_open(pid)
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(RESUME_S)
-        # A link of QEMU's own user may lead to another's monitor.
+        # A link made by QEMU's own user may lead to another's monitor.
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW)
         is_ours = os.fstat(fd).st_uid in (0, os.geteuid())
         self._sock.connect(path if is_ours else f"/proc/self/fd/{fd}")
@@ -61,11 +61,11 @@ class Guard:
         self._until_s = self._free_by_s = float("inf")
 
     def watch(self) -> None:
-        """Until the teller has died and all that was to be done is done, or QEMU has ended."""
+        """Run until the sender has died and everything due is done, or QEMU has ended."""
         _take_turns()
         stopped = False
         while True:
-            # Before any decision: read what the teller sent, which may have died since.
+            # Before any decision: read what the sender, which may have died since, has sent.
             died = self._teller_lives and not self._hear()
             if self._ended():
                 return
@@ -82,7 +82,7 @@ class Guard:
                 self._end_held()
                 return
             if not self._teller_lives and self._until_s == float("inf"):
-                return  # or it would keep the monitor as long as QEMU lives
+                return  # otherwise it would occupy the monitor as long as QEMU lives
             self._wait(AGAIN_S if stopped else self._until_s - _now_s())
 
     def _wait(self, most_s: float) -> None:
@@ -93,7 +93,7 @@ class Guard:
         self._pass_over()
 
     def _hear(self) -> bool:
-        """Take what the teller has told; False once it has died."""
+        """Read what the sender has sent; False once it has died."""
         while select.select([0], [], [], 0)[0]:
             try:
                 said = os.read(0, 4096)
@@ -101,7 +101,7 @@ class Guard:
                 said = b""
             self._heard += said
             *whole, self._heard = self._heard.split(b"\n")
-            with suppress(OSError):  # who hears no answers may have given no ear for them
+            with suppress(OSError):  # a sender that reads no answers may have closed that direction
                 os.write(0, b"." * len(whole))
             for line in whole:
                 word, _, time_s = line.partition(b" ")
@@ -118,7 +118,7 @@ class Guard:
         return bool(select.select([self._pidfd], [], [], 0)[0])
 
     def _stop(self) -> None:
-        """See to it that the guest does not run."""
+        """Make sure that the guest does not run."""
         if self._is_held:
             return
         by_s = time.monotonic() + ANSWER_S
@@ -128,7 +128,7 @@ class Guard:
                 self._say("the guest was stopped: it may not run now")
         except OSError as exc:
             if isinstance(exc, TimeoutError) and self._stands_still:
-                return  # it writes out what its guest has left
+                return  # it is flushing what its guest has left
             self._is_held = True
             self._signal(signal.SIGSTOP)
             self._say(f"QEMU is held: its guest may not run, and it does not answer ({exc})")
@@ -160,14 +160,14 @@ class Guard:
             self._say(f"its keeper has died or is stuck; QEMU does not answer ({exc})")
 
     def _share_processors(self) -> None:
-        """QEMU had real-time threads for the epoch (`hosts/processes/scheduling.py`): no longer."""
+        """Reset the priority of QEMU's real-time threads (`hosts/processes/scheduling.py`)."""
         for thread in map(int, os.listdir(f"/proc/{self._pid}/task")):
             with suppress(OSError):  # it has ended, or is not ours to change
                 if os.sched_getscheduler(thread) == REAL_TIME:
                     os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
     def _resume(self) -> None:
-        """Let it run on, whose epoch was cut off; one that stands for another reason is left."""
+        """Resume a guest whose epoch was cut off, but not one stopped for another reason."""
         by_s = time.monotonic() + min(RESUME_S, self._until_s - _now_s())
         while time.monotonic() < by_s:
             status = self._status(by_s)
@@ -178,7 +178,7 @@ class Guard:
             time.sleep(POLL_S)
 
     def _status(self, by_s: float) -> dict[str, Any]:
-        """Raises OSError, also for an answer that is none: its guest may run then."""
+        """The guest's state. Raises OSError, also for an invalid answer: its guest may run then."""
         said: dict[str, Any] = self._ask("query-status", by_s)
         match said.get("return"):
             case {"running": bool(), "status": str()}:
@@ -187,7 +187,7 @@ class Guard:
         raise ConnectionError("what it says of its guest is malformed")
 
     def _ask(self, command: str, by_s: float, **arguments: str) -> dict[str, Any]:
-        """The answer to a command; events, and answers that came too late, are passed over.
+        """The answer to a command; skips events, and answers that came too late.
 
         Raises OSError, which TimeoutError is.
         """
@@ -208,7 +208,7 @@ class Guard:
         self._sock.settimeout(max(by_s - time.monotonic(), 0.001))
 
     def _line(self, by_s: float) -> bytes:
-        """The next line that QEMU tells. Raises OSError."""
+        """The next line from QEMU. Raises OSError."""
         while b"\n" not in self._told:
             self._be_patient(by_s)
             data = self._sock.recv(READ_BYTES)
@@ -222,13 +222,13 @@ class Guard:
         return line
 
     def _note(self, lines: bytes) -> None:
-        """Whether the guest is paused, by the last event about it."""
+        """Note whether the guest is paused, by the last event about it."""
         stops, goes_on = (lines.rfind(b'"event": "%s"' % name) for name in (b"STOP", b"RESUME"))
         if stops != goes_on:
             self._stands_still = stops > goes_on
 
     def _pass_over(self) -> None:
-        """Take the events that wait: QEMU would keep them, and they would stand before an answer.
+        """Read the pending events: QEMU would keep them, and they would precede an answer.
 
         In an hour of epochs that is hundreds of megabytes.
         """
@@ -236,13 +236,13 @@ class Guard:
             try:
                 data = self._sock.recv(READ_BYTES)
             except OSError:
-                return  # the next question says so
+                return  # the next command reports it
             if not data:
                 return
             whole, _, self._told = (self._told + data).rpartition(b"\n")
             self._note(whole)
             if len(self._told) > MOST_LINE_BYTES:
-                self._told = b""  # no line has so much; the next answer shows it
+                self._told = b""  # no line is this long; the next answer shows it
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the disk is full
@@ -250,7 +250,9 @@ class Guard:
 
 
 def _take_turns() -> None:
-    """Its teller may come last on a busy processor, and so it was begun; but guests wait for it."""
+    """Restore normal scheduling: its sender may yield on a busy processor, and the guard was
+    started with that setting; but guests wait for the guard.
+    """
     if os.sched_getscheduler(0) == os.SCHED_IDLE:
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -261,6 +263,6 @@ def _now_s() -> float:
 
 
 if __name__ == "__main__":
-    # A host that shuts down signals every process; the teller hands the guest over meanwhile.
+    # A host that shuts down signals every process; the sender hands the guest over meanwhile.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Guard(sys.argv[1], int(sys.argv[2]), sys.argv[3:]).watch()

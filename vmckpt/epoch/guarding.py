@@ -1,4 +1,4 @@
-"""The guard as a command line; `guard.py` itself imports nothing of vmckpt's."""
+"""The guard's command line; `guard.py` itself imports nothing of vmckpt's."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,9 +19,10 @@ STUCK_S = 30.0
 
 
 def guard_command(qemu: Qemu, holds: Sequence[str] = ()) -> list[str]:
-    """The command line of the guard of a QEMU; nothing else has it.
+    """The command line of a QEMU's guard; no other process has it.
 
-    `holds` are objects that hold the guest's output for who takes epochs, and go with him.
+    `holds` are objects that hold the guest's output for the process that takes epochs; the guard
+    removes them with it.
     """
     program, rescue = str(Path(guard.__file__)), str(made_by(qemu.files, qemu.files.rescue.name))
     return [sys.executable, "-I", "-S", program, rescue, str(qemu.process.pid), *holds]
@@ -31,11 +32,11 @@ def guard_command(qemu: Qemu, holds: Sequence[str] = ()) -> list[str]:
 async def standing_still(
     monitor: Monitor, tell_guard: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """The guest, for the block, if it runs; should this process die or be stuck, it runs on."""
+    """Pause a running guest for the block; if this process dies or is stuck, it is resumed."""
     if not (await commands.query_status(monitor)).running:
         yield
         return
-    dead = suppress(OSError)  # a guard that has died sees to nothing: then this process alone does
+    dead = suppress(OSError)  # a dead guard does nothing: then only this process does
     with dead:
         tell_guard(f"free {boottime_s() + STUCK_S}")
     try:

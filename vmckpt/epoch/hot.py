@@ -1,6 +1,6 @@
-"""Which runs of pages a guest writes all the time. Pure: spans in, spans out.
+"""Finds runs of pages that a guest writes all the time. Pure: spans in, spans out.
 
-A page that is protected costs the guest a fault when it writes it. One that it writes in every
+A protected page costs the guest a fault when it writes it. One that it writes in every
 epoch is copied in every epoch anyway: left unprotected for a while it costs nothing, and counts as
 written until it is protected again. What did not change in it is not sent.
 """
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 
 from vmckpt.memory.ram_file import Span
 
-# Runs shorter than this are not worth a scan of their own.
+# Runs shorter than this are not worth a separate scan.
 LEAST_BYTES = 64 << 12
 MOST_RUNS = 16
-# So many passes in a row they have to have been written, and then so many they are spared.
+# How many passes in a row they must have been written; and for how many they are then spared.
 CONFIRMED_PASSES, SPARED_PASSES = 3, 13
 
 
 class HotRuns:
-    """What to spare, learned from what each pass found."""
+    """What to spare, learned from the result of each pass."""
 
     def __init__(self) -> None:
         self._runs: list[Span] | None = None
@@ -25,14 +25,14 @@ class HotRuns:
 
     @property
     def spared(self) -> Sequence[Span]:
-        """Spans that the next pass is not to protect; ascending, apart from one another."""
+        """Spans that the next pass must not protect; ascending and disjoint."""
         is_spared = CONFIRMED_PASSES <= self._passes < CONFIRMED_PASSES + SPARED_PASSES
         return self._runs or () if is_spared else ()
 
     def found(self, spans: Iterable[Span]) -> None:
-        """What a pass has found written."""
+        """Learn what a pass found written."""
         if self._passes >= CONFIRMED_PASSES + SPARED_PASSES:
-            self._runs, self._passes = None, 0  # all was protected: learn anew
+            self._runs, self._passes = None, 0  # all pages were protected: start over
         self._passes += 1
         if self._passes > CONFIRMED_PASSES:
             return
@@ -44,7 +44,7 @@ class HotRuns:
 
 
 def _common(ours: Sequence[Span], theirs: Sequence[Span]) -> Iterable[Span]:
-    """What is in both, in runs that are long enough; both ascending."""
+    """The runs in both that are long enough; both ascending."""
     at = 0
     for start, end in ours:
         while at < len(theirs) and theirs[at][1] <= start:

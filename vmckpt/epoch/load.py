@@ -1,4 +1,4 @@
-"""The state of a VM's devices, given to a QEMU that has its memory and waits."""
+"""Loads the state of a VM's devices into a waiting QEMU that has its memory."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from vmckpt.sequence.in_thread import in_thread
 
 LOAD_TIMEOUT_S, _LOOK_S = 10.0, 0.5
 _FD_NAME = "vmckpt-state"
-# For a QEMU that waits: its memory does not come with the devices.
+# For a waiting QEMU: its memory does not come with the devices.
 SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
@@ -41,7 +41,7 @@ async def load_devices(monitor: Monitor, device_state: bytes) -> None:
 
 
 async def has_loaded(monitor: Monitor, events: Events) -> bool:
-    """Whether it takes what it is given; `events` of kind MIGRATION began before. Waits for it."""
+    """Wait for the end; whether it succeeded. `events` of kind MIGRATION began before."""
     given_up_s = time.monotonic() + LOAD_TIMEOUT_S
     while monitor.is_open and time.monotonic() < given_up_s:
         event = await events.next(_LOOK_S)
@@ -53,7 +53,7 @@ async def has_loaded(monitor: Monitor, events: Events) -> bool:
 
 def feed(writer: int, data: bytes) -> None:
     """Write everything into a pipe, as far as it is read, and close it."""
-    with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
+    with open_fd(writer), suppress(BrokenPipeError):  # the reader says why it stopped
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(writer, rest) :]

@@ -1,4 +1,4 @@
-"""The state of a VM's devices by a migration to this process, RAM in a named file left out."""
+"""Gets the state of a VM's devices by a migration to this process, without RAM in a named file."""
 
 import asyncio
 import fcntl
@@ -13,13 +13,14 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.sequence.steps import finish
 
-# RAM that is a named shared file is left out of what `migrate` writes.
+# `migrate` omits RAM that is a named shared file.
 CAPABILITIES = {"x-ignore-shared": True, "events": True, "return-path": False}
-# What is left, ROMs and devices, is written at once, in one round.
+# The rest, ROMs and devices, is written at once, in one round.
 PARAMETERS = {"max-bandwidth": 1 << 40, "downtime-limit": 2_000_000}
-# The proof that its vCPUs ran: of a VM that runs it is in the log, which has no room for all of it.
+# The proof that its vCPUs ran. A VM that runs has it in its log already, which lacks the space for
+# more.
 VCPU_TRACE = "vm_state_notify"
-# The state of an ordinary machine's devices fits.
+# Large enough for the state of an ordinary machine's devices.
 PIPE_BYTES = 1 << 20
 STATE_TIMEOUT_S = 10.0
 _FD_NAME = "vmckpt-epoch"
@@ -29,10 +30,10 @@ _FD_NAME = "vmckpt-epoch"
 async def saving(
     monitor: Monitor, wished: Mapping[str, bool], limits: Mapping[str, int]
 ) -> AsyncIterator[None]:
-    """QEMU's settings for saving its state, for the block; then they are as they were.
+    """QEMU's settings for saving its state, for the block; restored afterwards.
 
     With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
-    earlier migration left on (multifd) would have QEMU refuse a pipe.
+    earlier migration left on (multifd) would make QEMU refuse a pipe.
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     parameters = await commands.query_migrate_parameters(monitor)
@@ -52,18 +53,18 @@ async def saving(
 
 
 class DeviceMigration:
-    """One that is to be begun in a pause."""
+    """A migration to be started in a pause."""
 
     def __init__(self, monitor: Monitor, events: Events, came: "asyncio.Future[bytes]") -> None:
         self._monitor, self._events, self._came = monitor, events, came
 
     def begin(self) -> Coroutine[Any, Any, None]:
-        """The command, to be given while the VM is paused."""
+        """The command, to be sent while the VM is paused."""
         return commands.migrate(self._monitor, f"fd:{_FD_NAME}")
 
     async def state(self) -> bytes:
-        """All of it. QEMU closes the pipe when it lets the guest run again: `cont` is refused
-        before that, for a moment longer than it has said that it is done.
+        """All of the state. QEMU closes the pipe when it lets the guest run again: before that, for
+        a moment longer than it has reported completion, `cont` is refused.
 
         Raises OperationFailedError.
         """
@@ -95,7 +96,7 @@ class DeviceMigration:
 
 @asynccontextmanager
 async def device_migration(monitor: Monitor) -> AsyncIterator[DeviceMigration]:
-    """One, with a pipe that QEMU has been given, for the block."""
+    """A migration, with a pipe that QEMU has received, for the block."""
     with _received() as (writer, came):
         with open_fd(writer):
             await monitor.give_fd(_FD_NAME, writer)
@@ -105,11 +106,11 @@ async def device_migration(monitor: Monitor) -> AsyncIterator[DeviceMigration]:
 
 @contextmanager
 def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
-    """The writing end of a pipe, to be closed by the caller, and all that comes until it closes."""
+    """The writing end of a pipe, which the caller closes, and all data received until then."""
     loop = asyncio.get_running_loop()
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
-    with suppress(PermissionError):  # then QEMU waits for us now and then
+    with suppress(PermissionError):  # then QEMU sometimes waits for us
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     came: list[bytes] = []
     everything: asyncio.Future[bytes] = loop.create_future()
@@ -118,7 +119,7 @@ def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
         came.append(os.read(reader, PIPE_BYTES))
         if not came[-1]:
             loop.remove_reader(reader)
-            if not everything.done():  # cancelled meanwhile
+            if not everything.done():  # it was cancelled meanwhile
                 everything.set_result(b"".join(came))
 
     with open_fd(reader):

@@ -1,18 +1,18 @@
-"""Output commit: what a guest sends is held until its epoch is reported safe.
+"""Output commit: a guest's output is held until its epoch is reported safe.
 
-Three of QEMU's filters per network back end, one behind the other. What the guest sends waits in
-the first, a filter-buffer; at an epoch's end it moves into the second, another one; when the epoch
-is safe the second lets it go through the third, a gate. A buffer that is switched off and on again
-gives all it holds to the next filter.
+Three of QEMU's filters per network back end, in a row. The guest's output waits in the first, a
+filter-buffer; at an epoch's end it moves into the second, another buffer; when the epoch is safe
+the second releases it through the third, a gate. A buffer that is switched off and on again passes
+all it holds to the next filter.
 
-A buffer also does so by a timer of QEMU's, 71 minutes at most after it was last emptied, whatever
-else is dead or frozen by then. Hence the gate: a filter-redirector into nothing (a null character
-device), which is switched off only while an epoch that is safe leaves. What a timer lets go ends
-there: lost as on any network, but never seen before it is safe.
+A buffer also does so by a timer of QEMU's, at most 71 minutes after it was last emptied, whatever
+else is dead or frozen by then. Hence the gate: a filter-redirector into a null character device,
+which is switched off only while a safe epoch leaves. What a timer releases ends there: lost as on
+any network, but never seen before it is safe.
 
-The one on the wire's side is made first: filters of a back end stand in the order of their making,
-and packets from the guest pass the last one first. A buffer drops what comes beyond 10,000
-packets, silently: `is_filling` says so before, by how many packets the NIC has sent.
+The filter next to the wire is made first: a back end's filters are in the order of creation,
+and packets from the guest pass the last one first. A buffer silently drops packets beyond 10,000:
+`is_filling` warns before that, from the number of packets that the NIC has sent.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
 
-# A buffer empties itself so long after it was last switched on, by the guest's clock, which is
-# never faster than ours: the longest that QEMU takes.
+# A buffer empties itself this long after it was last switched on, by the guest's clock, which is
+# never faster than ours: QEMU's maximum.
 _INTERVAL_US = (1 << 32) - 1
-# Of the 10,000 that a buffer takes, for what is sent before an epoch can be ended.
+# Of the 10,000 in a buffer, the rest being for what is sent before an epoch can be ended.
 _FILLING_PACKETS = 5_000
-# By then a timer may have moved what is not safe into the outer buffer.
+# After this a timer may have moved output that is not safe into the outer buffer.
 _TRUSTED_S = 0.9 * _INTERVAL_US / 1e6
 _INNER, _OUTER, _GATE = "vmckpt-inner-", "vmckpt-outer-", "vmckpt-gate-"
 _BRIEF = "vmckpt-brief-"
-_OF_GUEST = "rx"  # what the back end receives: from the guest
+_OF_GUEST = "rx"  # what the back end receives, which is what the guest sends
 
 
 class HeldOutput:
-    """The output of a VM's network back ends; of none when it has none."""
+    """The held output of a VM's network back ends, if it has any."""
 
     def __init__(self, monitor: Monitor, netdevs: Sequence[str]) -> None:
         self._monitor, self._netdevs = monitor, tuple(netdevs)
         self._emptied_s = boottime_s()
-        # By back end: the NIC's counter as it was seen last; how many it has sent since.
+        # By back end: the NIC's last counter, and how many packets it has sent since.
         self._seen, self._sent = dict[str, int](), dict[str, int]()
 
     async def hold(self) -> None:
@@ -52,7 +52,7 @@ class HeldOutput:
         try:
             for netdev in self._netdevs:
                 gate = _GATE + netdev
-                with suppress(CommandRefusedError):  # who was killed here left none
+                with suppress(CommandRefusedError):  # a holder that was killed here left none
                     await commands.chardev_remove(self._monitor, gate)
                 await commands.chardev_add(self._monitor, "null", gate)
                 sink = {"netdev": netdev, "queue": _OF_GUEST, "outdev": gate}
@@ -65,7 +65,7 @@ class HeldOutput:
             raise
 
     def end_epoch(self) -> list[Coroutine[Any, Any, None]]:
-        """Commands, in order, that give what was sent so far to the outer buffer.
+        """Commands, in order, that move what was sent so far to the outer buffer.
 
         For the pause, or just before it; the outer buffer is empty. What is sent between these and
         the stop is held for the next epoch.
@@ -81,7 +81,7 @@ class HeldOutput:
     async def is_filling(self) -> bool:
         """Whether an inner buffer may soon be full. Counts from the first call of an epoch.
 
-        False of a NIC that is no virtio device, and where QEMU gives no answer.
+        False for a NIC that is no virtio device, and if QEMU does not answer.
         """
         for netdev in self._netdevs:
             with suppress(CommandRefusedError, MonitorLostError):
@@ -92,9 +92,9 @@ class HeldOutput:
         return any(sent >= _FILLING_PACKETS for sent in self._sent.values())
 
     async def release(self) -> None:
-        """Let go what the outer buffer holds: the epoch is safe.
+        """Release the content of the outer buffer: the epoch is safe.
 
-        Of an epoch that ended too long ago (this host was suspended, this process frozen) nothing
+        If the epoch ended too long ago (this host was suspended, this process frozen), nothing
         leaves before the next one is safe: the inner buffer may have emptied itself meanwhile.
         """
         if boottime_s() - self._emptied_s > _TRUSTED_S:
@@ -111,14 +111,14 @@ class HeldOutput:
         await asyncio.gather(*steps)
 
     async def let_go(self) -> None:
-        """Hold nothing any more: all that waits leaves, in order."""
+        """Stop holding: everything that waits leaves, in order."""
         names = await commands.query_objects(self._monitor)
         for netdev in self._netdevs:
             gate = _GATE + netdev
             for name in (gate, _OUTER + netdev, _INNER + netdev):
                 if name in names:
                     await commands.object_del(self._monitor, name)
-            with suppress(CommandRefusedError):  # it is not there
+            with suppress(CommandRefusedError):  # there is none
                 await commands.chardev_remove(self._monitor, gate)
 
     def _emptied(self, name: str) -> Iterable[Coroutine[Any, Any, None]]:
@@ -141,7 +141,7 @@ class BriefHold:
         self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
-        """Commands after which nothing leaves. If one is refused `let_go` is still to be done."""
+        """Commands after which nothing leaves. If one is refused, `let_go` is still required."""
         values = {"queue": _OF_GUEST, "interval": int(self._most_s * 1e6)}
         return [
             commands.object_add(self._monitor, "filter-buffer", name, {"netdev": netdev, **values})
@@ -162,14 +162,14 @@ class BriefHold:
 
 
 def brief_holds(netdevs: Sequence[str]) -> list[str]:
-    """What the buffers of a brief hold are called."""
+    """The names of a brief hold's buffers."""
     return [_BRIEF + netdev for netdev in netdevs]
 
 
 async def holds_output(monitor: Monitor) -> list[str]:
     """The network back ends whose output a protection holds, or held when it died."""
     names = await commands.query_objects(monitor)
-    # Who died while it made them, or let them go, has left some of the three.
+    # A process that died while it made or removed them has left some of the three.
     held = [
         name.removeprefix(prefix)
         for prefix in (_GATE, _OUTER, _INNER)

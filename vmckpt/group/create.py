@@ -1,4 +1,4 @@
-"""Checkpoints of several VMs, wherever they are, as of one consistent cut: all of them, or none."""
+"""Checkpoints of several VMs, on any hosts, as of one consistent cut: all of them, or none."""
 
 import secrets
 import sys
@@ -37,9 +37,9 @@ class GroupOptions:
 async def create(
     vms: Sequence[Vm], asked: GroupOptions, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
-    """Take them; what came of it. Every guest runs on, whatever happens.
+    """Take the checkpoints; returns the result. Every guest continues, whatever happens.
 
-    Raises what is against it for any of them: then there is a checkpoint of none. Raises
+    Raises the reason against it for any VM: then there is a checkpoint of none. Raises
     OutcomeUnknownError when a host fell silent in the commit.
     """
     require_group([vm.name for vm in vms])
@@ -63,7 +63,7 @@ async def create(
 
 
 def require_group(names: Sequence[str]) -> None:
-    """Raises UsageError unless they are several, each once."""
+    """Raises UsageError unless there are several VMs, each named once."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or len(names) < 2:
         raise UsageError(
@@ -135,7 +135,7 @@ def _told(
     stored: Mapping[str, Mapping[str, Any]],
     done: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """For who asked. Skew is by the hosts' clocks, as far as they agree."""
+    """The result for the caller. Skew is by the hosts' clocks, as far as they agree."""
     stops = [said["held"]["stopped_unix_s"] for said in stored.values()]
     held_s = [said["held"]["held_s"] for said in stored.values()]
     return {

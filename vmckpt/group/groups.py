@@ -1,4 +1,4 @@
-"""The groups, derived from what each of their checkpoints records.
+"""The groups, derived from the records in their checkpoints.
 
 A group is complete while all its checkpoints exist in any store; an incomplete one is listed as
 such, and cannot be restored.
@@ -13,7 +13,7 @@ from vmckpt.errors import NotFoundError, RefusedError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Checkpoints that were taken together: their ids by VM, and those that are there."""
+    """Checkpoints that were taken together: their ids by VM, and those that exist."""
 
     id: str
     name: str
@@ -22,12 +22,12 @@ class Group:
 
     @property
     def missing(self) -> list[str]:
-        """The VMs whose checkpoint is not there."""
+        """The VMs whose checkpoint is missing."""
         return [vm for vm in self.members if vm not in self.entries]
 
 
 def groups(entries: Iterable[CatalogueEntry]) -> list[Group]:
-    """The groups of which any checkpoint is there, oldest first."""
+    """The groups of which any checkpoint exists, oldest first."""
     found: dict[str, Group] = {}
     by_id = {entry.id: entry for entry in entries}
     for entry in by_id.values():
@@ -40,7 +40,7 @@ def groups(entries: Iterable[CatalogueEntry]) -> list[Group]:
 
 
 def find(entries: Iterable[CatalogueEntry], text: str) -> Group:
-    """The group of that name, or whose id begins so. Raises NotFoundError, UsageError."""
+    """The group with that name, id, or id prefix (4 or more). Raises NotFoundError, UsageError."""
     every = groups(entries)
     found = [one for one in every if text in (one.id, one.name)]
     found = found or [one for one in every if len(text) >= 4 and one.id.startswith(text)]
@@ -60,7 +60,7 @@ def find(entries: Iterable[CatalogueEntry], text: str) -> Group:
 
 
 def require_whole(group: Group) -> None:
-    """Raises RefusedError when a checkpoint of it is missing."""
+    """Raises RefusedError if one of its checkpoints is missing."""
     if group.missing:
         raise RefusedError(
             f"group '{group.name}' is not whole any more",

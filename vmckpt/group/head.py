@@ -18,7 +18,7 @@ from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import all_of
 
-# A member that got its order in time has so long to report the result.
+# A member that got its order in time has this long to report the result.
 ANSWER_S = 10.0
 
 
@@ -60,7 +60,7 @@ class _MemberSettled(TypedDict):
     result: _MemberRestored
 
 
-# What goes with a word, as far as it is read.
+# The fields that accompany a word, as far as they are read.
 _MORE: Mapping[str, type] = {
     FAILED: _MemberFailed,
     "prepared": _MemberPrepared,
@@ -71,7 +71,7 @@ _MORE: Mapping[str, type] = {
 
 
 class GroupHead:
-    """The lines to all members, by VM."""
+    """The connections to all members, by VM."""
 
     def __init__(self, lines: Mapping[str, Line]) -> None:
         self._lines = lines
@@ -79,19 +79,19 @@ class GroupHead:
     async def all_say(
         self, word: str, within_s: float | None = None
     ) -> dict[str, Mapping[str, Any]]:
-        """What each says with `word`. Raises the first one's error; OperationFailedError when one
-        is gone, silent, or late.
+        """What each member sends with `word`. Raises the first one's error; OperationFailedError if
+        one is gone, silent, or late.
         """
         works = [self._hear(vm, word, within_s) for vm in self._lines]
         return dict(zip(self._lines, await all_of(works), strict=True))
 
     def tell_all(self, word: str, **more: Any) -> None:
-        """Tell all of them at once."""
+        """Send a word to all of them at once."""
         for line in self._lines.values():
             line.say(word, **more)
 
     async def all_answer(self, word: str, within_s: float) -> dict[str, float]:
-        """Tell all of them, and hear the same word of each: how long each took. Raises as above."""
+        """Send a word to all, and await it from each: how long each took. Raises as above."""
         now_s = asyncio.get_running_loop().time
         told_s = now_s()
         self.tell_all(word)
@@ -106,7 +106,7 @@ class GroupHead:
     async def by_turns(
         self, rows: Sequence[Sequence[str]], word: str, answer: str, within_s: float
     ) -> None:
-        """Tell each when the one before it in its row has answered. All of it `within_s`.
+        """Send to each when the previous one in its row has answered. All of it `within_s`.
 
         Raises as above.
         """
@@ -121,13 +121,13 @@ class GroupHead:
         await all_of(one_by_one(row) for row in rows)
 
     def give_up(self, why: str) -> None:
-        """Each undoes what it can."""
+        """Have each undo what it can."""
         self.tell_all(VOID, why=why)
 
     async def _hear(
         self, vm: str, word: str, within_s: float | None, *, of_s: float | None = None
     ) -> Mapping[str, Any]:
-        """`within_s` is what others have left `of_s`."""
+        """`within_s` is what others have left of `of_s`."""
         try:
             said = await self._lines[vm].hear(within_s)
         except TimeoutError as exc:

@@ -29,9 +29,9 @@ from vmckpt.vm.lifecycle import owner
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One member: its checkpoint, the store that is to have it, and who commits it, where.
+    """One member: its checkpoint, the store for it, and the service that commits it, with its host.
 
-    `committed`: it was seen there. It may be removed before all others have answered.
+    `committed`: it was seen in the store. It may be removed before all others have answered.
     """
 
     vm: str
@@ -45,18 +45,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class GroupJournal:
-    """One group that may be half committed."""
+    """One group that may be partly committed."""
 
     id: str
     name: str
     parts: tuple[Part, ...]
 
     def write(self) -> None:
-        """So that it outlives a reboot. Raises StorageError."""
+        """Write it durably: it outlives a reboot. Raises StorageError."""
         _journals().save(self.id, self)
 
     def forget(self) -> None:
-        """It is over."""
+        """Remove it: the commit is over."""
         _journals().remove(self.id)
 
 
@@ -68,7 +68,7 @@ _SCHEMA = Schema(
 
 
 def groups_dir() -> Path:
-    """Where groups are written down while they are committed."""
+    """The directory in which groups are recorded while they are committed."""
     return state_dir() / "groups"
 
 
@@ -85,9 +85,9 @@ async def led(group_id: str) -> AsyncIterator[None]:
 
 
 async def settle(journal: GroupJournal, key: Key = None) -> bool:
-    """All of it was committed (True), or nothing of it stays, and it is forgotten. By who leads.
+    """Make it all committed (True), or remove what was; then the record. Call only as its leader.
 
-    Raises OutcomeUnknownError when a store or a host gives no answer: it is asked again later.
+    Raises OutcomeUnknownError if a store or a host does not answer: try again later.
     """
     parts, silent = list[Part](), list[VmckptError]()
     for part in journal.parts:
@@ -115,7 +115,7 @@ async def settle(journal: GroupJournal, key: Key = None) -> bool:
 
 
 async def settle_left(key: Key = None) -> list[str]:
-    """Settle what heads that died have left: what is to be said of it."""
+    """Settle what dead heads have left; returns the messages about it."""
     said = []
     for name in _journals().names():
         try:

@@ -1,4 +1,4 @@
-"""The VMs of a group go back to its cut together: all of them run from it, or none does."""
+"""Return the VMs of a group to its cut together: all of them run from it, or none does."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from vmckpt.store.sealing.keys import KeySource
 
 
 async def homes(group: Group, tell: Callable[[str], None]) -> dict[str, Host]:
-    """Where each VM of the group goes back to it; see `drivers.find.restores_on`."""
+    """The host on which each VM of the group is restored; see `drivers.find.restores_on`."""
     found = await all_of(restores_on(entry, tell, copy=False) for entry in group.entries.values())
     return dict(zip(group.entries, found, strict=True))
 
@@ -29,8 +29,8 @@ async def restore_group(
 ) -> dict[str, Any]:
     """Restore each on its host of `hosts`; returns once all guests run and are set up.
 
-    Raises what is against it for any of them: then no restored guest runs, and those that there
-    were run on.
+    Raises the reason against it for any VM: then no restored guest runs, and the existing ones
+    continue.
     """
     require_whole(group)
     works = await all_of(

@@ -1,4 +1,4 @@
-"""A group's members at work: a service on each VM's host, and a line to each."""
+"""The services of a group's members: one on each VM's host, and a connection to each."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,12 +16,12 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import Handle
 from vmckpt.sequence.steps import all_of, finish
 
-# A member whose cut is cancelled resumes its guest at once, and undoes the rest.
+# A member whose cut is cancelled resumes its guest at once, and then undoes the rest.
 END_S = 60.0
 
 
 class Service(NamedTuple):
-    """One member's job; `process` does it."""
+    """One member's job, which `process` executes."""
 
     work: StoreJob[Any, Any]
     job: Handle[Any, Any]
@@ -32,10 +32,11 @@ class Service(NamedTuple):
 async def at_work(
     works: Sequence[StoreJob[Any, Any]],
 ) -> AsyncIterator[tuple[GroupHead, Sequence[Service]]]:
-    """Services that do them, and their head, for the block.
+    """The services for these jobs, and their head, for the block.
 
     An error in the block is an error for all of them: each undoes what it can, and has ended when
-    this does. So have those that take checkpoints in any case; a restored VM's brings its memory.
+    this returns. So have those that take checkpoints in any case; a restored VM's service is still
+    loading its memory.
     """
     async with AsyncExitStack() as stack:
         services = await all_of(_begun(stack, work) for work in works)

@@ -1,21 +1,23 @@
-"""Whose guests are stopped at once: no more of one machine's than it has processors for.
+"""Limits how many guests of one machine are stopped at once, by its number of processors.
 
-Stopping a guest and saving what it is takes one processor for some milliseconds, its service and
-its QEMU by turns. More of them at once than there are processors make each pause longer, and no cut
-shorter: they take turns. A turn costs a word there and one back, which output is held for as well.
+Stopping a guest and saving its state takes one processor for some milliseconds, alternating between
+its service and its QEMU. More of them at once than there are processors make each pause longer, and
+no cut shorter: they take turns. A turn costs a message there and back, for which output is held
+too.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Of a machine's processors for guests that are being stopped; the others are for those that run.
+# The divisor of a machine's processors for guests that are being stopped; the others are for those
+# that run.
 _SHARE = 2
-# Turns may take so much of the time for which output may be held.
+# The divisor of the time for which output may be held: turns may take that much.
 _HELD_SHARE = 4
 
 
 class MemberSite(NamedTuple):
-    """Where a member works: on which machine, of how many processors, and how fast it answers."""
+    """A member's machine, how many processors it has, and how fast it answers."""
 
     machine: str
     processors: int
@@ -23,7 +25,7 @@ class MemberSite(NamedTuple):
 
 
 def turns(places: Mapping[str, MemberSite], most_held_s: float) -> list[list[str]]:
-    """Rows of members, each to be stopped when the one before it in its row is paused.
+    """Rows of members, each to be stopped when the previous one in its row is paused.
 
     All rows proceed concurrently. With slow connections there are more rows with fewer turns.
     """

@@ -1,4 +1,4 @@
-"""The clock that leases are measured by."""
+"""The clock for leases."""
 
 import time
 

@@ -1,14 +1,14 @@
-"""By what a host proves to etcd who it is: a TOML file on that host, which names other files.
+"""A host's credentials for etcd: a TOML file on that host, which names other files.
 
-    authority = "ca.pem"                 whose certificates are believed; without it the system's
-    certificate = "client.pem"           a client's certificate and its key, where etcd wants them
+    authority = "ca.pem"                 the CA to trust; default: the system's
+    certificate = "client.pem"           client certificate and key, if etcd requires them
     key = "client-key.pem"
-    user = "vmckpt"                      where etcd wants a user; the password stands in a file
+    user = "vmckpt"                      if etcd requires a user; the password is in a file
     password_file = "etcd-password"
 
-Relative paths count from its directory. With a user, etcd takes client certificates over its JSON
-gateway only if their subject has no common name ("CommonName ... will be ignored"). Secrets are in
-files for their owner's eyes only, never on a command line or in the environment.
+Relative paths are relative to its directory. With a user, etcd accepts client certificates over its
+JSON gateway only if their subject has no common name ("CommonName ... will be ignored"). Secrets
+are in files that only their owner can read, never on a command line or in the environment.
 """
 
 import ssl
@@ -22,7 +22,7 @@ from vmckpt.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class EtcdCredentials:
-    """What the file says, with whole paths."""
+    """The file's content, with absolute paths."""
 
     authority: Path | None = None
     certificate: Path | None = None
@@ -31,19 +31,19 @@ class EtcdCredentials:
     password_file: Path | None = None
 
     def tls(self) -> ssl.SSLContext:
-        """For https. Raises UsageError."""
+        """The TLS context for https. Raises UsageError."""
         try:
             context = ssl.create_default_context(cafile=self.authority)
             if self.certificate is not None:
                 context.load_cert_chain(self.certificate, self.key)
-        except OSError as exc:  # ssl.SSLError is one
+        except OSError as exc:  # includes ssl.SSLError
             raise _unusable(
                 str(exc), "give files in PEM: the authority's certificate, a client's, and its key"
             ) from exc
         return context
 
     def password(self) -> str:
-        """The user's. Raises UsageError."""
+        """The user's password. Raises UsageError."""
         if self.password_file is None:
             return ""
         try:
@@ -54,10 +54,10 @@ class EtcdCredentials:
 
 
 def read_credentials(path: Path) -> EtcdCredentials:
-    """What a file of credentials says. Raises UsageError, also when others could read secrets."""
+    """Read a credentials file. Raises UsageError, also if others could read secrets."""
     try:
         said = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as exc:  # tomllib.TOMLDecodeError is one
+    except (OSError, ValueError) as exc:  # includes tomllib.TOMLDecodeError
         raise _unusable(f"{path}: {exc}", "write it as docs/replicate.md says under etcd") from exc
     names = {field.name for field in fields(EtcdCredentials)}
     if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:

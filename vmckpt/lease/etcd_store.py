@@ -1,11 +1,11 @@
-"""Records in etcd: a key per VM, put only over the revision that was seen.
+"""Records in etcd: a key per VM, written only over the revision that was seen.
 
-Every question goes to all endpoints at once, again while one has no leader, and the first certain
+Every request goes to all endpoints at once, again while one has no leader, and the first certain
 answer counts: a member that is paused or cut off costs no time. That is safe for writes too: of
 several written over one revision one succeeds, and the others get what is stored there.
 
 etcd's own leases are not used: they last whole seconds, and longer after each change of its leader.
-What is wanted of it is agreement on one order of writes; the waiting is the claimant's (`rule`).
+etcd only has to agree on one order of writes; the claimant does the waiting (`rule`).
 """
 
 import asyncio
@@ -27,9 +27,9 @@ Reading = Callable[[Answer], Versioned | None]
 
 
 class EtcdStore:
-    """Records in the cluster that `endpoints` belong to: all of its members, at best.
+    """Records in the cluster of `endpoints`, which are preferably all of its members.
 
-    Raises UsageError when there is none.
+    Raises UsageError if there is none.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class EtcdStore:
         self._endpoints, self._prefix, self._timeout_s = endpoints, prefix, timeout_s
 
     async def read(self, vm: str) -> Versioned | None:
-        """What stands there now, as a majority has it."""
+        """The current record, as a majority has it."""
         question = {"key": self._key(vm)}
         found, failures = await self._ask("/v3/kv/range", question, partial(self._found, vm))
         if not found:
@@ -52,7 +52,7 @@ class EtcdStore:
         return found[0]
 
     async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
-        """Put `record` where version `over` stands; what stands there afterwards."""
+        """Put `record` over version `over`; returns what is stored afterwards."""
         key = self._key(vm)
         value = base64.b64encode(encode(record).encode()).decode()
 
@@ -84,7 +84,7 @@ class EtcdStore:
     async def _ask(
         self, path: str, question: object, read: Reading
     ) -> tuple[list[Versioned | None], dict[str, Exception]]:
-        """What `read` makes of the first answer, or none and why each endpoint gave none."""
+        """What `read` makes of the first answer, or None and why each endpoint gave none."""
         failures: dict[str, Exception] = {}
         tasks = [
             asyncio.ensure_future(self._insist(gateway, path, question, read, failures))
@@ -108,7 +108,7 @@ class EtcdStore:
         read: Reading,
         failures: dict[str, Exception],
     ) -> Versioned | None:
-        """An endpoint's answer, however often it takes: a new leader is there in a moment."""
+        """Ask an endpoint until it answers: a new leader is elected within moments."""
         doubt: Exception | None = None
         before = ""
         while True:
@@ -134,7 +134,7 @@ class EtcdStore:
     def _found(self, vm: str, answer: Answer) -> Versioned | None:
         if not (kvs := answer.get("kvs")):
             return None
-        # An empty one is left out.
+        # The gateway omits an empty one.
         value = base64.b64decode(kvs[0].get("value", ""))
         record = decode(value, f"{self._prefix}{vm} in etcd")
         return Versioned(record, int(kvs[0]["mod_revision"]))

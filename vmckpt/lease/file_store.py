@@ -1,13 +1,13 @@
-"""Records as files of one directory, for one machine or for machines that share it.
+"""Records as files in one directory, for one machine or for machines that share it.
 
-    VM.leases/N    version N of the record (20 digits), made by link(2), never changed
+    VM.leases/N    version N of the record (20 digits), created by link(2), never changed
     VM.lease       the only version, as vmckpt 0.1 kept it; its text is MOVED once there are others
 
-The version that stands is the highest. A successor is written aside, synced, and linked to the next
-number: link(2) fails where that exists, on the server of a network's file system too. So there is
-no lock that a server could take from a suspended process, or a client could believe it has
-(a lock with rename(2) behind it is no compare-and-swap on NFS), and a process that is stopped or
-killed anywhere blocks no other.
+The highest version is the current one. Its successor is written to a temporary file, synced, and
+linked to the next number: link(2) fails if that exists, on a network file system's server too. So
+there is no lock that a server could take from a suspended process, or that a client could wrongly
+believe it has (a lock followed by rename(2) is no compare-and-swap on NFS), and a process that is
+stopped or killed at any point blocks no other.
 """
 
 import asyncio
@@ -29,38 +29,38 @@ from vmckpt.sequence.in_thread import NoThreadError, in_thread
 from vmckpt.state.durable import make_dir_durably
 
 TIMEOUT_S = 1.0
-# Versions that stay, for readers that are slow; and when a killed process's leftovers go.
+# Versions that are kept for slow readers; and the age at which a killed process's files go.
 KEPT, _LEFTOVER_S = 16, 3600.0
 MOVED = "moved to numbered versions by a newer vmckpt\n"
 _POLL_S = 0.002
 _DIGITS = 20
-# With these link(2) has certainly done nothing. After others a server may have, or may yet.
+# With these errors link(2) certainly did nothing. After others a server may have, or may yet.
 _REFUSED = (
     errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT, errno.EROFS,
     errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENAMETOOLONG,
 )  # fmt: skip
-# How many questions may wait for a server that gives no answer, each with a thread of its own.
+# How many requests may wait for a silent server, each in its own thread.
 MOST_WAITING = 16
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 T = TypeVar("T")
 
 
 class FileStore:
-    """Records in `directory`, which is made when it is not there."""
+    """Records in `directory`, which is created if missing."""
 
     def __init__(self, directory: Path, *, timeout_s: float = TIMEOUT_S) -> None:
         self._directory, self._timeout_s = directory, timeout_s
         self._free = threading.Semaphore(MOST_WAITING)
 
     async def read(self, vm: str) -> Versioned | None:
-        """What stands there now."""
+        """The current record."""
         try:
             return await self._within(lambda: self._read(vm))
         except (OSError, TimeoutError) as exc:
             raise self._down(vm, exc) from exc
 
     async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
-        """Put `record` where version `over` stands; what stands there afterwards."""
+        """Put `record` over version `over`; returns what is stored afterwards."""
         try:
             return await self._within(lambda: self._replace(vm, record, over))
         except NoThreadError as exc:
@@ -88,7 +88,7 @@ class FileStore:
                 self._free.release()
                 raise
 
-        # Twice: the old lock's own limit comes first, and what it says is certain.
+        # Twice: the old lock's own limit comes first, and its result is certain.
         return await asyncio.wait_for(counted(), 2 * self._timeout_s)
 
     def _versions(self, vm: str) -> Path:
@@ -100,7 +100,7 @@ class FileStore:
     def _read(self, vm: str) -> Versioned | None:
         directory = self._versions(vm)
         while number := _highest(directory):
-            # One that is gone by now was replaced KEPT times meanwhile.
+            # If it is gone by now, it was replaced KEPT times meanwhile.
             with suppress(FileNotFoundError):
                 return _parse(directory / _name(number), number)
         return _read_single(self._single(vm))
@@ -131,7 +131,7 @@ class FileStore:
         return new
 
     def _put(self, vm: str, new: Versioned) -> bool:
-        """Whether the new version is in place, and the highest.
+        """Whether the new version is in place, and the highest version.
 
         Raises OSError (it certainly is not), OutcomeUnknownError.
         """
@@ -157,7 +157,8 @@ class FileStore:
                     raise
                 if _highest(directory) == new.version:
                     return True
-                # This process was suspended while others advanced so far that the number was free.
+                # While this process was suspended others advanced so far that the number was free
+                # again.
                 path.unlink(missing_ok=True)
                 return False
             except OSError as exc:
@@ -170,7 +171,7 @@ class FileStore:
 
     @contextmanager
     def _single_locked(self, vm: str, over: int) -> Iterator[None]:
-        """For the block no vmckpt 0.1 replaces the single version, and afterwards none can."""
+        """Keep any vmckpt 0.1 from replacing the single version, in the block and afterwards."""
         single = self._single(vm)
         if over == NONE_YET or _highest(self._versions(vm)) or not single.exists():
             yield
@@ -272,7 +273,7 @@ def _locked(path: Path, timeout_s: float) -> Iterator[None]:
 
 
 def _settle(directory: Path, version: int) -> None:
-    """Remove old versions and what killed processes left; then sync the directory."""
+    """Remove old versions and files that killed processes left; then sync the directory."""
     for entry in os.scandir(directory):
         with suppress(FileNotFoundError):
             is_part = entry.name.endswith(".part")

@@ -1,6 +1,6 @@
-"""One etcd endpoint's JSON gateway: a question, its answer, or why there is none.
+"""One etcd endpoint's JSON gateway: sends a request; returns the answer, or why there is none.
 
-Each question has a connection of its own, so that what was sent is known, and sent once.
+Each request has its own connection, so that what was sent is known, and sent once.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from vmckpt.errors import UsageError
 from vmckpt.lease.credentials import EtcdCredentials
 
 DEFAULT_PORT = 2379
-# No answer of ours comes near.
+# Far above any answer to us.
 _MOST_BYTES = 1 << 20
-# What etcd says of a token that is too old, or was given by a member that has started anew since.
+# etcd's errors for a token that has expired, or was issued by a member that has restarted since.
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
-# Answers that say nothing of what becomes of a write. 408 is gRPC's "cancelled": it is on its way.
-# 429 is etcd's "database space exceeded": said before a write is proposed, or after it was applied
+# Answers that do not tell the fate of a write. 408 is gRPC's "cancelled": the write is on its way.
+# 429 is etcd's "database space exceeded": sent before a write is proposed, or after it was applied
 # (etcdserver, `quotaApplierV3.Txn`).
 _UNDECIDED = (408, 429)
-# What etcd says when its quota is used up, until its alarm is disarmed.
+# etcd's error when its quota is used up, until its alarm is disarmed.
 NO_SPACE = "database space exceeded"
-# A member that has no leader says so at once instead of waiting for one.
+# With it a member without a leader reports that at once instead of waiting for one.
 _HEADERS = (
     "Content-Type: application/json\r\nGrpc-Metadata-hasleader: true\r\nConnection: close\r\n"
 )
 
 
 class NotTakenError(Exception):
-    """It was not sent, or the member refused it: nothing was changed by it, nor will be."""
+    """It was not sent, or the member refused it: it changed nothing, and never will."""
 
 
 class GatewayUnansweredError(Exception):
@@ -39,10 +39,9 @@ class GatewayUnansweredError(Exception):
 
 
 class Gateway:
-    """An endpoint of etcd >= 3.4, `url` being http://HOST:PORT or https://HOST:PORT.
+    """An endpoint of etcd >= 3.4; `url` is http://HOST:PORT or https://HOST:PORT.
 
-    A password goes over https alone. Raises UsageError: the URL is none, or the credentials cannot
-    be used.
+    Passwords are sent only over https. Raises UsageError: an invalid URL, or unusable credentials.
     """
 
     def __init__(self, url: str, credentials: EtcdCredentials | None = None) -> None:
@@ -63,7 +62,7 @@ class Gateway:
         self._token: str | None = None
 
     async def ask(self, path: str, question: object) -> dict[str, Any]:
-        """What the endpoint answers. Raises NotTakenError, UnansweredError. Has no time limit."""
+        """The answer; without a time limit. Raises NotTakenError, GatewayUnansweredError."""
         if self._user and self._token is None:
             who = {"name": self._user, "password": self._password}
             answer = await self._post("/v3/auth/authenticate", who)
@@ -84,7 +83,7 @@ class Gateway:
             head += f"Authorization: {self._token}\r\n"
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-        except (OSError, RuntimeError) as exc:  # no thread, say, in which a name is looked up
+        except (OSError, RuntimeError) as exc:  # for example, no thread for a name lookup
             raise NotTakenError(str(exc)) from exc
         try:
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -101,7 +100,7 @@ class Gateway:
 
 
 class _Replay:
-    """What http.client takes for a socket: an answer that is there as a whole."""
+    """What http.client takes for a socket: an answer that is complete."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""One process's dealings with the arbiter over one VM: look, take, renew, record, give up."""
+"""One process's requests to the arbiter about one VM: look, take, renew, record, give up."""
 
 import asyncio
 import math
@@ -18,19 +18,19 @@ Change = Callable[[LeaseRecord, int], LeaseRecord]
 
 @dataclass(frozen=True, slots=True)
 class HeldTerm:
-    """A term that the arbiter said is ours, and when our lease of it ends by our clock."""
+    """A term that the arbiter confirmed as ours, and when our lease of it ends by our clock."""
 
     term: int
     until_s: float
 
 
 class Lease:
-    """What `claimant` knows of a VM's record, and what it holds of it.
+    """What `claimant` knows of a VM's record, and the term it holds.
 
-    All that its properties say is as of the last answer. What was asked and not answered, or whose
-    caller was cancelled, counts as not got *and* as possibly done. Calls queue up: there is one
-    question at a time. Each raises what `RecordStore.read` and `RecordStore.replace` raise, and
-    RefusedError when the record went back in time: its arbiter has forgotten what it granted.
+    All properties are as of the last answer. A request that got no answer, or whose caller was
+    cancelled, counts as not granted *and* as possibly done. Calls queue up: there is one request at
+    a time. Each raises what `RecordStore.read` and `RecordStore.replace` raise, and RefusedError
+    when the record went back in time: its arbiter has forgotten what it granted.
     """
 
     def __init__(
@@ -55,27 +55,27 @@ class Lease:
 
     @property
     def seen(self) -> SeenRecord | None:
-        """The record as last seen; None: no term was ever granted, or not read yet."""
+        """The record as last seen; None: no term was ever granted, or it was not read yet."""
         return self._seen
 
     @property
     def held(self) -> HeldTerm | None:
-        """The term that is ours until its end, which may be past; None: none is."""
+        """The term that is ours until its end, which may be past; None: we hold none."""
         return self._held
 
     @property
     def has_asked(self) -> bool:
-        """Whether a term was ever asked for, got or not."""
+        """Whether a term was ever requested, granted or not."""
         return self._attempt > 0
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether what was asked may yet be done: it has no answer, and nothing came between."""
+        """Whether a request may yet be executed: it has no answer, and no later write."""
         return bool(self._asked)
 
     @property
     def replaced(self) -> SeenRecord | None:
-        """The record that our term was put over, and since when we had seen it stand.
+        """The record that our term replaced, and since when we had seen it unchanged.
 
         Its holder may still act until `rule.wait_s` of it is over.
         """
@@ -83,7 +83,7 @@ class Lease:
 
     @property
     def held_until_s(self) -> float:
-        """When our lease ends; long ago when we have none."""
+        """When our lease ends; long ago if we have none."""
         return self._held.until_s if self._held else -math.inf
 
     @property
@@ -95,12 +95,12 @@ class Lease:
 
     @property
     def highest_term(self) -> int:
-        """The highest that was seen granted; 0: none."""
+        """The highest term that was seen granted; 0: none."""
         return self._seen.now.record.term if self._seen else 0
 
     @property
     def standing(self) -> ReplicaStanding:
-        """Whether a replica may take over from us; UNSETTLED too when the term is not ours."""
+        """Whether a replica may take over from us; UNSETTLED also if the term is not ours."""
         if self._held is None or self._seen is None:
             return ReplicaStanding.UNSETTLED
         possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._asked)}
@@ -109,24 +109,24 @@ class Lease:
         return ReplicaStanding.SOLO if possible == {None} else ReplicaStanding.IN_SYNC
 
     async def look(self) -> SeenRecord | None:
-        """What stands there now, and since when we have seen it stand so."""
+        """The current record, and since when we have seen it unchanged."""
         async with self._one_at_a_time:
             await self._look()
             return self._seen
 
     async def take(self, dead: Holding | None = None) -> HeldTerm:
-        """Take the next term, as one who is entitled to it, from a holder that cannot act any more.
+        """Take the next term, as an entitled claimant, from a holder that cannot act any more.
 
-        `dead`: a holder that was proved so. Renews a term that is ours already. Raises RefusedError
-        (we are not entitled, the holder's lease may still run, another was faster).
+        `dead`: a holder that was proved dead. Renews a term that is already ours. Raises
+        RefusedError (we are not entitled, the holder's lease may still run, another was faster).
         """
         return await self._take(lambda seen: self._require_free(seen, dead))
 
     async def claim(self) -> HeldTerm:
-        """Take the next term from a holder that may still act; raises as `take` does.
+        """Claim the next term from a holder that may still act; raises as `take` does.
 
-        From here on that one can record nothing any more, least of all that it goes on alone: so it
-        may be fenced. The guest may run here once `wait_s` of `replaced` is over, not before.
+        From here on that holder can record nothing any more, least of all that it continues alone:
+        so it may be fenced. The guest may run here once `wait_s` of `replaced` is over, not before.
         """
         return await self._take(self._require_entitled)
 
@@ -147,8 +147,8 @@ class Lease:
     async def record_in_sync(self, replica: str) -> HeldTerm:
         """`replica` may take over from now on. Also renews; raises as `renew` does.
 
-        Before it is called the last output that `replica` has not seen has left, and no other
-        leaves unacknowledged until `record_solo` has returned.
+        Call it only after the last output that `replica` has not seen has left; then no other
+        output leaves unacknowledged until `record_solo` has returned.
         """
         return await self._rewrite(
             lambda record, attempt: rule.with_in_sync(record, replica, attempt)
@@ -164,20 +164,21 @@ class Lease:
     async def give_up(self) -> None:
         """The guest is stopped here: the replica in sync may take the term at once.
 
-        If none is, anybody may. From the call on the term counts as not ours. Raises as `renew`.
+        If there is none, any claimant may. From the call on the term counts as not ours. Raises as
+        `renew`.
         """
         async with self._one_at_a_time:
             try:
                 now = await self._ours()
             finally:
-                # Whatever is answered from here on, to an earlier question too.
+                # Whatever is answered from here on, even to an earlier request.
                 self._held, self._is_given_up = None, True
             await self._put(rule.given_up(now.record, self._next()), over=now.version)
 
     def again(self) -> "Lease":
-        """For the same guest, after `give_up`: it takes the term again unless another has it.
+        """For the same guest, after `give_up`: take the term again unless another has it.
 
-        What was seen by now the arbiter is not to have forgotten then.
+        The arbiter must not have forgotten then what was seen by now.
         """
         name = self.claimant.name
         claimant = Claimant(f"{name}/again", succeeds=name)
@@ -187,7 +188,7 @@ class Lease:
 
     async def _rewrite(self, change: Change) -> HeldTerm:
         async with self._one_at_a_time:
-            # Again when an earlier question of ours was done after all, and so came between.
+            # Again if an earlier request of ours was executed after all, and so came between.
             while True:
                 now = await self._ours()
                 held = await self._put(change(now.record, self._next()), over=now.version)
@@ -205,8 +206,8 @@ class Lease:
         return record, now.version
 
     async def _ours(self) -> Versioned:
-        """The record to write over. It is looked at anew if a question has no answer yet, or our
-        lease has ended: what has its version by now may be another's, over an older copy.
+        """The record to write over. It is read again if a request has no answer yet, or our lease
+        has ended: the record of its version may by now be another's, over an older copy.
         """
         if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
             await self._look()
@@ -227,7 +228,7 @@ class Lease:
             raise _forgotten(self.vm, self._seen.now, "nothing")
 
     async def _put(self, record: LeaseRecord, *, over: int) -> HeldTerm | None:
-        """Write it over that version; None when something else stands there."""
+        """Write it over that version; None if something else is stored there."""
         before_s = self._clock()
         question = (record, before_s)
         self._asked.append(question)
@@ -242,7 +243,7 @@ class Lease:
         return HeldTerm(record.term, before_s + record.span.holder_s)
 
     def _note(self, found: Versioned) -> None:
-        """Take in an answer: what stands there, and so which of our questions were done."""
+        """Process an answer: the current record, and so which of our requests were executed."""
         answered_s, before = self._clock(), self._seen
         if self._seen is None:
             self._seen = SeenRecord(found, answered_s)
@@ -258,7 +259,7 @@ class Lease:
                 self._held = HeldTerm(record.term, before_s + record.span.holder_s)
                 if before is not None and before.now.record.term < record.term:
                     self._replaced = before
-        self._asked.clear()  # each was to be put over an older version: it never will be
+        self._asked.clear()  # each was to replace an older version: it never will
 
     def _require_entitled(self, seen: SeenRecord) -> None:
         record = seen.now.record

@@ -1,4 +1,4 @@
-"""What the primary is to do next, and which output it may let out. Decisions only, no I/O."""
+"""Decides the primary's next move, and which output it may release. No I/O."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ReplicaStanding(Enum):
-    """Whether a replica may take over, as the arbiter has it."""
+    """Whether a replica may take over, according to the arbiter."""
 
     SOLO = "no replica may take over: the standby is stale"
     IN_SYNC = "a replica may take over"
@@ -25,7 +25,7 @@ class PrimaryMove(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrimaryView:
-    """All that the primary's decisions rest on; times by `clock.boottime_s`.
+    """The input of the primary's decisions; times by `clock.boottime_s`.
 
     `highest_term`: the highest seen anywhere, with the arbiter or on the wire. `held_until_s`: when
     the lease ends. `unanswered_since_s`: since when the oldest epoch that was sent has waited for
@@ -44,8 +44,8 @@ class PrimaryView:
 def decide(view: PrimaryView, *, now_s: float, margin_s: float, patience_s: float) -> PrimaryMove:
     """The next move.
 
-    `margin_s`: what stopping the guest may take, clock reading included. `patience_s`: how long the
-    standby may leave an epoch unanswered before it is given up.
+    `margin_s`: how long stopping the guest may take, clock reading included. `patience_s`: how long
+    the standby may leave an epoch unanswered before it is given up.
     """
     if view.highest_term > view.term:
         return PrimaryMove.STAND_DOWN
@@ -62,9 +62,9 @@ def may_run(view: PrimaryView, *, now_s: float, margin_s: float) -> bool:
 
 
 def may_release(view: PrimaryView, epoch: int, *, now_s: float, margin_s: float) -> bool:
-    """Whether the output that the guest made before the end of `epoch` may leave now.
+    """Whether the output that the guest produced before the end of `epoch` may leave now.
 
-    Only what a replica that may take over has seen, or when certainly none may.
+    Only what a replica that may take over has seen, or when certainly no replica may.
     """
     covered = epoch <= view.acknowledged or view.standing is ReplicaStanding.SOLO
     return covered and may_run(view, now_s=now_s, margin_s=margin_s)

@@ -1,4 +1,4 @@
-"""What the arbiter keeps on one VM: the term, who holds it, and which replica may take over."""
+"""The arbiter's record of one VM: the term, its holder, and which replica may take over."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -12,7 +12,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class LeaseSpan:
-    """How long a lease lasts, and how far two clocks may part in that time.
+    """How long a lease lasts, and how far two clocks may diverge in that time.
 
     `drift` is a rate: clocks of holder and claimant each run at 1 +- `drift` of true time.
     """
@@ -35,7 +35,7 @@ class LeaseSpan:
 
     @property
     def claimant_s(self) -> float:
-        """What a claimant waits out, from the moment it saw the last renewal."""
+        """How long a claimant waits, from the moment it saw the last renewal."""
         return self.duration_s * (1.0 + self.drift)
 
 
@@ -43,7 +43,7 @@ class LeaseSpan:
 class LeaseRecord:
     """One state of a VM's record. No two writes of it are alike: `attempt` counts its holder's.
 
-    `holder` names one life of one process. `in_sync` is the replica that may take over; None: there
+    `holder` names one run of one process. `in_sync` is the replica that may take over; None: there
     is none ("solo, standby stale"). `released`: the holder stopped the guest and gave the term up.
     """
 
@@ -65,12 +65,12 @@ def encode(record: LeaseRecord) -> str:
 
 
 def decode(data: bytes | str, where: str) -> LeaseRecord:
-    """The record that `encode` wrote. Raises StorageError, which says `where` it stood."""
+    """Decode what `encode` wrote. Raises StorageError, which says `where` it was stored."""
     try:
         value = parse(data)
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
             raise MalformedError("it has a format of another vmckpt")
-        # A term is nothing to guess at: unlike other records it has no field too few or too many.
+        # Never guess a term: unlike other records it has no field too few or too many.
         if value.keys() != {field.name for field in fields(LeaseRecord)}:
             raise MalformedError("fields are missing, or unknown")
         return convert(LeaseRecord, value)

@@ -1,11 +1,11 @@
 """The lease rule: who may take a VM's term, when, and until when it is held. No I/O, no clock.
 
-A holder notes the time s *before* it asks; if the arbiter took its write, the lease ends at
+A holder notes the time s *before* it asks; if the arbiter accepted its write, the lease ends at
 s + D(1-e) by the holder's clock. A claimant counts D(1+e) by its own clock from the moment it first
-*saw* the record as it still is, and then asks for the next term over exactly that version. So the
-arbiter's clock plays no part: any store with compare-and-swap will do, and a claimant that was
-restarted begins to count anew, which is the wait that the rule wants after a restart. Only
-positive proof that the holder is dead, or its own word that it gave the term up, makes it shorter.
+*saw* the record in its current version, and then asks for the next term over exactly that version.
+So the arbiter's clock plays no part: any store with compare-and-swap will do, and a claimant that
+was restarted counts from the start again, which is the wait that the rule requires after a restart.
+Only positive proof that the holder is dead, or the holder's own release of the term, shortens it.
 
 All times are `clock.boottime_s` of the deciding host.
 """
@@ -19,7 +19,7 @@ from vmckpt.lease.store import Versioned
 
 
 class Holding(NamedTuple):
-    """A term and the one life of one process that holds it: what a fencing agent proves dead."""
+    """A term, and the one run of one process that holds it: what a fencing agent proves dead."""
 
     term: int
     holder: str
@@ -27,7 +27,7 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SeenRecord:
-    """What stands with the arbiter, and since when the claimant has seen it stand so."""
+    """The arbiter's record, and since when the claimant has seen it unchanged."""
 
     now: Versioned
     since_s: float
@@ -35,10 +35,10 @@ class SeenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who asks for terms. `name` is of one life of one process, never used again.
+    """A process that asks for terms. `name` belongs to one run of one process, never used again.
 
     `replica`: what it has of the guest, if the record names it as in sync. `succeeds`: the holder
-    whose guest it took over where it runs, in the same host (a service that was restarted).
+    whose guest it took over where it runs, on the same host (a service that was restarted).
     """
 
     name: str
@@ -47,7 +47,7 @@ class Claimant:
 
 
 def is_entitled(record: LeaseRecord, claimant: Claimant) -> bool:
-    """Whether the next term may be `claimant`'s at all: it has all that the world has seen."""
+    """Whether `claimant` may have the next term at all: it has all that clients have seen."""
     if record.in_sync is not None and record.in_sync == claimant.replica:
         return True
     if claimant.succeeds is not None and record.holder == claimant.succeeds:
@@ -56,7 +56,7 @@ def is_entitled(record: LeaseRecord, claimant: Claimant) -> bool:
 
 
 def wait_s(seen: SeenRecord, *, now_s: float, dead: Holding | None = None) -> float:
-    """How long the holder may still think it holds the term; 0: it cannot any more.
+    """How long the holder may still believe that it holds the term; 0: it cannot any more.
 
     `dead` is positive proof: that process will never act again.
     """
@@ -100,20 +100,20 @@ def first(claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:
 
 
 def taken(record: LeaseRecord, claimant: Claimant, span: LeaseSpan, *, attempt: int) -> LeaseRecord:
-    """The next term, `claimant`'s, without a replica in sync."""
+    """The record of the next term, `claimant`'s, without a replica in sync."""
     return LeaseRecord(term=record.term + 1, holder=claimant.name, attempt=attempt, span=span)
 
 
 def renewed(record: LeaseRecord, attempt: int) -> LeaseRecord:
-    """The same, written anew: everybody counts from here."""
+    """The same record, written again: all count from here."""
     return replace(record, attempt=attempt)
 
 
 def with_in_sync(record: LeaseRecord, replica: str | None, attempt: int) -> LeaseRecord:
-    """The same, with another replica that may take over; None: "solo, standby stale"."""
+    """The same record with another replica that may take over; None: "solo, standby stale"."""
     return replace(record, attempt=attempt, in_sync=replica)
 
 
 def given_up(record: LeaseRecord, attempt: int) -> LeaseRecord:
-    """The same, released: any entitled claimant may take the next term at once."""
+    """The same record, released: any entitled claimant may take the next term at once."""
     return replace(record, attempt=attempt, released=True)

@@ -1,4 +1,4 @@
-"""Whether the standby takes over, and what it lacks to. Decisions only, no I/O."""
+"""Decides whether the standby takes over, and what prevents it. No I/O."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class StandbyMove(Enum):
 
 
 class Fencing(Enum):
-    """What can be done about a primary that is silent."""
+    """What can be done about a silent primary."""
 
     NONE = "no agent, or it was tried and gave no proof"
     READY = "an agent that was not tried yet"
@@ -32,13 +32,13 @@ class Fencing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StandbyView:
-    """All that the standby's decisions rest on; times by `clock.boottime_s`.
+    """The input of the standby's decisions; times by `clock.boottime_s`.
 
-    `me`: name and replica, as the arbiter knows them. `complete`: the replica is a whole epoch, not
-    a part of one. `follows_term`: the term of the primary that it is from. `heard_s`: when the
-    primary was last heard, by path. `dead`: whom a fencing agent has proved dead. `term` and
-    `held_until_s`: the term that this standby took (0: none) and until when it holds it.
-    `replaced`: what that term was put over.
+    `me`: name and replica, as the arbiter knows them. `complete`: the replica is a complete epoch,
+    not part of one. `follows_term`: the term of the primary from which it comes. `heard_s`: when
+    the primary was last heard, by path. `dead`: the holder that a fencing agent has proved dead.
+    `term` and `held_until_s`: the term that this standby took (0: none) and until when it holds it.
+    `replaced`: the record that this term replaced.
     """
 
     me: Claimant
@@ -56,7 +56,7 @@ class StandbyView:
 def decide(view: StandbyView, *, now_s: float, margin_s: float, silence_s: float) -> StandbyMove:
     """The next move.
 
-    `margin_s`: what starting the guest may take. `silence_s`: a path on which nothing came for so
+    `margin_s`: how long starting the guest may take. `silence_s`: a path without traffic for this
     long is silent. A primary that is heard but has not renewed its lease has stopped its guest, so
     its term is taken all the same.
     """

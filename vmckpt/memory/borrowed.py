@@ -1,7 +1,7 @@
-"""A descriptor that another process makes for us, and does not keep.
+"""A descriptor that another process creates for us, and does not keep.
 
-How it is made is `process_call.py`'s, which runs in a child: were the other process's registers
-changed from here, our death at the wrong moment would be its own.
+`process_call.py`, which runs in a child, creates it: if this process changed the other one's
+registers and died at the wrong moment, the other would die as well.
 """
 
 import errno
@@ -15,11 +15,11 @@ from vmckpt.memory import process_call
 
 
 def descriptor_from(pid: int, number: int, *arguments: int) -> int:
-    """What system call `number`, made by process `pid`, returned: a descriptor of ours.
+    """Our copy of the descriptor that system call `number`, made by process `pid`, returned.
 
     Blocks for some 0.1 s. Raises OSError: not allowed (EPERM, EACCES), gone (ESRCH, ENOENT),
-    stopped by a signal or not to be stopped (EBUSY), confined (EOPNOTSUPP), ECHILD when the child
-    was killed, or what the call came to.
+    stopped by a signal or impossible to stop (EBUSY), confined (EOPNOTSUPP), ECHILD when the child
+    was killed, or the call's own error.
     """
     words = [str(word) for word in (pid, number, *arguments)]
     ours, theirs = socket.socketpair()

@@ -1,9 +1,9 @@
-"""Which pages of a guest's RAM file were written, found by comparing all of it. On every kernel.
+"""Finds the written pages of a guest's RAM file by comparing all of it. Works on every kernel.
 
-A copy of the file is kept, as it was found last: a page that differs from it was written, by any
-process. It costs as much memory again, and each look reads all of both. What is copied out is the
-copy: a page that was found differing is not read again, so that one that is written and restored
-meanwhile is the same page for the reader of the copy as here.
+It keeps a copy of the file's last state: a page that differs was written, by any process. It takes
+as much memory again, and each scan reads both completely. What is copied out is the copy: a page
+that was found to differ is not read again, so that one that is written and restored meanwhile is
+the same page for the reader of the copy as here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,34 +15,34 @@ import numpy as np
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, Span, mapped
 from vmckpt.memory.runs import runs
 
-# What is compared at once stays in the processor's cache.
+# A chunk stays in the processor's cache while it is compared.
 _CHUNK_BYTES = 64 * PAGE_BYTES
 _WORDS = PAGE_BYTES // 8
 
 
 class Comparison:
-    """The pages that differ from the copy; the copy is what `copy` gives."""
+    """The pages that differ from the copy; `copy` returns the copy."""
 
     name = "comparison"
-    # Whatever was written by the next look is found then, in flight or not.
+    # A write before the next scan is found then, in flight or not.
     needs_stop = False
 
     def __init__(self, ram: RamFile) -> None:
         self._ram = ram
         self._now = np.frombuffer(ram.view, np.uint64)
-        # Zero, and without memory until it is written to, as the file is.
+        # Zero, and without memory until it is written, like the file.
         self._copy = np.zeros(ram.size_bytes // 8, np.uint64)
         self._held = list[Span]()
         self.take_spans()
 
     def count(self) -> int:
-        """How many were written since they were last taken. Reads all; changes nothing."""
+        """How many were written since they were last taken. Reads everything; changes nothing."""
         return sum(end - start for start, end in self._differing()) // PAGE_BYTES
 
     def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
-        """The same as spans of the file, in bytes, and the copy is as the file is from here on.
+        """The written pages as spans of the file, in bytes; updates the copy to the file's content.
 
-        Nothing is `spared`: there is no fault to spare a guest.
+        Ignores `spared`: there is no fault to spare a guest.
         """
         spans = list[Span]()
         for start, end in self._differing():
@@ -54,20 +54,20 @@ class Comparison:
         return spans
 
     def extents(self) -> list[Span]:
-        """The spans of the copy that may be other than zero."""
+        """The spans of the copy that may be nonzero."""
         return self._held
 
     def copy(self, spans: Sequence[Span]) -> bytes:
-        """What they held when they were last taken, one after the other."""
+        """Their content when they were last taken, in sequence."""
         return b"".join([self._copy[start // 8 : end // 8].data for start, end in spans])
 
     def let_go(self) -> None:
-        """Of the file's memory, before the file is closed."""
+        """Release the file's memory, before the file is closed."""
         del self._now
 
     def _differing(self) -> Iterator[Span]:
-        """Ascending; runs may touch."""
-        # Looking at a hole would give it memory: only where there was some is it seen to.
+        """Differing spans, ascending; they may touch."""
+        # Reading a hole would allocate it: compare only where there was memory.
         for start, end in _union(self._held, self._ram.extents()):
             for at in range(start, end, _CHUNK_BYTES):
                 words = slice(at // 8, min(end, at + _CHUNK_BYTES) // 8)
@@ -78,7 +78,7 @@ class Comparison:
 
 
 def _union(ours: Sequence[Span], theirs: Sequence[Span]) -> Iterator[Span]:
-    """What is in either, ascending, apart from one another."""
+    """The union of both, ascending and disjoint."""
     begun: Span | None = None
     for start, end in sorted([*ours, *theirs]):
         if begun is not None and start <= begun[1]:
@@ -93,7 +93,7 @@ def _union(ours: Sequence[Span], theirs: Sequence[Span]) -> Iterator[Span]:
 
 @contextmanager
 def compared(ram_file: Path, ram_bytes: int | None = None) -> Iterator[Comparison]:
-    """Compare it for the block. At its beginning every page counts as not written.
+    """Track the file by comparison for the block. Initially every page counts as not written.
 
     Raises OSError.
     """

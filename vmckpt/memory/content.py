@@ -1,6 +1,6 @@
-"""What guest pages hold: nothing, something that compresses, or noise.
+"""Classifies the content of guest pages: zero, compressible, or noise.
 
-Reads are preads of the RAM file: through a mapping a hole of a tmpfs file would be given memory.
+Reads are preads of the RAM file: through a mapping a hole of a tmpfs file would be allocated.
 """
 
 import os
@@ -18,20 +18,20 @@ import zstandard
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
 
-# The share of zero pages is then right within 1 % of all pages, in 19 of 20 cases.
+# The share of zero pages is then correct within 1 % of all pages, in 19 of 20 cases.
 SAMPLED_PAGES = 16384
-# Memory is described in so many pieces.
+# Memory is described in this many pieces.
 PIECES = 64
-# QEMU's channels compress as one stream what goes over them: a page by those before it.
+# Each of QEMU's channels compresses its data as one stream: a page by those before it.
 COMPRESSED_PAGES, ZSTD_LEVEL = 4096, 1
-# A page that shrinks to less than this part is called compressible.
+# A page that shrinks to less than this share counts as compressible.
 COMPRESSIBLE_RATIO = 0.75
 _ZERO_PAGE = bytes(PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Parts of all pages, adding up to 1; `ratio` is what zstd leaves of the non-zero ones."""
+    """Shares of all pages, adding up to 1; `ratio` is what zstd leaves of the nonzero ones."""
 
     zero: float
     compressible: float
@@ -40,7 +40,7 @@ class Content:
 
 
 class Piece(NamedTuple):
-    """A piece of memory: what part the file does not hold yet, and what it holds in all.
+    """A piece of memory: the share that the file does not hold yet, and the content of all of it.
 
     Pages that the file does not hold are zero pages too.
     """
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 def ram_layout(ram_file: Path) -> tuple[Piece, ...]:
-    """What equal pieces of the file are, in order, from samples. Raises OSError."""
+    """The content of equal pieces of the file, in order, from samples. Raises OSError."""
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         pages = os.fstat(fd).st_size // PAGE_BYTES
         present = _pages(extents(fd, pages * PAGE_BYTES))
@@ -76,7 +76,7 @@ def _held(present: Sequence[range], piece: range) -> list[range]:
 
 
 def _some(extents: Sequence[range], most: int) -> list[int]:
-    """At most so many of their pages, by chance, ascending."""
+    """A random choice of at most so many of their pages, ascending."""
     ends = list(accumulate(map(len, extents)))
     pages = ends[-1] if ends else 0
     numbers = []
@@ -87,13 +87,13 @@ def _some(extents: Sequence[range], most: int) -> list[int]:
 
 
 def _part(found: Content, share: float) -> Content:
-    """Where only `share` of the pages are so, and the rest is zero."""
+    """The content if only `share` of the pages are like this, and the rest is zero."""
     zero = 1 - share * (1 - found.zero)
     return Content(zero, share * found.compressible, share * found.incompressible, found.ratio)
 
 
 def ram_content(layout: Sequence[Piece]) -> Content:
-    """What all of memory holds, from what its pieces do."""
+    """The content of all of memory, from that of its pieces."""
     contents = [piece.content for piece in layout]
     filled = sum(1 - content.zero for content in contents)
     ratio = (
@@ -108,7 +108,7 @@ def ram_content(layout: Sequence[Piece]) -> Content:
 
 
 def pages_content(ram_file: Path, chosen: PageSet) -> Content:
-    """What the chosen pages hold, from a sample of them. Raises OSError."""
+    """The content of the chosen pages, from a sample of them. Raises OSError."""
     numbers = list(chosen.numbers())
     if len(numbers) > SAMPLED_PAGES:
         numbers = sorted(random.sample(numbers, SAMPLED_PAGES))
@@ -121,14 +121,14 @@ def _pages(spans: Iterable[Span]) -> list[range]:
 
 
 class _Sample:
-    """Pages that are looked at one after the other, as they would go through one channel."""
+    """Pages that are examined in sequence, as they would go through one channel."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._stream = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
 
     def look(self, numbers: Sequence[int], compressed: int) -> Content:
-        """What these are; at most so many of them are compressed."""
+        """The content of these pages; at most so many of them are compressed."""
         pages = [os.pread(self._fd, PAGE_BYTES, number * PAGE_BYTES) for number in numbers]
         filled = [page for page in pages if page != _ZERO_PAGE]
         if not filled:
@@ -140,7 +140,7 @@ class _Sample:
         return Content(1 - share, share * compressible, share * (1 - compressible), fmean(ratios))
 
     def _ratio(self, page: bytes) -> float:
-        """What is left of a page after those before it."""
+        """The compressed share of a page after those before it."""
         stream = self._stream
         left = len(stream.compress(page)) + len(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
         return min(1.0, left / PAGE_BYTES)

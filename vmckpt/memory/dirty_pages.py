@@ -1,10 +1,10 @@
-"""Which pages of its guest's RAM file a QEMU writes, exactly, seen from outside (Linux >= 6.7).
+"""Tracks from outside, exactly, which pages of its guest's RAM file a QEMU writes (Linux >= 6.7).
 
 The file's mappings in QEMU are registered with a userfaultfd in asynchronous write-protect mode:
-a first write to a page costs the guest one fault that the kernel settles by itself, and
-ioctl(PAGEMAP_SCAN) tells which pages had one. See the kernel's admin-guide/mm/userfaultfd.rst and
-pagemap.rst. Not seen: writes of other processes to the same file (vhost-user), and by devices into
-pages that the kernel pinned before they were protected.
+the first write to a page costs the guest one fault, which the kernel resolves itself, and
+ioctl(PAGEMAP_SCAN) reports which pages had one. See the kernel's admin-guide/mm/userfaultfd.rst and
+pagemap.rst. Not detected: other processes' writes to the same file (vhost-user), and devices'
+writes into pages that the kernel pinned before they were protected.
 """
 
 import array
@@ -33,13 +33,13 @@ _FEATURES = 1 << 0 | 1 << 12 | 1 << 13 | 1 << 15
 _MODE_WP = 2
 _PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN = 0xC0606610, 1, 2
 _SCAN_ARG = struct.Struct("12Q")
-_RANGES = 1 << 15  # of three words each: start, end, categories
-# Calls that a narrow scan makes to protect what was written.
+_RANGES = 1 << 15  # three words each: start, end, categories
+# The number of calls with which a narrow scan protects what was written.
 PARTS = 256
 
 
 class Mapping(NamedTuple):
-    """A piece of the RAM file in a process: addresses, and the offset in the file of the first."""
+    """A piece of the RAM file in a process: addresses, and the first one's offset in the file."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class Mapping(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """Pages of the RAM file, a bit each, by number in the file."""
+    """Pages of the RAM file, one bit each, by number in the file."""
 
     bits: int
 
@@ -70,16 +70,17 @@ class PageSet:
 class DirtyPages:
     """The pages written since the last `take`, while `tracked` is open.
 
-    `is_narrow`: where the guest runs by KVM. A scan that protects has the kernel take *all that it
-    was asked about* out of KVM's page tables (pagemap_scan's mmu_notifier range), written or not;
-    so what was written is found first, and only that is asked about. Elsewhere one walk is cheaper.
+    `is_narrow`: for a guest that runs by KVM. A scan that protects makes the kernel remove the
+    *whole requested range* from KVM's page tables (pagemap_scan's mmu_notifier range), written or
+    not; so written pages are found first, and only their ranges requested. Without KVM one walk is
+    cheaper.
     """
 
     def __init__(
         self, pagemap_fd: int, mappings: tuple[Mapping, ...], *, is_narrow: bool = False
     ) -> None:
         self._fd, self._mappings, self._is_narrow = pagemap_fd, mappings, is_narrow
-        # How much memory was asked to be protected, page by page or not.
+        # How much memory was requested to be protected, page by page or not.
         self.asked_bytes = 0
         self._words = array.array("Q", bytes(24 * _RANGES))
         self._file_pages = max(m.offset + m.end - m.start for m in mappings) // PAGE_BYTES
@@ -90,7 +91,7 @@ class DirtyPages:
         return (self._file_pages + 7) // 8
 
     def count(self) -> int:
-        """How many were written since the last `take`. Costs the guest nothing."""
+        """How many pages were written since the last `take`. Costs the guest nothing."""
         total = 0
         for mapping in self._mappings:
             for found in self._scan(mapping, 0):
@@ -98,16 +99,16 @@ class DirtyPages:
         return total // PAGE_BYTES
 
     def take(self) -> PageSet:
-        """The pages written since the last `take`. From here on a first write is seen again."""
+        """The pages written since the last `take`. From here on a first write is detected again."""
         bitmap = bytearray(self.set_bytes)
         for start, end in self.take_spans():
             _mark(bitmap, start // PAGE_BYTES, end // PAGE_BYTES)
         return PageSet(int.from_bytes(bitmap, "little"))
 
     def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
-        """The same as spans of the file, in bytes; cheaper where there are many pages.
+        """Like `take`, as spans of the file, in bytes; cheaper for many pages.
 
-        Where a file is mapped twice a span may come twice. What is `spared`, ascending, counts as
+        If a file is mapped twice a span may come twice. What is `spared`, ascending, counts as
         written the next time too, whether it is or not, and costs no fault.
         """
         spans: list[Span] = []
@@ -122,7 +123,7 @@ class DirtyPages:
 
     def _parts(self, piece: Mapping, flags: int) -> Iterable[Mapping]:
         """What of a piece is scanned with these flags, ascending: all of it, or (narrow) what was
-        written, in not too many parts.
+        written, in a limited number of parts.
         """
         parts = [piece]
         if flags & _WP_MATCHING and self._is_narrow:
@@ -140,8 +141,8 @@ class DirtyPages:
     def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:
         """Ranges of three words each, ascending.
 
-        Where there are more than 512 of them and nothing is protected anew, the kernel (6.18) walks
-        some pages again and tells them twice.
+        If there are more than 512 of them and nothing is protected again, the kernel (6.18) walks
+        some pages again and reports them twice.
         """
         at = told = mapping.start
         while at < mapping.end:
@@ -163,7 +164,7 @@ class DirtyPages:
 
 
 def _once(found: "array.array[int]", told: int) -> "array.array[int]":
-    """The ranges without what is below `told` or in those before."""
+    """The ranges without what is below `told` or in earlier ones."""
     if all(map(le, chain((told,), found[1::3]), found[0::3])):
         return found
     kept = array.array("Q")
@@ -175,7 +176,7 @@ def _once(found: "array.array[int]", told: int) -> "array.array[int]":
 
 
 def _joined(written: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans, ascending; across their smallest gaps joined until there are PARTS at most."""
+    """Spans, ascending; joined across their smallest gaps until there are at most PARTS."""
     if len(written) <= PARTS:
         return written
     spans = np.array(written, dtype=np.int64)
@@ -189,14 +190,14 @@ def _joined(written: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def uses_kvm(pid: int) -> bool:
     """Whether the process runs a guest by KVM. Raises OSError (gone, or not ours)."""
     for fd in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # it was closed meanwhile
             if str(Path(f"/proc/{pid}/fd/{fd}").readlink()) == "anon_inode:kvm-vm":
                 return True
     return False
 
 
 def _pieces(mapping: Mapping, spared: Sequence[Span]) -> Iterator[tuple[Mapping, int]]:
-    """A mapping in pieces, each with how it is scanned: protected anew, or spared."""
+    """A mapping in pieces, and how to scan each: protect again, or spare."""
     shift, at = mapping.offset - mapping.start, mapping.start
     for first, end in spared:
         start, stop = max(at, first - shift), min(mapping.end, end - shift)
@@ -224,7 +225,7 @@ def _mark(bitmap: bytearray, first: int, end: int) -> None:
 def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[DirtyPages]:
     """Track the pages of `ram_file` that process `pid` writes, for the block.
 
-    At its beginning every page counts as not written. Nothing of it stays in the process, however
+    Initially every page counts as not written. Nothing remains in the process, however
     this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
     (another tracks it, or it cannot be stopped), ESRCH (gone), ENOENT (the file is not mapped
     there), EINVAL or ENOTTY (the kernel is older than 6.7), EFBIG (see `require_size`), and what
@@ -234,15 +235,16 @@ def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[
     if not mappings:
         raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
     require_size(max(one.offset + one.end - one.start for one in mappings), ram_bytes)
-    # It is of the process's memory wherever it is. A copy left there would outlive us, and the next
-    # tracker would find the memory taken.
+    # It applies to that process's memory wherever it is. A copy left there would outlive us, and
+    # the next tracker would find the memory taken.
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
     with open_fd(descriptor_from(pid, _NR_USERFAULTFD, flags)) as uffd:
         fcntl.ioctl(uffd, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
         for start, end, _ in mappings:
             span = struct.pack("QQ", start, end - start)
             fcntl.ioctl(uffd, _REGISTER, bytearray(span + struct.pack("QQ", _MODE_WP, 0)))
-            # Pages that the process has not looked at yet too, or reading them would seem writing.
+            # Include pages that the process has not accessed yet, or reading them would look like
+            # writing.
             fcntl.ioctl(uffd, _WRITEPROTECT, bytearray(span + struct.pack("Q", 1)))
         with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
             yield DirtyPages(pagemap, mappings, is_narrow=uses_kvm(pid))

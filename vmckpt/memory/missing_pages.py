@@ -1,17 +1,18 @@
-"""A guest's RAM file that has holes where pages are still to come: userfaultfd, missing mode.
+"""A guest's RAM file with holes for pages that are still to come: userfaultfd, missing mode.
 
-QEMU keeps a copy of the userfaultfd: were the last one closed, the kernel would forget that pages
-are missing and give the guest zeroes. So a guest whose pager has died waits at the next missing
-page, unharmed, until another pager takes the descriptor out of QEMU again. See the kernel's
+QEMU keeps a copy of the userfaultfd: if the last one were closed, the kernel would forget that
+pages are missing and give the guest zeroes. So a guest whose pager has died waits at the next
+missing page, unharmed, until another pager takes the descriptor out of QEMU again. See the kernel's
 admin-guide/mm/userfaultfd.rst.
 
-Faults of system calls that write guest memory (a disk that is read) come too: the userfaultfd must
-not be for user mode only, so QEMU has to be root's, or the kernel to allow it
+System calls that write guest memory (a disk read) fault too: the userfaultfd must not be limited
+to user mode, so QEMU must run as root, or the kernel must allow it
 (vm.unprivileged_userfaultfd).
 
-Where all pages of 2 MiB are given back (a guest reports free ones) just as one is put there, the
-kernel says EAGAIN (seen), or by its source EFAULT: it works when tried again. EFAULT is said too
-where a huge page has come, and then the page is there. See mfill_atomic() in mm/userfaultfd.c.
+If all pages of a 2 MiB range are freed (a guest reports free ones) just as one is put there, the
+kernel returns EAGAIN (observed), or, according to its source, EFAULT: a retry succeeds. It also
+returns EFAULT if a huge page has arrived, and then the page is there. See mfill_atomic() in
+mm/userfaultfd.c.
 """
 
 import ctypes
@@ -33,9 +34,9 @@ _API, _REGISTER, _UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
 _COPY, _ZEROPAGE, _WAKE = 0xC028AA03, 0xC020AA04, 0x8010AA02
 _MISSING_SHMEM, _MODE_MISSING = 1 << 5, 1
 _EVENT_PAGEFAULT, _MESSAGE_BYTES = 0x12, 32
-# Filled at once at most.
+# The maximum per fill.
 MOST_BYTES = 1 << 20
-# How often in a row the kernel may say of one page that it cannot be put there just now.
+# How often in a row the kernel may report that one page cannot be put there just now.
 _TRIES = 10_000
 
 
@@ -47,9 +48,9 @@ class MissingPages:
     ) -> None:
         self._pid, self._uffd, self._mappings = pid, uffd, tuple(mappings)
         self._file = os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)
-        # Of the descriptor, in the process that keeps it.
+        # The descriptor's number in the process that keeps it.
         self.number = number
-        # Where the kernel copies from: memory that never moves.
+        # The kernel copies from here: memory that never moves.
         self._staged = mmap.mmap(-1, MOST_BYTES)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._staged))
         self._poll = select.poll()
@@ -60,7 +61,7 @@ class MissingPages:
     def begin(cls, pid: int, ram_file: Path) -> "MissingPages":
         """From here on process `pid` waits at each page of `ram_file` that has no memory.
 
-        For a process that is as `call_and_keep` wants it. Raises OSError.
+        The process must meet the conditions of `call_and_keep`. Raises OSError.
         """
         mappings = find_mappings(pid, ram_file)
         if not mappings:
@@ -75,12 +76,12 @@ class MissingPages:
 
     @classmethod
     def again(cls, pid: int, ram_file: Path, number: int) -> "MissingPages":
-        """Go on after the death of another pager, with the descriptor that `pid` has kept."""
+        """Continue after the death of another pager, with the descriptor that `pid` has kept."""
         mappings = find_mappings(pid, ram_file)
         return cls(pid, descriptor_of(pid, number), ram_file, mappings, number)
 
     def faults(self, timeout_ms: int) -> list[int]:
-        """The pages that are waited for, once there are any. Raises OSError: the process ended."""
+        """The pages that threads wait for, once there are any. OSError: the process ended."""
         events = self._poll.poll(timeout_ms)
         if not events:
             return []
@@ -97,7 +98,7 @@ class MissingPages:
         ]
 
     def looked_at(self, offsets: Sequence[int]) -> list[bool]:
-        """Of pages that the file had before, whether the process has looked at them since.
+        """For pages that the file had before: whether the process has accessed them since.
 
         The kernel maps some neighbours of a page that is read: these count too. See its
         admin-guide/mm/pagemap.rst. Raises ProcessLookupError: it has ended.
@@ -136,7 +137,7 @@ class MissingPages:
             self._put(copy, offset + at, offset + at + len(piece))
 
     def zero(self, offset: int) -> None:
-        """One page of zeroes, unless something is there already. Raises as `fill` does."""
+        """One page of zeroes, unless the page exists. Raises as `fill` does."""
 
         def put(shift: int, first: int, end: int) -> int:
             return self._ioctl(_ZEROPAGE, shift + first, end - first, 0)
@@ -144,7 +145,7 @@ class MissingPages:
         self._put(put, offset, offset + PAGE_BYTES)
 
     def _put(self, put: Callable[[int, int, int], int], start: int, end: int) -> None:
-        """Have the kernel put pages there; `put` gives how many bytes it did."""
+        """Make the kernel put pages there; `put` returns how many bytes it has done."""
         for mapping, first, last in self._within(start, end):
             shift, at, tries = mapping.start - mapping.offset, first, 0
             while at < last:
@@ -161,7 +162,7 @@ class MissingPages:
                 at, tries = at + done, 0
 
     def _ioctl(self, request: int, *words: int) -> int:
-        """What a request has done of the bytes it was for. Raises OSError when that is nothing."""
+        """How many bytes a request has done. Raises OSError if it is none."""
         argument = bytearray(struct.pack(f"{len(words)}Qq", *words, 0))
         try:
             fcntl.ioctl(self._uffd, request, argument)
@@ -177,7 +178,7 @@ class MissingPages:
         try:
             return os.lseek(self._file, offset, os.SEEK_DATA) == offset
         except OSError as exc:
-            if exc.errno == errno.ENXIO:  # there is none up to the end
+            if exc.errno == errno.ENXIO:  # only a hole up to the end
                 return False
             raise
 

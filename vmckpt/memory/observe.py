@@ -1,4 +1,4 @@
-"""Watching for a while which pages a process dirties, at a cost to it that is kept small."""
+"""Observes for a while which pages a process dirties, at a limited cost to the process."""
 
 import asyncio
 import time
@@ -11,19 +11,20 @@ from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked
 from vmckpt.memory.windows import Dirtied, DirtyHistory, Windows
 
 TICK_S = 0.05
-# A first write to a protected page takes about so much longer, and of one processor's time so much
-# may go there: with more, pages stay unprotected for longer, and windows begin less often.
+# The approximate cost of a first write to a protected page, and the share of one processor's time
+# that it may take in total: above it, pages stay unprotected for longer, and windows begin less
+# often.
 FAULT_S, FAULT_SHARE = 1e-5, 0.03
-# However long a window gets, so many of them are wanted.
+# The minimum number of windows, however long they get.
 LEAST_WINDOWS = 4
-# Resolution of the reported course of time, and the most memory used for it.
+# Resolution of the reported time series, and the most memory used for it.
 COURSE_SPANS, COURSE_BYTES = 32, 256 << 20
-# Into how long a window gets it is looked so often; of that time no more than this is spent.
+# How many times a long window is sampled, and the maximum share of its time for that.
 LOOKS, LOOKING_SHARE = 16, 0.05
 
 
 class DirtyWindow(NamedTuple):
-    """A window as it was: when it began, how long it was, how many pages were dirtied in it."""
+    """A completed window: when it began, its length, and the number of pages dirtied in it."""
 
     at_s: float
     length_s: float
@@ -31,9 +32,9 @@ class DirtyWindow(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What was seen in `took_s` seconds. `faults`: how often the guest paid for being watched.
+    """The observations of `took_s` seconds. `faults`: how many the guest had because of it.
 
-    `dirtied` is None where nothing was.
+    `dirtied` is None if there were none.
     """
 
     took_s: float
@@ -54,10 +55,10 @@ async def observe(
     go_on: Callable[[], Awaitable[bool]],
     ram_bytes: int | None = None,
 ) -> Observation | None:
-    """The pages of its RAM file that `pid` dirties, for `for_s` seconds; nothing stays of it.
+    """The pages of its RAM file that `pid` dirties, for `for_s` seconds; leaves nothing behind.
 
-    None as soon as `go_on` says no, asked about 20 times a second. Raises OSError as `tracked`
-    does, ProcessLookupError when the process ends meanwhile.
+    None as soon as `go_on` returns false; it is called about 20 times a second. Raises OSError as
+    `tracked` does, ProcessLookupError when the process ends meanwhile.
     """
     with tracked(pid, ram_file, ram_bytes) as pages:
         seen = await _watch(pages, for_s, go_on)
@@ -107,9 +108,10 @@ async def _watch(
 async def _parts(
     pages: DirtyPages, opened_s: float, ticks: int, go_on: Callable[[], Awaitable[bool]]
 ) -> dict[int, Dirtied] | None:
-    """Wait for the end of a window; what its first parts came to, by how many ticks each has.
+    """Wait for the end of a window; returns the counts of its first parts, by their length in
+    ticks.
 
-    Each half of a half is looked at, others as long as that costs little.
+    Parts that are a power of two are counted, others as long as that is cheap.
     """
     counts, rested_s = dict[int, Dirtied](), 0.0
     for tick in range(1, ticks + 1):
@@ -125,7 +127,7 @@ async def _parts(
 
 
 async def _until(at_s: float, go_on: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait until then; False as soon as `go_on` says no, which is asked at each tick."""
+    """Wait until then; False as soon as `go_on`, which is called at each tick, returns false."""
     while True:
         left_s = max(at_s - time.monotonic(), 0.0)
         await asyncio.sleep(min(left_s, TICK_S))

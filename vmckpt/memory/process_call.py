@@ -1,21 +1,21 @@
-"""A program: one system call made by another process, its descriptor taken (x86-64, ptrace(2)).
+"""A program that has another process make a system call, and takes its descriptor (x86-64, ptrace).
 
     python -I -S process_call.py PID NUMBER ARGUMENT... <socket
 
 Process PID makes system call NUMBER, which returns a descriptor; this program takes that over,
-closes it there, and sends it by the socket: b"0 " and the descriptor, or b"ERRNO why". See
+closes it there, and sends it through the socket: b"0 " and the descriptor, or b"ERRNO why". See
 `memory/borrowed.py`, which starts it. (`call_and_keep` is for a program that is as careful as
 this one, `checkpoint/restore/pager.py`: the process keeps what it has made.)
 
-No code of PID is overwritten, which another of its threads could run into: its main thread is
+It overwrites no code of PID, which another of its threads could execute: its main thread is
 pointed at the `syscall` instruction of its vDSO, stepped over that, twice, and put back where it
-was, an interrupted call included. A tracer's death would let the thread run on from there, so
-nothing that ends the asker reaches this program: it has a session of its own, lets no signal in,
-and neither reads nor writes to anybody from before it attaches until it has let go.
+was, an interrupted call included. If the tracer died, the thread would continue from there. So
+nothing that ends the caller reaches this program: it has its own session, blocks all signals, and
+from before it attaches until it has detached it neither reads from nor writes to other processes.
 
 What remains: a SIGKILL for this very process (kill -9 by its pid, the whole cgroup killed, out of
 memory) between the first change of the registers and the last. Measured 200 times on a QEMU 10.0
-(TCG, a writing guest; as root, two cores, load 2 to 3): that is 153 us in the middle, 55 at best,
+(TCG, a writing guest; as root, two cores, load 2 to 3): that is 153 us in the median, 55 at best,
 3.5 ms at worst; the main thread is stopped for 278 us, 118 at best, 4.8 ms at worst.
 """
 
@@ -41,14 +41,14 @@ _EVENT_STOP = 128
 _SIGSET_BYTES = 8
 # SIGTRAP ends the step; everything else waits until the thread is back where it was.
 _ONLY_SIGTRAP = ctypes.c_uint64(~(1 << (signal.SIGTRAP - 1)) & (1 << 64) - 1)
-# More than execve(2) takes: a process makes its own look longer.
+# More than execve(2) accepts: a process can make its own appear longer.
 _MOST_WORDS_BYTES = 8 << 20
 _SYSCALL = b"\x0f\x05"
 _NO_RESTART = (1 << 64) - 1
 _NR_OPEN, _NR_CLOSE, _NR_IOCTL, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 2, 3, 16, 323, 438
-# linux/userfaultfd.h: the same as the call, by permission on the device (Linux 6.1).
+# linux/userfaultfd.h: same as the call, subject to the device's permissions (Linux 6.1).
 _DEVICE, _USERFAULTFD_NEW = b"/dev/userfaultfd\0", 0xAA00
-# Under the stack and its red zone of 128 bytes: nothing is kept there.
+# Below the stack and its red zone of 128 bytes: nothing is stored there.
 _BELOW_STACK = 1024
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +70,7 @@ class _Registers(ctypes.Structure):
 def main() -> None:
     """Do what the arguments say, answer, end."""
     be_undisturbed()
-    # Where it is allowed: on a busy machine the other process waits less long for us.
+    # If allowed: on a busy machine the other process then waits less long for us.
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     pid, number, *arguments = (int(word) for word in sys.argv[1:])
@@ -84,11 +84,11 @@ def main() -> None:
         try:
             socket.send_fds(asker, [answer], taken, socket.MSG_DONTWAIT)
         except (BrokenPipeError, ConnectionResetError):
-            return  # the asker has died; the descriptor goes with this process
+            return  # the caller has died; the descriptor goes with this process
 
 
 def _take(pid: int, number: int, arguments: list[int]) -> int:
-    """A descriptor of ours for the one that the call made there."""
+    """Our copy of the descriptor that the call created there."""
     _require_unconfined(pid)
     gate, pidfd = _syscall_instruction(pid), os.pidfd_open(pid)
     with _stopped(pid) as saved:
@@ -102,16 +102,16 @@ def _take(pid: int, number: int, arguments: list[int]) -> int:
 
 
 def be_undisturbed() -> None:
-    """Let no signal in from here on: what `main` begins with, for a program that does the same."""
+    """Block all signals from here on, as `main` does first; for programs that do the same."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # reports a stop of the process
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     gc.disable()
 
 
 def call_and_keep(pid: int, number: int, *arguments: int) -> int:
-    """The number of the descriptor that the call made in `pid`, and that it keeps. Raises OSError.
+    """The number of the descriptor that the call created in `pid`, which keeps it. Raises OSError.
 
-    Only for a process of its own session that is `be_undisturbed` and has one thread.
+    Only for a process in its own session that is `be_undisturbed` and has one thread.
     """
     _require_unconfined(pid)
     gate = _syscall_instruction(pid)
@@ -120,7 +120,7 @@ def call_and_keep(pid: int, number: int, *arguments: int) -> int:
 
 
 def descriptor_of(pid: int, number: int) -> int:
-    """A descriptor of ours for the one that process `pid` has. Raises OSError."""
+    """Our copy of a descriptor that process `pid` has. Raises OSError."""
     pidfd = os.pidfd_open(pid)
     try:
         ours = _libc.syscall(_NR_PIDFD_GETFD, pidfd, number, 0)
@@ -139,7 +139,7 @@ def _stopped(pid: int) -> Iterator[_Registers]:
     _ptrace(_INTERRUPT, pid)
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while (stop := _wait(pid, deadline_s)).event != _EVENT_STOP:
-        _ptrace(_CONT, pid, data=stop.signal)  # a signal came first: it is delivered
+        _ptrace(_CONT, pid, data=stop.signal)  # a signal came first: deliver it
     if stop.signal != signal.SIGTRAP:
         _ptrace(_DETACH, pid)
         raise OSError(errno.EBUSY, "a signal has stopped the process")
@@ -155,7 +155,9 @@ def _stopped(pid: int) -> Iterator[_Registers]:
 
 
 def _made(pid: int, saved: _Registers, gate: int, number: int, arguments: list[int]) -> int:
-    """What the call made there. Of a userfaultfd that it refuses, by the device of a group's."""
+    """The result of the call there. If the kernel refuses a userfaultfd, /dev/userfaultfd creates
+    it: the process's group may have access to that.
+    """
     try:
         return _call(pid, saved, gate, number, arguments)
     except PermissionError as refused:
@@ -182,8 +184,8 @@ def _call(pid: int, saved: _Registers, gate: int, number: int, arguments: list[i
         setattr(registers, name, value)
     _ptrace(_SETREGS, pid, data=ctypes.addressof(registers))
     _ptrace(_SINGLESTEP, pid)
-    # However long it takes: to let go now would be to let it run from there. A SIGSTOP is let in,
-    # and holds the process when we have let go.
+    # However long it takes: detaching now would let it run from there. A SIGSTOP is passed on, and
+    # stops the process when we have detached.
     while (stop := _wait(pid)) != (signal.SIGTRAP, 0):
         _ptrace(_SINGLESTEP, pid, data=0 if stop.event else stop.signal)
     _ptrace(_GETREGS, pid, data=ctypes.addressof(registers))
@@ -194,11 +196,12 @@ def _call(pid: int, saved: _Registers, gate: int, number: int, arguments: list[i
 
 
 def _require_unconfined(pid: int) -> None:
-    """A seccomp filter might kill the process for the call, unless it is QEMU's own sandbox.
+    """Raises unless it has no seccomp filter, which might kill it for the call, or only QEMU's
+    sandbox.
 
-    That one denies what it names (system/qemu-seccomp.c): neither userfaultfd nor close.
+    That one denies by name (system/qemu-seccomp.c), and neither userfaultfd nor close.
     """
-    # Its name, any bytes, has its newlines escaped: no line of it is the name's.
+    # In its name, which may be any bytes, newlines are escaped: no line comes from the name.
     status = Path(f"/proc/{pid}/status").read_bytes()
     if b"\nSeccomp:\t0\n" in status:
         return
@@ -223,7 +226,7 @@ def _syscall_instruction(pid: int) -> int:
 
 
 class _Stop(NamedTuple):
-    """What a stop was for."""
+    """The reason for a stop."""
 
     signal: int
     event: int  # of ptrace(2), or 0

@@ -1,6 +1,6 @@
-"""The file that is a guest's RAM: what it holds, copied out of it and into another one.
+"""The file that is a guest's RAM: its content, copied out of it and into another one.
 
-A file's holes are zero pages, and reading them through a mapping would give them memory: so only
+A file's holes are zero pages, and reading them through a mapping would allocate them: so only
 what has memory is copied. Writes are system calls: in a mapping a full file system is a SIGBUS.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from vmckpt.errors import StorageError
 
 PAGE_BYTES = 4096
-# The largest of huge pages: a file in them has whole ones.
+# The largest size of huge pages: a file in them consists of whole ones.
 _HUGE_BYTES = 1 << 30
-# Bytes of a file from the first up to the second, whole pages.
+# A byte range of a file, end exclusive, in whole pages.
 Span = tuple[int, int]
 
 
@@ -31,11 +31,11 @@ class RamFile:
 
     @property
     def view(self) -> memoryview:
-        """All of it, in place. To be let go of before the file is closed."""
+        """All of it, without a copy. Release it before the file is closed."""
         return self._view
 
     def reserve(self) -> None:
-        """Zero all of it, and have memory for all of it from now on. Raises OSError (ENOSPC)."""
+        """Zero all of it, and allocate all of it from now on. Raises OSError (ENOSPC)."""
         zeroes = bytes(1 << 20)
         for start, end in self.extents():
             for at in range(start, end, len(zeroes)):
@@ -47,14 +47,14 @@ class RamFile:
         return list(extents(self._fd, self.size_bytes))
 
     def copy(self, spans: Iterable[Span]) -> bytes:
-        """What the spans hold, one after the other. They have to have memory: no holes."""
+        """The content of the spans, in sequence. They must have memory: no holes."""
         view = self._view
         return b"".join([view[start:end] for start, end in spans])
 
     def write(self, spans: Sequence[Span], data: bytes | memoryview) -> None:
         """The inverse of `copy`. Raises OSError (ENOSPC: no memory is left), ValueError.
 
-        ValueError: spans and data do not fit together, or the file; nothing was written.
+        ValueError: spans and data do not match each other, or the file; nothing was written.
         """
         length = sum(end - start for start, end in spans)
         if length != len(data) or any(not 0 <= a <= b <= self.size_bytes for a, b in spans):
@@ -90,15 +90,16 @@ def unnamed(directory: Path) -> int:
 
 
 def give_name(fd: int, path: Path) -> None:
-    """One more name for an open file. Raises OSError."""
+    """Add a name for an open file. Raises OSError."""
     with open_fd(os.open("/proc/self/fd", os.O_DIRECTORY | os.O_CLOEXEC)) as all_open:
-        # Seen from a directory the link is followed (linkat(2)), which it is not otherwise.
+        # With a directory descriptor linkat(2) follows the link; otherwise it does not.
         os.link(str(fd), path, src_dir_fd=all_open)
 
 
 def require_size(size_bytes: int, ram_bytes: int | None) -> None:
-    """A QEMU that was broken into stretches its file, and what is done with it takes memory by its
-    size. Raises OSError: it is larger than the guest's memory; None: that is not known.
+    """Require that the file is no larger than the guest's memory; None: that is not known.
+
+    A compromised QEMU can extend its file, and work on it takes memory by its size. Raises OSError.
     """
     if ram_bytes is not None and size_bytes > -(-ram_bytes // _HUGE_BYTES) * _HUGE_BYTES:
         raise OSError(errno.EFBIG, f"it has {size_bytes} bytes, the guest {ram_bytes}")
@@ -106,7 +107,7 @@ def require_size(size_bytes: int, ram_bytes: int | None) -> None:
 
 @contextmanager
 def mapped(path: Path, ram_bytes: int | None = None) -> Iterator[RamFile]:
-    """The RAM file at `path` for the block, which ends before its file does. Raises OSError."""
+    """The RAM file at `path`, mapped for the block. Raises OSError."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         file = RamFile(fd, ram_bytes)
         try:
@@ -116,7 +117,7 @@ def mapped(path: Path, ram_bytes: int | None = None) -> Iterator[RamFile]:
 
 
 def extents(fd: int, size_bytes: int) -> Iterator[Span]:
-    """The spans of a file that are no holes, up to a size. Raises OSError."""
+    """The spans of a file that are not holes, up to a size. Raises OSError."""
     at = 0
     while at < size_bytes:
         try:

@@ -1,4 +1,4 @@
-"""Runs of pages of which something is true."""
+"""Runs of pages with a property."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from vmckpt.memory.ram_file import PAGE_BYTES, Span
 
 
 def runs(pages: NDArray[np.bool_]) -> Iterator[Span]:
-    """Where they are set, ascending, in bytes from the first page on."""
+    """The runs of set flags, ascending, in bytes from the first page on."""
     edges = np.flatnonzero(np.diff(pages, prepend=False, append=False)) * PAGE_BYTES
     yield from zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -1,13 +1,13 @@
-"""Which pages of its guest's RAM file a QEMU writes, by the marks of kernels older than 6.7.
+"""Finds written pages of its guest's RAM file by the soft-dirty bits of kernels older than 6.7.
 
-Writing "4" to /proc/PID/clear_refs takes the mark from every page of the process; the first write
-to one after that costs a fault and marks it again: bit 55 of its entry in /proc/PID/pagemap. See
-the kernel's admin-guide/mm/soft-dirty.rst. All marks go at once, and not in the instant in which
-they are read: the guest is paused for both. Reading takes time with the memory that there is,
-1 ms for 256 MiB. Not seen: what `dirty_pages.py` does not see either.
+Writing "4" to /proc/PID/clear_refs clears the bit of every page of the process; the first write
+to one after that costs a fault and sets it again: bit 55 of its entry in /proc/PID/pagemap. See
+the kernel's admin-guide/mm/soft-dirty.rst. All bits are cleared at once, and not at the instant at
+which they are read: the guest is paused for both. Reading takes time in proportion to the memory,
+1 ms for 256 MiB. Not detected: what `dirty_pages.py` does not detect either.
 
-A page that the kernel takes out of the page table loses its mark. Pages of a tmpfs are, to be
-swapped out, or to become part of a huge page: where that may be, `is_sound` says no.
+A page that the kernel removes from the page table loses its bit. Pages of a tmpfs are removed to
+be swapped out, or to become part of a huge page: if that is possible, `is_sound` returns false.
 """
 
 import errno
@@ -32,7 +32,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 class SoftDirty:
-    """The pages that are marked, while `soft_dirty` is open."""
+    """The pages with the bit set, while `soft_dirty` is open."""
 
     name = "soft-dirty bits"
     needs_stop = True
@@ -50,9 +50,9 @@ class SoftDirty:
         return int(np.count_nonzero(self._written()))
 
     def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
-        """The same as spans of the file, in bytes; all marks are gone from here on.
+        """The written pages as spans of the file, in bytes; clears all bits.
 
-        Nothing is `spared`: the kernel takes the marks from all pages or from none.
+        Ignores `spared`: the kernel clears the bits of all pages or of none.
         """
         written = self._written()
         self._forget()
@@ -62,7 +62,7 @@ class SoftDirty:
         os.write(self._clear_refs, _CLEAR_MARKS)
 
     def _written(self) -> NDArray[np.bool_]:
-        """A truth for each page of the file."""
+        """A boolean for each page of the file."""
         written = np.zeros(self._ram.size_bytes // PAGE_BYTES, np.bool_)
         # What has no memory was not written.
         for start, end in self._ram.extents():
@@ -75,7 +75,7 @@ class SoftDirty:
         return written
 
     def _entries(self, start: int, end: int) -> NDArray[np.uint64]:
-        """What the page table has for these addresses."""
+        """The page table's entries for these addresses."""
         at, size = start // PAGE_BYTES * _ENTRY_BYTES, (end - start) // PAGE_BYTES * _ENTRY_BYTES
         read = b""
         while len(read) < size:
@@ -90,8 +90,8 @@ class SoftDirty:
 def soft_dirty(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[SoftDirty]:
     """Track the pages of `ram_file` that process `pid` writes, for the block.
 
-    At its beginning every page counts as not written. Nothing of it stays in the process. Raises
-    OSError: EBUSY (another tracks it: a process has one set of marks), EACCES or EPERM (not the
+    Initially every page counts as not written. Nothing remains in the process. Raises
+    OSError: EBUSY (another tracks it: a process has one set of bits), EACCES or EPERM (not the
     same user), ENOENT (gone, or the file is not mapped there).
     """
     mappings = find_mappings(pid, ram_file)
@@ -108,7 +108,7 @@ def soft_dirty(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterat
 
 @contextmanager
 def _alone(ram_file: Path) -> Iterator[None]:
-    """The only one here that takes the marks of who has this file."""
+    """Exclude other trackers on this host that would clear the bits of this file's process."""
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +118,7 @@ def _alone(ram_file: Path) -> Iterator[None]:
 
 
 def is_sound(ram_file: Path) -> bool:
-    """Whether no mark of its pages can get lost: a tmpfs without huge pages. Raises OSError."""
+    """Whether no bit of its pages can get lost: a tmpfs without huge pages. Raises OSError."""
     kind, options = _file_system(ram_file)
     if kind != "tmpfs" or any(
         option.startswith("huge=") and option != "huge=never" for option in options
@@ -128,7 +128,7 @@ def is_sound(ram_file: Path) -> bool:
 
 
 def _file_system(path: Path) -> tuple[str, list[str]]:
-    """Its type and options."""
+    """The type and options of its file system."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in read_lines(Path("/proc/self/mountinfo")):

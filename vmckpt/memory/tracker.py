@@ -1,4 +1,4 @@
-"""What finds the pages that a guest writes, and copies them: the best way that there is."""
+"""Finds the pages that a guest writes, and copies them, by the best available method."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,27 +20,27 @@ class Tracker(Protocol):
 
     @property
     def name(self) -> str:
-        """How it finds them, for people."""
+        """The name of the method, for people."""
 
     @property
     def needs_stop(self) -> bool:
-        """See above."""
+        """See the class."""
 
     def count(self) -> int:
-        """How many were written since they were last taken. Costs the guest nothing."""
+        """How many pages were written since they were last taken. Costs the guest nothing."""
 
     def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
-        """Where: spans of the file, in bytes. What is `spared` may count as written next time."""
+        """Spans of the file, in bytes. What is `spared` may count as written the next time."""
 
     def extents(self) -> list[Span]:
         """All that is not certainly zero."""
 
     def copy(self, spans: Sequence[Span]) -> bytes:
-        """What is there, as of `take_spans` or later; what was written since is found next time."""
+        """The content as of `take_spans` or later; later writes are found the next time."""
 
 
 class WriteProtection:
-    """By write-protecting them: a fault of the guest's for the first write to each."""
+    """By write protection: the first write to each page costs the guest a fault."""
 
     name = "page protection"
     needs_stop = True
@@ -52,12 +52,11 @@ class WriteProtection:
 
 @contextmanager
 def tracking(pid: int, ram_file: Path, how: str, ram_bytes: int | None = None) -> Iterator[Tracker]:
-    """Track what process `pid` writes to its RAM file, for the block; every page counts as not
-    written at its beginning.
+    """Track what process `pid` writes to its RAM file, for the block.
 
-    `how` is the name of the best that the kernel allows (`hosts/processes/kernel.py`); soft-dirty
-    bits that could get lost are not trusted: then all is compared. Raises OSError as `tracked`,
-    `soft_dirty` and `compared` do.
+    Initially every page counts as not written. `how` is the name of the best method that the kernel
+    allows (`hosts/processes/kernel.py`); soft-dirty bits that could get lost are not trusted: then
+    everything is compared. Raises OSError as `tracked`, `soft_dirty` and `compared` do.
     """
     if how == WriteProtection.name:
         with tracked(pid, ram_file, ram_bytes) as dirty, mapped(ram_file, ram_bytes) as ram:

@@ -1,4 +1,4 @@
-"""From pages dirtied in short windows: distinct pages dirtied within longer and longer ones."""
+"""Computes distinct pages dirtied within longer and longer windows from those in short ones."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vmckpt.memory.dirty_pages import PageSet
 
-# A span is whole that lacks no more than a breath.
+# A span of at least this share of its length counts as complete.
 WHOLE = 0.99
 
 
@@ -20,10 +20,10 @@ class Dirtied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DirtyHistory:
-    """Spans of time, one after the other, by when they end; how many pages were dirtied in each.
+    """Consecutive spans of time, by when they end; how many pages were dirtied in each.
 
     `pages[i][n]`: how many distinct ones from the beginning of span i to the end of span i + n.
-    `counts[i]`: what the first parts of span i had come to, where that was looked at.
+    `counts[i]`: the counts of the first parts of span i, if they were sampled.
     """
 
     ends_s: tuple[float, ...]
@@ -41,7 +41,7 @@ class Windows:
     """Windows of doubling length: two neighbours, joined, are one of the next length.
 
     Level n stands for 2^n ticks. Windows come in time order; their level may rise, never fall.
-    What was dirtied is kept by spans of at least `span_s`; a window as long as that is one.
+    Dirtied pages are kept by spans of at least `span_s`; a window as long as that is one.
     """
 
     def __init__(self, span_s: float = math.inf) -> None:
@@ -53,7 +53,7 @@ class Windows:
     def add(
         self, level: int, length_s: float, pages: PageSet, counts: Sequence[Dirtied] = ()
     ) -> None:
-        """A window has ended. `counts`: what its first parts had come to."""
+        """A window has ended. `counts`: those of its first parts."""
         began_s = self._spans[-2].end_s if len(self._spans) > 1 else 0.0
         is_short = length_s < self._span_s * WHOLE
         self._length_s += length_s
@@ -74,11 +74,11 @@ class Windows:
             level, length_s, pages = level + 1, length_s + before[0], pages | before[1]
 
     def note(self, level: int, length_s: float, pages: int) -> None:
-        """What the first part of a window has come to."""
+        """Note the count of the first part of a window."""
         self._samples.setdefault(level, []).append(Dirtied(length_s, pages))
 
     def course(self) -> DirtyHistory:
-        """What was dirtied from each span to each later one. Costs the square of their number."""
+        """Pages dirtied from each span to each later one. Costs the square of their number."""
         rows = []
         for first in range(len(self._spans)):
             together, row = PageSet(0), []
@@ -93,7 +93,7 @@ class Windows:
         )
 
     def samples(self) -> Mapping[int, list[Dirtied]]:
-        """All that was seen, by level; the longest is the whole time."""
+        """All samples, by level; the longest is the whole time."""
         found = {level: list(seen) for level, seen in sorted(self._samples.items())}
         longest = max((one.t_s for seen in found.values() for one in seen), default=0.0)
         if self._length_s > 1.2 * longest:

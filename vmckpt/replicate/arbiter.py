@@ -1,4 +1,4 @@
-"""Who says who may run a VM: a directory, or an etcd cluster."""
+"""The arbiter, which decides who may run a VM: a directory, or an etcd cluster."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from vmckpt.options.replication import ETCD, ReplicationOptions
 
 
 def open_arbiter(options: ReplicationOptions) -> RecordStore:
-    """The store that they name: a directory, or `etcd:URL,URL...` of a cluster's members.
+    """The store at an address: a directory, or `etcd:URL,URL...` with the cluster's members.
 
-    Reads the file of credentials on this host. Raises UsageError.
+    Reads the credentials file on this host. Raises UsageError.
     """
     require_place(options)
     place = options.arbiter
@@ -26,7 +26,7 @@ def open_arbiter(options: ReplicationOptions) -> RecordStore:
 
 
 def usual_place(*, one_machine: bool) -> str:
-    """Where leases are when nothing is said. Raises RefusedError between machines."""
+    """The default location of leases. Raises RefusedError if the hosts are different machines."""
     if one_machine:
         return str(state_dir() / "leases")
     raise RefusedError(
@@ -37,7 +37,7 @@ def usual_place(*, one_machine: bool) -> str:
 
 
 def require_place(options: ReplicationOptions) -> None:
-    """Raises UsageError unless a host could open it; none of the host's files is looked at."""
+    """Raises UsageError unless a host could open it; does not read any of the host's files."""
     place, credentials = options.arbiter, options.credentials
     if place.startswith(ETCD):
         for url in place.removeprefix(ETCD).split(","):

@@ -1,4 +1,4 @@
-"""Frames over a connection between primary and standby, each checked before anybody sees it."""
+"""Frames over a connection between primary and standby, each verified before use."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +16,13 @@ from vmckpt.replicate.wire.frames import (
 )
 from vmckpt.replicate.wire.messages import Failure, Heartbeat
 
-# The word with which a side ends: as requested, with the guest, the guest paused or
-# dead with the term given up, because the standby is of no use, or the standby has the guest.
+# A side's last word: as requested; with the guest; the guest is paused or dead here and the term
+# given up; the standby is of no use; the standby has the guest.
 STOPPED, GUEST_OFF, YOURS, ALONE, TAKEN = "stopped", "guest-off", "yours", "alone", "taken"
-# A side that takes nothing, or says nothing, for so long is taken for lost.
+# A side that accepts or sends nothing for this long is considered lost.
 PATIENCE_S = 2.0
 HEARTBEAT_S = 0.5
-# What is written at once, and how much of it may wait to leave before more is made.
+# How much is written at once, and how much may be queued before more is produced.
 GROUP_BYTES, WAITING_BYTES = 512 << 10, 1 << 20
 _POLL_S = 0.1
 
@@ -32,9 +32,9 @@ Frame = list[Buffer]
 class Channel:
     """One end of a connection.
 
-    Times are `clock.boottime_s`: `heard_s` when anything last came, a part of a frame too;
-    `progress_s` when the other side was last known to have taken more of what was sent, or to work
-    on it: `progress` gives a number that grows while this side does.
+    Times are `clock.boottime_s`: `heard_s` is when anything last arrived, even part of a frame;
+    `progress_s` is when the other side was last known to have accepted more of what was sent, or
+    to be working on it: `progress` returns a number that grows while this side does.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Channel:
         await self.send_all(frames)
 
     async def send_all(self, frames: Iterable[Frame]) -> None:
-        """Send frames as they are made; waits while the other side is behind.
+        """Send frames as they are produced; waits while the other side is behind.
 
-        Others are heard, and may send, in between. Raises HostDownError, also when the other side
-        has taken nothing at all for PATIENCE_S.
+        Meanwhile this side receives, and other tasks may send. Raises HostDownError, also when the
+        other side has accepted nothing for PATIENCE_S.
         """
         for group in _groups(frames):
             self._write(group)
@@ -68,7 +68,7 @@ class Channel:
     def _write(self, parts: list[Buffer]) -> None:
         if self._writer.is_closing():
             raise _lost("it was closed")
-        # At once: each write is a record of TLS and a system call of its own.
+        # In one write: each write is a separate TLS record and system call.
         self._writer.write(b"".join(parts))
 
     async def _room(self) -> None:
@@ -111,7 +111,7 @@ class Channel:
         return data.toreadonly()
 
     async def beat(self) -> None:
-        """Send heartbeats with the received bytes, until cancelled. Raises HostDownError."""
+        """Send heartbeats with the bytes received, until cancelled. Raises HostDownError."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self.put(self.outbound.frame(FrameKind.HEARTBEAT, 0, self._heartbeat().encode()))
@@ -120,7 +120,7 @@ class Channel:
         return Heartbeat(self.received_bytes, self.progress())
 
     def has_taken(self, said: Heartbeat) -> bool:
-        """The other side has so much of what was sent; whether that is more than before."""
+        """Note how much the other side has accepted; returns whether that is more than before."""
         if said.received_bytes <= self._taken.received_bytes and (
             said.progress <= self._taken.progress
         ):
@@ -129,18 +129,18 @@ class Channel:
         return True
 
     async def fail(self, failure: Failure) -> None:
-        """Say why this side ends the connection. Raises HostDownError."""
+        """Tell the other side why this one ends the connection. Raises HostDownError."""
         await self.send(self.outbound.frame(FrameKind.FAILURE, 0, failure.encode()))
 
     def abort(self) -> None:
-        """End it at once, with what has not left yet."""
+        """Close at once; discards what is still queued."""
         self._writer.transport.abort()
 
 
 def _groups(frames: Iterable[Frame]) -> Iterator[list[Buffer]]:
-    """The frames' parts in their order, in pieces of about GROUP_BYTES.
+    """The frames' parts in order, in pieces of about GROUP_BYTES.
 
-    Nothing may be sent between the making of a frame and its leaving: it has its number then.
+    A frame is numbered when it is made, so nothing may be sent between its making and its sending.
     """
     group: list[Buffer] = []
     group_bytes = 0

@@ -1,4 +1,4 @@
-"""How services are spoken with: one word in, one line of JSON out, over a Unix socket."""
+"""The services' control protocol: one word in, one line of JSON out, over a Unix socket."""
 
 import asyncio
 import json
@@ -13,23 +13,23 @@ from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import ReplicaStatus
 
 Answer = Callable[[str], Awaitable[ReplicaStatus]]
-# `stop` and `failover` answer when they are done.
+# `stop` and `failover` answer only when they are done.
 TIMEOUT_S = 60.0
-# It reports its status at once, unless it is stuck.
+# A service reports its status at once, unless it is stuck.
 STATUS_TIMEOUT_S = 3.0
-# Said to a standby whose primary does not come any more; one that has it takes no notice.
+# For a standby whose primary will not come; a standby that has a primary ignores it.
 DISMISS = "dismiss"
-# Said to a primary whose standby certainly has no guest: it needs no term, nor the arbiter.
+# For a primary whose standby certainly has no guest: it needs neither a term nor the arbiter.
 GO_ALONE = "go alone"
-# Said to a standby whose primary is certainly dead: it needs no term, nor the arbiter.
+# For a standby whose primary is certainly dead: it needs neither a term nor the arbiter.
 TAKE_ALONE = "take alone"
-# How long answers that are under way at a service's end may take.
+# How long answers in progress may take when a service ends.
 LAST_WORDS_S = 2.0
 
 
 @asynccontextmanager
 async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
-    """Answer requests at `path` for the block, including those that came before its end."""
+    """Answer requests at `path` for the block, including those received before its end."""
     unanswered = set[asyncio.Event]()
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,7 +61,7 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
 
 
 async def write_last_word(host: Host, files: ServiceFiles, status: ReplicaStatus) -> None:
-    """Write down how a service ended, on a full disk too. Raises StorageError."""
+    """Record how a service ended, even on a full disk. Raises StorageError."""
     text = json.dumps(status.to_json())
     try:
         await host.write_text(files.status, text)
@@ -73,9 +73,9 @@ async def write_last_word(host: Host, files: ServiceFiles, status: ReplicaStatus
 async def ask(
     host: Host, files: ServiceFiles, word: str, timeout_s: float = TIMEOUT_S
 ) -> ReplicaStatus:
-    """The service's status after it did what `word` says.
+    """Send `word` to the service; returns its status after it has acted.
 
-    Raises HostDownError when there is none, it is silent, or says what makes no sense.
+    Raises HostDownError if there is no service, or it is silent or sends an invalid answer.
     """
     reader, writer = await asyncio.open_connection(sock=await host.connect(files.control))
     try:
@@ -85,7 +85,7 @@ async def ask(
         if line:
             return ReplicaStatus.from_json(parse(line))
         why = "it ended before it answered"
-    except ValueError as exc:  # a line that does not end is one too
+    except ValueError as exc:  # including a line without an end
         why = f"its answer is malformed: {exc}"
     except (OSError, TimeoutError) as exc:
         why = str(exc) or f"no answer within {timeout_s:g} s"

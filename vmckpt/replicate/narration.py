@@ -1,7 +1,7 @@
-"""What a replication's services went through, for later: a line of JSON for each change.
+"""The event log of a replication's services: a line of JSON for each change.
 
 STATE/replica-events/VM.jsonl on each host; it outlives `replicate stop`. At 1 MiB it becomes
-VM.jsonl.1 and the one before goes: so two files of 1 MiB are all that there ever is.
+VM.jsonl.1 and replaces the previous one, so there are never more than two files of 1 MiB.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.vm.paths import file_name
 
 MOST_BYTES = 1 << 20
-# Seldom: a status takes a few tenths of a millisecond, in a process that epochs wait for.
+# Rarely: a status takes a few tenths of a millisecond, in a process for which epochs wait.
 LOOK_S = 0.2
 DIRECTORY = "replica-events"
-# A line is written when one of these has changed, or a path is lost or there again; the others are
-# told with it.
+# A line is written when one of these changes, or a path is lost or back; the others are included
+# in it.
 TOLD_BY = ("state", "ending", "may_run")
 ALSO_TOLD = (
     "vm",
@@ -47,7 +47,7 @@ Status = Callable[[], ReplicaStatus]
 
 
 class _Event(TypedDict):
-    """What of an event is read as it stands."""
+    """The fields of an event that are read unchanged."""
 
     time: str
     host: str
@@ -57,7 +57,7 @@ class _Event(TypedDict):
 
 
 def events_file(host: Host | HostEntry, vm: str) -> Path:
-    """Where a host's services tell what happens to a VM's replication."""
+    """The file to which a host's services write a VM's replication events."""
     return host.state_dir / DIRECTORY / f"{file_name(vm, 'VM')}.jsonl"
 
 
@@ -94,7 +94,7 @@ def _unheard(said: ReplicaStatus) -> list[str]:
 
 
 def tell_event(host: HostEntry, said: ReplicaStatus) -> None:
-    """Append what a status says now. A file that cannot be written stops nothing."""
+    """Append an event with the current status. A file that cannot be written stops nothing."""
     known = said.to_json()
     facts = {name: known[name] for name in (*TOLD_BY, *ALSO_TOLD) if name in known}
     time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
@@ -114,7 +114,7 @@ def tell_event(host: HostEntry, said: ReplicaStatus) -> None:
 
 
 async def read_events(vm: str, hosts: Iterable[Host]) -> list[dict[str, Any]]:
-    """What every host that answers has told of a VM's replication, in the order of their clocks."""
+    """A VM's replication events from every host that answers, in the order of their clocks."""
     answers = await ask_every(hosts, lambda host: _events_of(host, vm))
     if not answers.given and answers.silent:
         raise answers.silent[0]
@@ -127,7 +127,7 @@ async def _events_of(host: Host, vm: str) -> list[dict[str, Any]]:
     texts = [await host.read_text(one) or "" for one in (_older(path), path)]
     events = list[dict[str, Any]]()
     for line in "".join(texts).splitlines():
-        with suppress(ValueError):  # it was cut off by a full disk
+        with suppress(ValueError):  # cut off by a full disk
             event = parse(line)
             convert(_Event, event)
             events.append(event)

@@ -21,8 +21,8 @@ from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire.beats import Hearing, Sender, beat_key
 from vmckpt.replicate.wire.errors import WireError
 
-# How a path is. ONE_WAY: the other side is heard, and says that it does not hear this one. WAITING:
-# nothing has come yet, nor had to. NONE: there is no such path.
+# The state of a path. ONE_WAY: the other side is heard, but says that it does not hear this one.
+# WAITING: nothing has arrived yet, or was due. NONE: there is no such path.
 HEARD, ONE_WAY, SILENT, WAITING, NONE = "heard", "one way", "silent", "waiting", "none"
 UNHEARD = (ONE_WAY, SILENT)
 FIRST, SECOND = "replication", "second"
@@ -50,7 +50,7 @@ class SecondPath(asyncio.DatagramProtocol):
         return self._hearing.heard_s
 
     async def open(self, ports: tuple[int, int] | None) -> None:
-        """Hear at one of these ports, or any. Raises OperationFailedError."""
+        """Listen on one of these ports, or any. Raises OperationFailedError."""
         loop = asyncio.get_running_loop()
         first, last = ports or (0, 0)
         for port in range(first, last + 1):
@@ -70,7 +70,7 @@ class SecondPath(asyncio.DatagramProtocol):
             return
 
     def begin(self, port: int | None) -> None:
-        """Say from now on that this side lives, to the other's port."""
+        """Send heartbeats to the other's port from now on."""
         if self._transport is not None and port is not None and self._beating is None:
             self._began_s = boottime_s()
             self._beating = asyncio.ensure_future(self._beat(self._transport, port))
@@ -81,32 +81,32 @@ class SecondPath(asyncio.DatagramProtocol):
             await asyncio.sleep(HEARTBEAT_S)
 
     def close(self) -> None:
-        """Say and hear nothing any more."""
+        """Stop sending and listening."""
         if self._beating is not None:
             self._beating.cancel()
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
+        """The socket is open."""
         self._transport = transport
         self.port = int(transport.get_extra_info("sockname")[1])
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        """Something came; what the other side has not made counts for nothing."""
+        """A datagram arrived; one that the other side did not make is ignored."""
         before_s, now_s = self.heard_s, boottime_s()
         try:
             self._hearing.hear(data, now_s)
         except WireError:
             return
         if self.heard_s == now_s and before_s is not None and before_s < now_s - PATIENCE_S:
-            self._began_s = now_s  # anew: the other side has yet to hear of that
+            self._began_s = now_s  # again: the other side has yet to hear of that
 
     def error_received(self, exc: Exception) -> None:
-        """A datagram was not sent or not received: the silence shows it."""
+        """A datagram was not sent or received: the silence will show it."""
 
     def state(self) -> str:
-        """How it is now."""
+        """The path's current state."""
         if self.lacks:
             return NONE
         if self._beating is None:
@@ -116,12 +116,12 @@ class SecondPath(asyncio.DatagramProtocol):
             return WAITING if self._began_s > since_s else SILENT
         if heard_s < since_s:
             return SILENT
-        # By what was heard last, not by now: a path that is cut both ways never looks one way.
+        # Judged at the last datagram heard, not now: a path cut both ways never looks one-way.
         answered_s = max(self._hearing.answered_s or 0.0, self._began_s)
         return HEARD if heard_s - answered_s <= PATIENCE_S else ONE_WAY
 
     def told(self, connection_heard_s: float) -> str:
-        """What is known of the other side, over whose connection nothing has come since then."""
+        """What is known of the other side while its connection is silent."""
         if self.lacks:
             return f"there is no second path to {self._other}: {self.lacks}"
         if self.heard_s is not None and self.heard_s > connection_heard_s + HEARTBEAT_S:

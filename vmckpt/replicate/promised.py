@@ -1,4 +1,4 @@
-"""Memory that a replication's service has beforehand, and keeps to."""
+"""Memory that is reserved for a replication's service, and that it stays within."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from vmckpt.vm.spec.spec import Spec
 async def promised(
     host: Host, files: QemuDir, spec: Spec, role: str, need_bytes: int
 ) -> AsyncIterator[None]:
-    """So much memory is this process's, for the block. Raises RefusedError: it is not there."""
+    """Reserve this much memory for the process, for the block. Raises RefusedError: not free."""
     directory = files.memory(IN_MEMORY)
     await host.make_private_dir(directory)
     record = directory / f"promised-{role}"

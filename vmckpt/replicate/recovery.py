@@ -1,8 +1,8 @@
-"""After the death of a service: the guest is the standby's, or goes on here alone.
+"""Recovery after the death of a service: the standby has the guest, or it continues here alone.
 
-Run by the dead-man's switch. The guard has let the guest run on, its output held. The standby had
-the news first, and takes over at once, if it can: so nothing is done here before the dead service's
-lease has ended.
+Run by the dead-man's switch. The guard has let the guest run, its output held. The standby learned
+of the death first, and takes over at once if it can: so nothing is done here before the dead
+service's lease has ended.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.start import Replaced
 
 POLL_S, CONT_POLLS = 0.1, 1000
-# How often it is seen whether an operator's process waits to do this, or has.
+# How often to check whether an operator's process waits to do this, or has done it.
 LOOK_S = 0.5
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
@@ -63,12 +63,13 @@ ARBITER_S = 10.0
 async def recover(
     directory: Path, *, at_any_rate: bool = False, standby_is_dead: bool = False
 ) -> None:
-    """Settle where the guest goes on, after the death of the primary's service.
+    """Settle where the guest continues, after the death of the primary's service.
 
-    A guest that is dead here is the standby's, however long that takes: nothing is done about it
-    unless `at_any_rate` (the operator says that there is no standby any more), which comes before
-    what waits for the arbiter without that. A term that the standby took is taken from it only if
-    `standby_is_dead`. Waits as long as others work on the VM. Raises what keeps it from doing so.
+    A guest that is dead here belongs to the standby, however long its takeover takes: nothing is
+    done about it unless `at_any_rate` (the operator says that there is no standby any more), which
+    has precedence over a recovery without it that waits for the arbiter. A term that the standby
+    took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM. Raises
+    whatever prevents it.
     """
     request, files = read_request(directory), ServiceFiles(directory)
     host = request.primary
@@ -85,10 +86,10 @@ async def recover(
 async def abandon(directory: Path) -> None:
     """After the death of the standby's service: end the QEMU that waits there.
 
-    A guest that is at home there by then, whose taking over was cut off, is let run if the term is
-    still the standby's, which is held anew for that; if not, it never ran here, goes on elsewhere
-    and is removed. Of one that is not at home a term that was taken is given up, and its primary
-    may go on. Raises OperationFailedError when the arbiter does not say whose the term is.
+    If the guest is at home there by then and its takeover was cut off, it is resumed if the term is
+    still the standby's, which is first taken again; if not, it never ran here and is removed: it
+    continues elsewhere. If it is not at home, a term that was taken is given up, and its primary
+    may continue. Raises OperationFailedError when the arbiter does not say whose the term is.
     """
     request = read_request(directory)
     await end_waiting(request.standby, request.vm)
@@ -130,13 +131,13 @@ async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
         qemu_id=vm.qemu.files.qemu_id,
         primary_qemu_id=request.qemu_id,
     )
-    with suppress(StorageError):  # on a full disk the guest runs all the same
+    with suppress(StorageError):  # on a full disk the guest runs anyway
         await write_last_word(host, files, about)
     tell_event(host, about)
 
 
 async def _runs_again(request: ReplicationRequest, monitor: Monitor) -> bool:
-    """Let the guest run, which waits for that at the standby; False: another has its term.
+    """Resume the guest, which waits for that at the standby; False: another has its term.
 
     Raises OperationFailedError.
     """
@@ -163,7 +164,7 @@ async def _runs_again(request: ReplicationRequest, monitor: Monitor) -> bool:
 
 
 async def give_up_term(request: ReplicationRequest) -> None:
-    """Give up a term that the standby's service took, and does nothing with any more.
+    """Give up a term that the standby's service took and no longer uses.
 
     Tries as `_taken_again` does. Raises UsageError.
     """
@@ -175,7 +176,8 @@ async def give_up_term(request: ReplicationRequest) -> None:
 
 
 async def _taken_again(request: ReplicationRequest) -> Lease | None:
-    """The term that the standby's service took, held by this process; None: it is not that one's.
+    """The term that the standby's service took, held by this process; None: that service does not
+    have it.
 
     Tries until the arbiter answers, or the replication was ended without it. An arbiter that knows
     of no term may not be mounted, or was never asked for one: it is asked for no longer than a
@@ -191,7 +193,7 @@ async def _taken_again(request: ReplicationRequest) -> Lease | None:
                 unknown_until_s = min(unknown_until_s, boottime_s() + GIVEN_UP_S)
                 if boottime_s() > unknown_until_s:
                     return None
-            # The service's, or ours: what was asked and not answered may have been done.
+            # The service's, or ours: a request that got no answer may have been executed.
             elif found.record.released or not request.is_standbys(found.record.holder):
                 return None
             else:
@@ -212,7 +214,7 @@ async def _settle(
         return  # the standby has taken over, or will
     goes_on = await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead)
     if goes_on is None:
-        return  # an operator's process sees to it
+        return  # an operator's process handles it
     if goes_on:
         if vm is not None:
             await vm.host.remove(vm.directory.claim)
@@ -242,7 +244,7 @@ async def _settle(
 
 
 async def _end_replaced(request: ReplicationRequest, vm: Vm | None) -> None:
-    """End what runs here of a guest whose standby has the term, and remove what certainly is stale.
+    """End what runs here of a guest whose standby has the term, and remove what is certainly stale.
 
     A standby that has the term may have died before it had the guest: then this home, which is not
     started without the arbiter's word, is the only one. Raises as `remove_stale_home` does.
@@ -256,13 +258,13 @@ async def _end_replaced(request: ReplicationRequest, vm: Vm | None) -> None:
 async def _takes_term(
     request: ReplicationRequest, *, at_any_rate: bool, standby_is_dead: bool = False
 ) -> bool | None:
-    """Wait until it is clear who goes on; True when it is this side, None when an operator ends the
-    replication, or has: that needs the VM's lock, which is held here.
+    """Wait until it is clear which side continues. True: this side. None: an operator ends the
+    replication, or has ended it, which needs the VM's lock that is held here.
 
-    A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
+    A standby that has the term need not have the guest yet. An arbiter that knows of no term
     has forgotten ours, or is not mounted: wait for it, but not `at_any_rate`. Then, with no claim,
     the service was killed before it had a term; with one, only `standby_is_dead` rules out that the
-    standby has the guest. With that, an arbiter that does not answer is not needed either: the next
+    standby has the guest. With that, a silent arbiter is not needed either: the next
     protection records which replica it may still have. Raises RefusedError when the term is neither
     side's or the arbiter has no record, StorageError.
     """
@@ -323,8 +325,8 @@ async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -
 
 
 async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
-    """Whether the replication was ended, or another process waits to do this of which the operator
-    has said more. Where the kernel does not say (no free descriptor) that is seen the next time.
+    """Whether the replication was ended, or another process, to which the operator has declared
+    more, waits to do this. If the kernel does not say (no free descriptor), the next check will.
     """
     if not await _is_going_on(request, at_any_rate=at_any_rate):
         return True
@@ -336,9 +338,9 @@ async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) 
 
 
 async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> bool:
-    """Whether there is something to do, as far as the files can be read: while this waited the
-    replication may have been ended, and the VM protected anew, or another operator's process may
-    have done what this one is to do `at_any_rate`.
+    """Whether there is something to do, as far as the files can be read: meanwhile the replication
+    may have been ended and the VM protected again, or another operator's process may have done what
+    this one is to do `at_any_rate`.
     """
     files = ServiceFiles.of(request.primary, request.vm)
     try:
@@ -359,10 +361,10 @@ async def _is_at_home(request: ReplicationRequest) -> bool:
 
 
 async def _free(vm: Vm, files: ServiceFiles) -> None:
-    """Let its output go, put QEMU's settings back, and let it run."""
+    """Release its output, restore QEMU's settings, and let it run."""
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
         with (
-            suppress(VmckptError, OSError),  # one that does not end keeps nothing from running
+            suppress(VmckptError, OSError),  # one that does not end prevents nothing from running
             attended(guard_command(vm.qemu), files.guard_log) as tell_guard,
         ):
             await drop_mirrors(monitor, tell_guard)

@@ -1,7 +1,7 @@
-"""What a replication is asked to do, and the files by which its services are spoken with.
+"""The request of a replication, and the files through which its services are controlled.
 
-STATE/replicas/VM on both hosts: request.json, status.json (as it last was), control.sock, and what
-the processes there say besides.
+STATE/replicas/VM on both hosts: request.json, status.json (the last one), control.sock, and the
+output of the processes there.
 """
 
 from dataclasses import dataclass
@@ -24,43 +24,43 @@ DIRECTORY = "replicas"
 
 @dataclass(frozen=True, slots=True)
 class ServiceFiles:
-    """What a service has below a host's state directory."""
+    """A service's files below a host's state directory."""
 
     path: Path
 
     @classmethod
     def of(cls, host: Host | HostEntry, vm: str) -> Self:
-        """Those of a VM on a host. Raises UsageError: it is no name."""
+        """The files of a VM's service on a host. Raises UsageError: invalid name."""
         return cls(host.state_dir / DIRECTORY / file_name(vm, "VM"))
 
     @property
     def request(self) -> Path:
-        """What is to be done."""
+        """The request."""
         return self.path / "request.json"
 
     @property
     def beginning(self) -> Path:
-        """The lock of the command that begins a replication of the VM."""
+        """The lock of the command that starts a replication of the VM."""
         return self.path.parent.with_name("replica-starts") / self.path.name
 
     @property
     def status(self) -> Path:
-        """How it was when the service last wrote it down; at its end: why it ended."""
+        """The status as last written; at its end: why it ended."""
         return self.path / "status.json"
 
     @property
     def room(self) -> Path:
-        """Room for `status`, had beforehand: a disk may be full by then."""
+        """Space for `status`, reserved beforehand: a disk may be full by then."""
         return self.path / "room"
 
     @property
     def control(self) -> Path:
-        """Where the service is spoken with."""
+        """The control socket."""
         return self.path / "control.sock"
 
     @property
     def log(self) -> Path:
-        """What the service says besides."""
+        """The service's other output."""
         return self.path / "link.log"
 
     @property
@@ -131,10 +131,10 @@ def read_request(directory: Path) -> ReplicationRequest:
 
 
 def stop_command(vm: str) -> str:
-    """What ends the replication of a VM."""
+    """The command that ends the replication of a VM."""
     return f"vmckpt replicate stop {vm}"
 
 
 def as_itself(host: Host) -> LocalHost:
-    """A host as a service that runs there has it."""
+    """A host as seen by a service that runs on it."""
     return LocalHost(**entry_fields(host))

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Self
 
 from vmckpt.codec import builtins, convert
 
-# States in which a service has ended. Of a standby: the guest runs there.
+# States in which a service has ended. A standby's: the guest runs there.
 PROMOTED = "promoted"
 ENDED = ("ended", PROMOTED)
-# Of a primary: a standby could take over. Of either: its service was killed, or gives no answer.
+# A primary's: a standby could take over. Either's: its service was killed, or does not answer.
 PROTECTED, DEAD, SILENT = "protected", "dead", "silent"
 
 
@@ -36,7 +36,7 @@ class ReplicaStatus:
     primary: str | None = None
     standby: str | None = None
     why: str | None = None
-    # Why the arbiter gives no answer; "": it does.
+    # Why the arbiter does not answer; "": it does.
     arbiter_fails: str | None = None
     term: int | None = None
     # Of the connection and of the second path (`paths.py`).

@@ -39,7 +39,7 @@ LeaseTime = Annotated[
     str | None,
     typer.Option(
         "--lease-time",
-        help="Lifetime of the primary's lease, for which a standby without fencing waits: 2.5s "
+        help="Lifetime of the primary's lease; a standby without fencing waits this long: 2.5s "
         "to 10s. [default: 3s]",
         metavar="DURATION",
     ),

@@ -1,1 +1,1 @@
-"""Hooks for guests: programs of their own, which import nothing of vmckpt's."""
+"""Hooks for guests: separate programs, which import nothing of vmckpt's."""

@@ -153,7 +153,7 @@ def _device(path: Path) -> int | None:
 
 
 def _is_set_aside(directory: Path) -> bool:
-    """Whether the file system's memory is set aside already: huge pages."""
+    """Whether the file system's memory is reserved already: huge pages."""
     mounts = [line.split(" ") for line in read_lines(Path("/proc/mounts"))]
     of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]
     return max(of, default=(0, ""))[1] == _HUGETLBFS

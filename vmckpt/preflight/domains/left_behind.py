@@ -27,7 +27,7 @@ async def left_behind(
         f"start it (vmckpt vm start {quote(domain.name)}), and move it while it runs",
     )
     if saved:
-        reason = "its memory was saved (virsh managedsave), and libvirt leaves that here"
+        reason = "its memory was saved (virsh managedsave), a file that libvirt would leave here"
         remedy = f"{start}; or give it up: virsh managedsave-remove {quote(domain.name)}"
         checks.append(Finding("saved-memory", REFUSE, reason, remedy))
     if domain.description.has_tpm:

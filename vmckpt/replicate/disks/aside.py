@@ -1,14 +1,14 @@
-"""What a guest writes to disks that both hosts have stands aside while it is protected.
+"""Overlays for disks that both hosts share: they receive the guest's writes while it is protected.
 
-On the primary each such disk gets a layer of the host's own (a qcow2 file in VM/aside), over the
-shared file, which that QEMU only reads from then on, without locks. What reaches the shared file
-are the epochs that the standby has as a whole: its service writes them there, as it does to a copy.
-So the file is never ahead of the memory that a failover goes on from; and what is written there is
-hidden from the primary's guest by the layer, which has all of it and more.
+On the primary each such disk gets an overlay of the host's own (a qcow2 file in VM/aside) over the
+shared file. From then on that QEMU only reads the shared file, without locks. The standby's service
+writes each epoch that it has completely to the shared file, as it does to a copy. So the file is
+never ahead of the memory from which a failover continues. The primary's guest does not see these
+writes: its overlay has all of them and more.
 
-When the protection has ended here, the layer is written to the shared file (`fold`): only by the
-side that has the VM's term, and after the standby's service has certainly ended: there are never
-two writers.
+When the protection has ended here, the overlay is committed to the shared file (`fold`): only by
+the side that has the VM's term, and only after the standby's service has certainly ended. So there
+are never two writers.
 """
 
 import asyncio
@@ -41,17 +41,20 @@ from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.users.users import let_read, let_write
 
-# What the layers, what they stand on, and the jobs that end them are called in QEMU.
+# Names in QEMU of the overlays, of the nodes below them, and of the jobs that commit them.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
 POLL_S, BRIEF_S = 0.05, 0.002
-# So is a mirror that an error has stopped, before and after it was ready.
+# The state of a mirror that an error has stopped, before and after it was ready.
 STOPPED = ("paused", "standby")
-# Of a large disk, on slow storage.
+# For a large disk on slow storage.
 FOLD_S = 24 * 3600.0
 
 
 def request_of(text: str, path: Path) -> ReplicationRequest:
-    """Which replication it is for, by the file at `path`. Raises OperationFailedError."""
+    """The replication to which the overlays belong, from the file at `path`.
+
+    Raises OperationFailedError.
+    """
     try:
         return REQUEST.decode(text, path)
     except StorageError as exc:
@@ -67,19 +70,19 @@ def _layer(directory: VmDir, number: int) -> Path:
 
 
 def _folded(layer: Path) -> Path:
-    """What a layer is called whose disk has all of it, and may have more: of no use any more."""
+    """The name of an overlay whose disk has all of its content, or more: it is no longer needed."""
     return layer.with_suffix(".folded")
 
 
 async def put_aside(
     monitor: Monitor, request: ReplicationRequest, vm: Vm, sources: Sequence[MirrorSource]
 ) -> list[MirrorSource]:
-    """After this the guest writes to overlays, which become the sources.
+    """Make the guest write to overlays, which become the sources.
 
     Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what was done.
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
-    await host.remove(vm.directory.aside)  # what a killed `fold` has not: of no use any more
+    await host.remove(vm.directory.aside)  # not committed by a killed `fold`, and no longer needed
     write_durably(vm.directory.aside_request, REQUEST.encode(request))
     await let_read(host, vm.qemu.files, vm.directory.aside, ())
     found = []
@@ -104,7 +107,7 @@ async def put_aside(
             },
         )
         await block.set_drive(monitor, drives[source.node], f"{LAYER}{number}")
-        # What it wrote before is read by the other host, and not written once more from here.
+        # The other host reads what QEMU wrote before; it is not written again from here.
         await in_thread(partial(_flush, path))
         found.append(source._replace(node=f"{LAYER}{number}", is_shared=True))
     return found
@@ -134,15 +137,16 @@ async def _made(host: Host, layer: Path, path: Path) -> None:
 
 
 async def fold(directory: Path) -> None:
-    """Have what stands aside in VM/aside written to the shared disks, whether the VM runs or not.
+    """Commit the overlays in VM/aside to the shared disks, whether the VM runs or not.
 
-    The standby's service has ended, as its host or the operator says: the term is taken back that
-    was left to it. Raises RefusedError (the VM's term is another's, or another replica may take
-    over), BusyError, OperationFailedError, StorageError: what stands aside is as good as before.
+    The standby's service has ended, according to its host or the operator: the term that was left
+    to it is taken back. Raises RefusedError (another holds the VM's term, or another replica may
+    take over), BusyError, OperationFailedError, StorageError. After an error the overlays are
+    intact.
     """
     told = directory / "request.json"
     if not told.exists():
-        return  # another has, meanwhile
+        return  # another process has committed them meanwhile
     request = request_of(told.read_text(), told)
     host, name = request.primary, request.vm
     async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
@@ -157,16 +161,16 @@ async def fold(directory: Path) -> None:
             for disk in request.disks:
                 if await host.exists(layer := _layer(home, disk.number)):
                     await _fold_off(host, layer)
-        await host.remove(told)  # first: without it nothing stands aside
+        await host.remove(told)  # first: without it there are no overlays
         await host.remove(directory)
 
 
 async def _have_term(request: ReplicationRequest) -> None:
-    """Require that no other host has the guest, or gets it: its old primary's writes are void.
+    """Require that no other host has the guest or gets it: then the old primary's writes are void.
 
-    An arbiter that is gone, or knows nothing, is not needed where it recorded all before. What the
-    standby might have had of the guest ended with its service. The layer over the epochs
-    that are on the disk is what a VM has whose QEMU has died: nothing that was flushed is missing.
+    An arbiter that is gone, or has no record, is not needed if it recorded all of this before. What
+    the standby may have had of the guest ended with its service. The overlay over the epochs on the
+    disk equals the disk of a VM whose QEMU has died: nothing that was flushed is missing.
     """
     store, us = open_arbiter(request.options), f"{request.primary.name}/"
     standby = request.replica
@@ -183,7 +187,7 @@ async def _have_term(request: ReplicationRequest) -> None:
     is_ours = record is not None and record.holder.startswith(us)
     if record is not None and is_ours and record.in_sync is None:
         return
-    # It never took over, or could not and said so: who has taken over gives nothing up.
+    # It never took over, or reported that it could not: one that has taken over gives nothing up.
     if record is not None and (
         (is_ours and record.in_sync == standby)
         or (request.is_standbys(record.holder) and record.released)
@@ -213,25 +217,26 @@ async def _take_back(store: RecordStore, request: ReplicationRequest, record: Le
     lease = Lease(store, request.vm, claimant, LeaseSpan(request.options.lease_s))
     try:
         await lease.take()
-    except RefusedError:  # the lease of a primary that could not give it up may run for so long
+    except RefusedError:  # the lease of a primary that could not give it up may last this long
         await asyncio.sleep(record.span.claimant_s)
         await lease.take()
 
 
 async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
-    """Safe against a kill at any moment: the overlay keeps its name while it has content that the
-    disk lacks. When the mirror is ready both are identical, and the guest is paused for the
-    switch.
+    """Commit an overlay while the VM runs. Safe if killed at any moment.
+
+    The overlay keeps its name while it has content that the disk lacks. When the mirror is ready
+    both are identical, and the guest is paused for the switch.
     """
     layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
     disk, path = f"disk{number}", _layer(vm.directory, number)
     drives = {drive.node for drive in await block.query_drives(monitor)}
     jobs = {one.id for one in await commands.query_jobs(monitor)}
     if layer in drives and job not in jobs:
-        await _rename(_folded(path), path)  # of a mirror that broke
+        await _rename(_folded(path), path)  # left by a mirror that broke
         await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
     while one := await _job(monitor, job):
-        if one.status in STOPPED and not one.error:  # it is known again then, if there is one
+        if one.status in STOPPED and not one.error:  # its error, if any, is known again by then
             with suppress(CommandRefusedError):
                 await block.block_job_resume(monitor, job)
         if not one.concluded and (one.error or one.status == "ready"):
@@ -240,7 +245,7 @@ async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
                     await in_thread(partial(_flush, vm.spec.disks[number].on(vm.host.state_dir)))
                     await _rename(path, _folded(path))
                 one = await _ended(monitor, one)
-                if one.error:  # before the guest writes to the layer alone
+                if one.error:  # before the guest writes to the overlay alone
                     await _rename(_folded(path), path)
         if one.concluded:
             if one.error:
@@ -262,7 +267,7 @@ async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
 
 @asynccontextmanager
 async def _standing_still(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
-    """QEMU 7.2 dies of a write that comes while a disk takes its mirror's place."""
+    """Pause the guest: QEMU 7.2 crashes on a write that arrives while a disk replaces a mirror."""
     log = vm.directory.aside / "guard.log"
     with attended(guard_command(vm.qemu), log) as tell:
         async with standing_still(monitor, tell):
@@ -274,13 +279,13 @@ async def _job(monitor: Monitor, name: str) -> QemuJob | None:
 
 
 async def _ended(monitor: Monitor, job: QemuJob) -> QemuJob:
-    """End a mirror that is ready, or that an error has stopped, and wait for that.
+    """End a mirror that is ready, or that an error has stopped, and wait for its end.
 
     Raises MonitorLostError.
     """
     error = job.error
     while not job.concluded:
-        with suppress(CommandRefusedError):  # it is ending
+        with suppress(CommandRefusedError):  # it is already ending
             if error:
                 await block.block_job_cancel(monitor, job.id, force=True)
             else:
@@ -296,10 +301,10 @@ async def _rename(path: Path, other: Path) -> None:
 
 
 async def _fold_off(host: Host, layer: Path) -> None:
-    """Doing it twice is the same."""
+    """Commit an overlay while the VM is off. Idempotent."""
     argv = [str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)]
-    # As the user that wrote the layer, whatever --vm-uids says by now: the layer itself names the
-    # file that it is written to.
+    # As the user that wrote the overlay, whatever --vm-uids is now: the overlay itself names the
+    # file to which it is committed.
     if (uid := layer.stat().st_uid) != await host.user_id():
         argv = become(uid, (uid,), argv)
     done = await host.run(argv, FOLD_S)

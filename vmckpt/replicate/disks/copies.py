@@ -1,15 +1,15 @@
-"""The files that a standby's copies of disks are, and those that once were a VM's disks.
+"""The files that hold a standby's copies of disks, and those that were a VM's disks before.
 
-Whose they are stands on the file itself, in an extended attribute, which goes with it:
+An extended attribute of the file, which moves with it, records its owner:
 
-    user.vmckpt.replica    copy RUN VM    made by a standby, and not whole yet
-                           kept - VM      left by one that was lost: a next standby goes on from it
-                           disk - VM      was the VM's own disk once: so does a next standby
+    user.vmckpt.replica    copy RUN VM    made by a standby, and not complete yet
+                           kept - VM      left by a lost standby: the next one reuses it
+                           disk - VM      was the VM's own disk: the next standby reuses it too
 
-All but `disk` go when the protection is ended. Going on from one is always safe: what it holds is
+All but `disk` are removed when the protection is ended. Reusing one is always safe: its content is
 compared block by block.
 
-Any other file where a copy is to be is foreign, and is not touched.
+Any other file at a copy's path is foreign, and is not touched.
 """
 
 import errno
@@ -39,14 +39,14 @@ _QEMU_LOCKS = (100, 200)
 
 @dataclass(frozen=True, slots=True)
 class CopiedDisk:
-    """A disk of a VM that is replicated: its place in the spec, and how long it is."""
+    """A disk of a VM that is replicated: its index in the spec, and its length."""
 
     number: int
     size_bytes: int
 
 
 class StandbyFile(NamedTuple):
-    """A standby's file for one disk: of the disk's format and length."""
+    """A standby's file for one disk, with the disk's format and length."""
 
     path: Path
     size_bytes: int
@@ -54,7 +54,7 @@ class StandbyFile(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What stands on a file: made by a standby of `run`, or not; and of which VM it is."""
+    """The mark on a file: whether a standby of `run` made it, and to which VM it belongs."""
 
     kind: str
     run: str
@@ -62,7 +62,7 @@ class Mark(NamedTuple):
 
 
 def read_mark(path: Path) -> Mark | None:
-    """None: there is no such file, or it is nothing of vmckpt's."""
+    """None: there is no such file, or it does not belong to vmckpt."""
     with suppress(OSError, UnicodeDecodeError):
         words = os.getxattr(path, ATTRIBUTE).decode().split(" ", 2)
         if len(words) == len(Mark._fields):
@@ -71,10 +71,9 @@ def read_mark(path: Path) -> Mark | None:
 
 
 def prepare(copies: Iterable[StandbyFile], vm: str, run: str) -> None:
-    """An image of that size at each path: a new one, or what is left there of the VM's disk.
+    """Make an image of that size at each path: a new one, or what is left there of the VM's disk.
 
-    Raises RefusedError when something else stands there, StorageError. Then none is left that was
-    not there before.
+    Raises RefusedError if another file is there, StorageError. After an error no new file is left.
     """
     made: list[Path] = []
     try:
@@ -91,9 +90,9 @@ def prepare(copies: Iterable[StandbyFile], vm: str, run: str) -> None:
 
 
 def discard(paths: Iterable[Path], vm: str, run: str | None = None) -> None:
-    """Remove the copies that a standby of the VM made: of one run, or of any and what is kept.
+    """Remove the copies that a standby of the VM made: those of one run, or of any and kept ones.
 
-    One that a QEMU has open stays, whatever stands on it: a guest may run on it.
+    One that a QEMU has open stays, whatever its mark: a guest may run on it.
     """
     for path in paths:
         mark = read_mark(path)
@@ -104,7 +103,7 @@ def discard(paths: Iterable[Path], vm: str, run: str | None = None) -> None:
 
 
 def keep(paths: Iterable[Path], vm: str) -> None:
-    """The copies of a standby that is lost stay, for the next one."""
+    """Keep the copies of a lost standby for the next one."""
     for path in paths:
         mark = read_mark(path)
         if mark is not None and mark.vm == vm and mark.kind == _COPY:
@@ -112,9 +111,9 @@ def keep(paths: Iterable[Path], vm: str) -> None:
 
 
 def mark_as_disks(paths: Sequence[Path], vm: str) -> None:
-    """They are the VM's own: a standby may go on from them once they are not any more.
+    """Mark them as the VM's own disks: once they no longer are, a standby may reuse them.
 
-    Where the file system keeps no such words they will have to be removed by hand before that.
+    On a file system without extended attributes they must be removed by hand before that.
     """
     for path in paths:
         with suppress(OSError):
@@ -182,7 +181,7 @@ def _require_base(copy: StandbyFile, vm: str) -> None:
 
 
 def _is_no_base(copy: StandbyFile) -> str:
-    """Why a copy cannot go on from what stands there; "": it can, and is ready for it."""
+    """Why a copy cannot reuse this file; "": it can, and the file is ready."""
     with open_fd(os.open(copy.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         size_bytes, clusters = os.fstat(fd).st_size, None
         if copy.image_format != "raw":
@@ -199,7 +198,7 @@ def _is_no_base(copy: StandbyFile) -> str:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a QEMU has the image open, by the locks that it holds on it."""
+    """Whether a QEMU has the image open, as shown by the locks that it holds on it."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_QEMU_LOCKS, 0)
         kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, asked))

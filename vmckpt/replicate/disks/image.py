@@ -1,7 +1,7 @@
-"""A standby's copy of one disk, written past the QEMU that waits with it.
+"""A standby's copy of one disk, written without the QEMU that waits with it.
 
 QEMU has it open but inactive, and neither reads nor writes it before the guest is here. Of a qcow2
-only clusters are written, never its tables: all of its clusters have their places, see `qcow2.py`.
+image only clusters are written, never its tables: all clusters are allocated, see `qcow2.py`.
 """
 
 import ctypes
@@ -23,17 +23,17 @@ from vmckpt.replicate.wire.messages import DiskWrite
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-# What is written at once: so often it is seen that a slow disk gets on.
+# Written at once: small enough to show that a slow disk makes progress.
 PIECE_BYTES = 1 << 20
-# What a file system without them says.
+# Errors of a file system that does not support holes.
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class WritableImage:
-    """An image that is open for writing. Every method may block: for threads.
+    """An image that is open for writing. Every method may block: call it in a thread.
 
-    `places`: which cluster of the file each cluster of the disk is in; None: the file is the disk.
-    `written_bytes` tells others meanwhile that it gets on; holes are not counted.
+    `places`: the file's cluster for each cluster of the disk; None: the file is the disk.
+    `written_bytes` shows other threads the progress; holes are not counted.
     """
 
     def __init__(self, fd: int, size_bytes: int, places: Any = None) -> None:
@@ -41,10 +41,10 @@ class WritableImage:
         self.written_bytes = 0
 
     def reserve(self, writes: Sequence[DiskWrite]) -> None:
-        """Have room for all of the writes, so that none of them fails for want of it.
+        """Reserve space for all of the writes, so that none of them fails for lack of it.
 
-        Changes nothing that could be read. Raises OSError (ENOSPC). File systems that write
-        elsewhere at each write (btrfs, ZFS) promise nothing.
+        Does not change content. Raises OSError (ENOSPC). Copy-on-write file systems (btrfs, ZFS)
+        guarantee nothing.
         """
         for write in writes:
             if not write.zero_bytes:
@@ -54,7 +54,7 @@ class WritableImage:
                         return
 
     def apply(self, writes: Sequence[DiskWrite]) -> None:
-        """Write them, in order; doing it twice is the same. Raises OSError."""
+        """Apply the writes in order. Idempotent. Raises OSError."""
         reserved = _merged(
             (write.offset_bytes, write.offset_bytes + memoryview(write.data).nbytes)
             for write in writes
@@ -67,7 +67,7 @@ class WritableImage:
                 self._write(write.offset_bytes, memoryview(write.data))
 
     def flush(self) -> None:
-        """All of it survives a power cut when this returns. Raises OSError."""
+        """Make all of it durable. Raises OSError."""
         os.fdatasync(self._fd)
 
     def digests(self, first_block: int, count: int) -> bytes:
@@ -92,18 +92,18 @@ class WritableImage:
         try:
             return os.lseek(self._fd, at, os.SEEK_DATA)
         except OSError as exc:
-            if exc.errno != errno.ENXIO:  # there is none up to the end
+            if exc.errno != errno.ENXIO:  # only a hole up to the end
                 raise
             return sys.maxsize
 
     def _place(self, offset_bytes: int) -> int:
-        """Where in the file the cluster is that begins at an offset of the disk."""
+        """The position in the file of the cluster that begins at an offset of the disk."""
         if self._places is None:
             return offset_bytes
         return int(self._places[offset_bytes // CLUSTER_BYTES]) * CLUSTER_BYTES
 
     def _in_file(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Where in the file a span of the disk is, and how long: piece by piece, in order."""
+        """The positions and lengths in the file of a span of the disk: piece by piece, in order."""
         if self._places is None:
             yield start, end - start
             return
@@ -126,9 +126,9 @@ class WritableImage:
                 self.written_bytes += done
 
     def _zero(self, start: int, end: int, reserved: Sequence[tuple[int, int]]) -> None:
-        """Zero a span: as a hole, but for what is reserved for writes that come with it."""
+        """Zero a span: as a hole, except for what is reserved for writes of the same epoch."""
         at = start
-        # A guest that writes many small pieces has thousands of each in an epoch.
+        # A guest that writes many small pieces has thousands of each in one epoch.
         first = bisect_right(reserved, start, key=itemgetter(1))
         behind = bisect_left(reserved, end, key=itemgetter(0))
         for kept_start, kept_end in reserved[first:behind]:
@@ -163,7 +163,7 @@ def opened(path: Path, image_format: str) -> Iterator[WritableImage]:
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans in order that touch nowhere."""
+    """Spans in order, merged where they touch."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -174,7 +174,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _fallocate(fd: int, mode: int, offset_bytes: int, length_bytes: int) -> bool:
-    """False where the file system cannot. Raises OSError."""
+    """False if the file system does not support it. Raises OSError."""
     while _libc.fallocate(fd, mode, offset_bytes, length_bytes):
         error = ctypes.get_errno()
         if error in _CANNOT:

@@ -1,4 +1,4 @@
-"""What the guest has written to its disks, on its way into the stream: cut where epochs end."""
+"""The guest's disk writes on their way into the stream, cut where epochs end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from vmckpt.replicate.disks.known import KnownBlocks
 from vmckpt.replicate.wire.messages import WRITE_BYTES, DiskWrite
 
-# With so much waiting an epoch ends early; with all of it the guest's writes wait for one.
+# At the first limit an epoch ends early; at the second the guest's writes wait for its end.
 EARLY_BYTES, MOST_BYTES = 16 << 20, 64 << 20
 
 
 class Intake:
     """The writes to all disks since the last cut, in order.
 
-    `known` is what the standby's copies hold, by disk, until `all_is_copied`: what is there
-    already goes no further. Of a disk that is not in it nothing is known.
+    `known` is what the standby's copies hold, by disk, until `all_is_copied`: content that a copy
+    already has is not passed on. Nothing is known of a disk that is not in it.
     """
 
     def __init__(self, known: dict[int, KnownBlocks]) -> None:
@@ -46,7 +46,7 @@ class Intake:
         await self._room.wait()
 
     async def zero(self, disk: int, offset_bytes: int, length_bytes: int) -> None:
-        """Zeroes that the guest wrote; as `write`."""
+        """Zeroes that the guest wrote; like `write`."""
         self.written_bytes += length_bytes
         spans = [(offset_bytes, offset_bytes + length_bytes)]
         if self._known is not None and disk in self._known:
@@ -65,7 +65,7 @@ class Intake:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """For the block nothing waits: QEMU stops a guest only when all it wrote was taken."""
+        """Let no write wait for the block: QEMU stops a guest only once all writes are accepted."""
         self._is_open = True
         self._room.set()
         try:
@@ -74,7 +74,7 @@ class Intake:
             self._is_open = False
 
     async def waits_for(self, most_s: float, wake: asyncio.Event | None = None) -> None:
-        """Return when so much waits that an epoch should end, at `wake`, or after `most_s`."""
+        """Return when enough is queued that an epoch should end, at `wake`, or after `most_s`."""
         events = [self.is_early, *([wake] if wake else [])]
         waiting = [asyncio.ensure_future(event.wait()) for event in events]
         try:
@@ -84,11 +84,11 @@ class Intake:
                 one.cancel()
 
     def all_is_copied(self) -> None:
-        """From now on pass on every write, also those that the copies already have."""
+        """From now on pass on every write, even if the copies already have it."""
         self._known = None
 
     def let_go(self) -> None:
-        """Drop writes from now on, so that the guest does not wait."""
+        """Discard writes from now on, so that the guest does not wait."""
         self._is_dropped = True
         self.cut()
 

@@ -1,13 +1,14 @@
-"""The standby's side of the disks: writes wait for their epoch; applied with it, or never.
+"""The standby's side of the disks: writes wait for their epoch, and are applied with it or never.
 
-An epoch's writes come in its frames, and wait in memory (the primary ends an epoch early rather
-than let them become many). When all of it is here, room is had for them, so that applying cannot
-fail for want of it; then the epoch is acknowledged, and applied in a thread, behind the answer. The
-next epoch is not acknowledged before that is done, and no guest goes on before it either.
+An epoch's writes arrive in its frames and wait in memory (the primary ends an epoch early rather
+than let them grow large). When all of them are here, space is reserved for them, so that applying
+them cannot fail for lack of it. Then the epoch is acknowledged, and a thread applies it after the
+acknowledgement. Before that is done, neither is the next epoch acknowledged, nor does a guest
+continue.
 
-A service that dies in it leaves copies of no one epoch. That is known for what it is: memory and
-devices of the replica go with it, and a next standby takes such a file for nothing but a base, of
-which it tells block by block what it holds.
+A service that dies while applying leaves copies that match no epoch. That does no harm: the
+replica's memory and devices are lost with it, and the next standby uses such a file only as a base,
+and reports block by block what it holds.
 """
 
 import asyncio
@@ -26,16 +27,16 @@ from vmckpt.replicate.wire.messages import Digests, DiskWrite, HelloDisk
 from vmckpt.sequence.in_thread import in_thread_at_last
 from vmckpt.sequence.steps import to_the_end
 
-# Digests that go in one message: of 256 MiB.
+# Digests in one message: those of 256 MiB.
 TOLD_BLOCKS = 4096
 T = TypeVar("T")
 
 
 class DisksJournal:
-    """All disks' copies, in the order in which HELLO names them.
+    """The copies of all disks, in the order in which HELLO names them.
 
-    `are_shared`: they are the disks themselves, on storage that both hosts have, and hold what the
-    primary's held when it began.
+    `are_shared`: they are the disks themselves, on storage that both hosts share, and hold what
+    the primary's held when it began.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class DisksJournal:
 
     @property
     def applied_bytes(self) -> int:
-        """How much was written to the copies so far."""
+        """How many bytes were written to the copies so far."""
         return sum(image.written_bytes for _, image in self._images)
 
     @property
@@ -56,12 +57,12 @@ class DisksJournal:
 
     @property
     def is_sound(self) -> bool:
-        """False once something that was taken could not be applied."""
+        """False after a failure to apply accepted writes."""
         done = self._applying if self._applying and self._applying.done() else None
         return done is None or done.exception() is None
 
     def require_same(self, disks: Sequence[HelloDisk]) -> None:
-        """The copies are of these disks. Raises OperationFailedError."""
+        """Require that the copies are of these disks. Raises OperationFailedError."""
         ours = [image.size_bytes for _, image in self._images]
         theirs = [disk.size_bytes for disk in disks]
         if ours != theirs:
@@ -72,7 +73,7 @@ class DisksJournal:
             )
 
     async def digests(self) -> AsyncIterator[Digests]:
-        """What the copies hold before anything is applied, where that is not known.
+        """What the copies hold before anything is applied, unless that is known.
 
         Raises StorageError.
         """
@@ -85,7 +86,7 @@ class DisksJournal:
                 yield Digests(number, first, told)
 
     async def ready_for(self, writes: Sequence[DiskWrite]) -> None:
-        """What was taken before is applied, and there is room for `writes`.
+        """Wait until earlier writes are applied, and reserve space for `writes`.
 
         Raises StorageError: none of them is applied.
         """
@@ -93,19 +94,19 @@ class DisksJournal:
         await self._each(writes, lambda image, some: image.reserve(some))
 
     def take(self, writes: Sequence[DiskWrite]) -> None:
-        """Apply them from now on; they are this replica's."""
+        """Apply them from now on; they belong to this replica."""
         if writes:
             self._applying = asyncio.ensure_future(
                 self._each(writes, lambda image, some: image.apply(some))
             )
 
     async def applied(self) -> None:
-        """Return when all that was taken is applied. Raises StorageError: they are of no use."""
+        """Return when all accepted writes are applied. Raises StorageError: copies are unusable."""
         if self._applying is not None:
             await asyncio.shield(self._applying)
 
     async def flush(self) -> None:
-        """All that was applied survives a power cut when this returns. Raises StorageError."""
+        """Make everything that was applied durable. Raises StorageError."""
         for path, image in self._images:
             await self._in_thread(path, image.flush)
 
@@ -127,9 +128,9 @@ class DisksJournal:
 async def journal_of(
     copies: Sequence[StandbyFile], *, are_shared: bool = False
 ) -> AsyncIterator[DisksJournal]:
-    """A journal before the copies, for the block; at its end none is being written.
+    """A journal before the copies, for the block; at its end no write is in progress.
 
-    Raises OSError, ValueError (no copy as `prepare` makes them).
+    Raises OSError, ValueError (not a copy as `prepare` makes them).
     """
     with ExitStack() as stack:
         journal = DisksJournal(

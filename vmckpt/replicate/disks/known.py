@@ -1,4 +1,4 @@
-"""What the standby's copy of a disk is known to hold: so that only what differs is sent."""
+"""The known content of the standby's copy of a disk, so that only differences are sent."""
 
 import hashlib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from functools import cache
 
 BLOCK_BYTES = 64 << 10
 DIGEST_BYTES = 32
-# No content has it.
+# No content has this digest.
 _UNKNOWN = bytes(DIGEST_BYTES)
 
 
@@ -27,7 +27,7 @@ def zero_digest(length_bytes: int) -> bytes:
 
 
 class KnownBlocks:
-    """The digest of each block of one disk's copy, as far as it is known."""
+    """The digest of each block of one disk's copy, if known."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -40,7 +40,7 @@ class KnownBlocks:
         return self._told == blocks_of(self.size_bytes)
 
     def tell(self, first_block: int, digests: bytes) -> None:
-        """The digests of some blocks, which come in order. Raises ValueError when they do not."""
+        """Add the digests of some blocks. Raises ValueError unless they come in order."""
         end = first_block + len(digests) // DIGEST_BYTES
         if first_block != self._told or len(digests) % DIGEST_BYTES:
             raise ValueError(f"digests from block {first_block} on, not from {self._told}")
@@ -52,7 +52,7 @@ class KnownBlocks:
     def differing(self, offset_bytes: int, data: bytes) -> list[tuple[int, int]]:
         """Where `data`, written at an offset, may change the copy: starts and ends on the disk.
 
-        The copy is taken to hold all of it from now on.
+        From now on the copy is assumed to hold all of it.
         """
         view = memoryview(data)
         return self._runs(
@@ -62,7 +62,7 @@ class KnownBlocks:
         )
 
     def differing_from_zero(self, offset_bytes: int, length_bytes: int) -> list[tuple[int, int]]:
-        """The same for zeroes."""
+        """Like `differing`, for zeroes."""
         return self._runs(offset_bytes, length_bytes, lambda start, end: zero_digest(end - start))
 
     def _runs(

@@ -1,8 +1,8 @@
 """The primary's side of the disks: QEMU writes through to this process, which is an NBD server.
 
-A mirror that blocks (`copy-mode=write-blocking`) lets no write of the guest end before it is here.
-`stop` waits until every write has ended. So with the guest stopped all that it has written is here,
-and what is cut off there is the epoch's, not a byte more or less.
+A blocking mirror (`copy-mode=write-blocking`) completes no write of the guest before it is here.
+`stop` waits until every write has completed. So when the guest is stopped, all that it has written
+is here, and a cut at that moment is exactly the epoch's.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire.messages import DiskWrite, HelloDisk, decode_digests
 from vmckpt.sequence.steps import finish
 
-# Jobs and nodes of mirrors in QEMU are called so.
+# Prefix of the names of mirrors' jobs and nodes in QEMU.
 PREFIX = "replica-"
 DROP_S, BRIEF_S = 10.0, 0.002
-# What QEMU tells of them.
+# QEMU's events about them.
 _CHANGED, _FAILED = "JOB_STATUS_CHANGE", "BLOCK_JOB_ERROR"
-# A job in another state does not write through any more, or not yet.
+# A job in any other state does not write through yet, or no longer.
 _READY = "ready"
 _BEGINS = ("created", "running", "paused")
 
 
 class MirrorSource(NamedTuple):
-    """A disk of the VM: its place in the spec, its node in QEMU, its length.
+    """A disk of the VM: its index in the spec, its node in QEMU, its length.
 
-    `is_shared`: the standby has all that its backing file holds.
+    `is_shared`: the standby has everything in its backing file.
     """
 
     number: int
@@ -45,7 +45,7 @@ class MirrorSource(NamedTuple):
 
 
 class Mirrors:
-    """The mirrors of one VM's disks. Of a VM without disks: nothing, and always ready."""
+    """The mirrors of one VM's disks. Without disks it does nothing, and is always ready."""
 
     def __init__(
         self, monitor: Monitor, sources: Sequence[MirrorSource], socket: Path, events: Events
@@ -64,7 +64,7 @@ class Mirrors:
         self._ended: list[DiskWrite] = []
 
     def tell(self, payload: memoryview) -> None:
-        """What the standby says that its copies hold. Raises WireError, OperationFailedError."""
+        """Take in what the standby's copies hold. Raises WireError, OperationFailedError."""
         told = decode_digests(payload, self._disks)
         try:
             self._known[told.disk].tell(told.first_block, bytes(told.digests))
@@ -76,9 +76,9 @@ class Mirrors:
             ) from exc
 
     async def are_copied(self) -> bool:
-        """Whether the copies have all that the disks have: to be asked until they do.
+        """Whether the copies have all that the disks have; call it until they do.
 
-        Copying begins when the standby has told what it holds. Raises CommandRefusedError,
+        Copying begins when the standby has reported what it holds. Raises CommandRefusedError,
         OperationFailedError.
         """
         if not self._has_begun and all(known.complete for known in self._known.values()):
@@ -95,7 +95,7 @@ class Mirrors:
             name = f"{PREFIX}{source.number}"
             server = {"type": "unix", "path": str(self._socket)}
             options = {"driver": "nbd", "node-name": name, "server": server, "export": name}
-            # Not `discard`: QEMU would begin with zeroing all of the copy.
+            # Not `discard`: QEMU would first zero the whole copy.
             await block.blockdev_add(self._monitor, options)
             await block.blockdev_mirror(
                 self._monitor, name, source.node, name, 0, write_through=True,
@@ -103,9 +103,9 @@ class Mirrors:
             )  # fmt: skip
 
     def end_epoch(self) -> None:
-        """With the guest stopped: what it has written so far is the epoch's, see `ended`.
+        """With the guest stopped: all that it has written so far belongs to the epoch, see `ended`.
 
-        Raises OperationFailedError when a write may be missing.
+        Raises OperationFailedError if a write may be missing.
         """
         self._look()
         self._ended = self.intake.cut()
@@ -119,7 +119,7 @@ class Mirrors:
         self._lost = self._lost or f"QEMU has closed the mirror of {which}"
 
     def added_to(self, status: ReplicaStatus) -> ReplicaStatus:
-        """The status with what was written or copied, and what of it the standby had already."""
+        """The status with the bytes written and copied, and how many of them the standby had."""
         if not self._sources:
             return status
         intake = self.intake
@@ -128,7 +128,7 @@ class Mirrors:
         )
 
     def _look(self) -> None:
-        """Take in what QEMU said of its jobs: it says so before it answers what was asked later."""
+        """Process QEMU's events about its jobs: it sends them before it answers a later command."""
         for event in self._events.drain():
             data: Any = event["data"]
             if event["event"] == _FAILED:
@@ -176,7 +176,7 @@ async def mirrored(
         async with nbd_server.serving(socket, exports):
             try:
                 let_in(socket)
-                await drop_mirrors(monitor, tell_guard)  # of a service that was killed
+                await drop_mirrors(monitor, tell_guard)  # left by a service that was killed
                 yield mirrors
             finally:
                 mirrors.intake.let_go()
@@ -185,7 +185,7 @@ async def mirrored(
 
 
 class _Taken:
-    """One disk, as the NBD server has it."""
+    """One disk, as the NBD server sees it."""
 
     def __init__(self, mirrors: Mirrors, at: int, source: MirrorSource) -> None:
         self._mirrors, self._at = mirrors, at
@@ -209,8 +209,8 @@ class _Taken:
 async def drop_mirrors(monitor: Monitor, tell_guard: Callable[[str], None]) -> None:
     """End every mirror in QEMU, in any state; the guest continues with its own disks.
 
-    It is paused for that: see `block.blockdev_mirror`. Raises OperationFailedError when one does
-    not end, HostDownError, OutcomeUnknownError.
+    The guest is paused for that: see `block.blockdev_mirror`. Raises OperationFailedError if one
+    does not end, HostDownError, OutcomeUnknownError.
     """
     if await block.query_mirrors(monitor, PREFIX):
         async with standing_still(monitor, tell_guard):

@@ -1,8 +1,8 @@
-"""qcow2 images as copies: every cluster of the disk has its place in the file beforehand.
+"""qcow2 images as copies: every cluster of the disk is allocated in the file beforehand.
 
-So what is written to the disk goes to places that are known, past the QEMU that waits with the
-image, and changes nothing of its tables: what QEMU has read of them stays true. What was never
-written is a hole in the file, as in a raw image.
+So writes to the disk go to known positions, bypass the QEMU that waits with the image, and change
+none of its tables: what QEMU has read of them stays valid. What was never written is a hole in the
+file, as in a raw image.
 """
 
 import os
@@ -19,17 +19,17 @@ from vmckpt.qemu.qcow2 import (
 
 
 def create(fd: int, size_bytes: int) -> None:
-    """Make an image of an empty file: all of zeroes, in one piece. Raises OSError."""
+    """Turn an empty file into an image, all zero and contiguous. Raises OSError."""
     count = clusters_of(size_bytes)
     places = np.arange(1, count + 1, dtype=np.uint64)
     write_at(fd, write_tables(fd, size_bytes, places, count + 1), 0)
 
 
 def give_places(fd: int, found: Clusters) -> None:
-    """Give every cluster of an image a place; what the disk holds stays as it is.
+    """Allocate every cluster of an image; the disk's content does not change.
 
-    Killed at any moment it is the one image or the other: new tables are written past its end, and
-    one header takes the place of the other. Raises OSError.
+    If killed at any moment it is either the old image or the new one: new tables are written past
+    the end of the file, and one header replaces the other. Raises OSError.
     """
     if found.are_all_there:
         return

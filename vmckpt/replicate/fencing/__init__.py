@@ -1,1 +1,1 @@
-"""Fencing: proof that an old primary can do nothing any more."""
+"""Fencing: proof that an old primary can no longer act."""

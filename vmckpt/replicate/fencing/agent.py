@@ -1,9 +1,9 @@
-"""Runs fencing agents: programs that make a primary harmless and say so only when they know it.
+"""Runs fencing agents: programs that stop a primary, and report success only if they have proof.
 
 The contract, for authors of agents:
 
-    AGENT [its own arguments] check     can it do its work? changes nothing
-    AGENT [its own arguments] fence     do it
+    AGENT [its own arguments] check     test whether it can fence; changes nothing
+    AGENT [its own arguments] fence     fence
 
 {host} in its arguments is the primary's host, by its name in the inventory. In the environment:
 
@@ -12,12 +12,12 @@ The contract, for authors of agents:
     VMCKPT_FENCE_MACHINE      boot id and process namespace there
     VMCKPT_FENCE_PROCESSES    "PID:START ..." there: all that can let the guest's output out or
                               write its disks; START in clock ticks since boot
-    VMCKPT_FENCE_TIMEOUT_S    after so long the agent is killed
+    VMCKPT_FENCE_TIMEOUT_S    the agent is killed after this time
 
-Exit status 0: check - it can; fence - *proved*: none of these processes will ever act again (they
-are seen to be gone, or the machine's power is seen to be off). Anything else, also no answer in
-time, proves nothing, and nothing is taken over on its account. The first line of standard output
-says what was seen; standard error says what went wrong. Fencing what is dead already succeeds.
+Exit status 0: check - it can fence; fence - *proved*: none of these processes will ever act again
+(they are seen to be gone, or the machine's power is seen to be off). Anything else, a timeout
+included, proves nothing, and is no reason to take over. The first line of standard output
+says what was seen; standard error says what went wrong. Fencing what is already dead succeeds.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _MOST_SAID_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to fence: who holds the VM's term, where, and the processes that act for it."""
+    """What to fence: the holder of the VM's term, its host, and the processes that act for it."""
 
     vm: str
     holding: Holding
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FencingProof:
-    """The holder can act no more. `evidence`: what the agent has seen, in its words."""
+    """The holder can no longer act. `evidence`: what the agent has seen, in its own words."""
 
     holding: Holding
     evidence: str
@@ -56,13 +56,13 @@ class FencingProof:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent: its command line, and how long it may take."""
+    """An agent: its command line and its timeout."""
 
     argv: tuple[str, ...]
     timeout_s: float = TIMEOUT_S
 
     async def check(self, target: Target) -> str:
-        """What the agent says of its means. Raises OperationFailedError: it cannot fence."""
+        """The agent's report about its means. Raises OperationFailedError: it cannot fence."""
         return await self._run("check", target)
 
     async def fence(self, target: Target) -> FencingProof:
@@ -90,7 +90,7 @@ class Agent:
                 remedy="see whether its means (network, power switch) work; nothing was proved",
             ) from None
         finally:
-            end_session(process)  # what it started goes with it
+            end_session(process)  # with all that it started
         if process.returncode != 0:
             why = _line(complaints, -1) or f"it said nothing, with status {process.returncode}"
             raise self._failed(action, target, why)
@@ -105,7 +105,7 @@ class Agent:
 
 
 def this_machine() -> str:
-    """By what an agent knows that it looks at the processes of this host, and of no other."""
+    """How an agent verifies that it sees the processes of this host and no other."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
 

@@ -6,10 +6,10 @@ TRANSPORT is a command prefix that runs `kill`, `cat` and `readlink` on the prim
 for this machine, `nsenter -t PID ...`, `ssh HOST`. vmckpt/replicate/fencing/agent.py defines the
 interface of fencing agents.
 
-Proof of the kill is what /proc shows afterwards, read through TRANSPORT: it is the one that the
+The proof is what /proc, read through TRANSPORT, shows after the kill: it is the /proc that the
 primary named (boot id and process namespace), it has init, and it has none of the processes. A pid
-with another start time belongs to another process; a zombie without threads does nothing. A host
-that is unreachable or has rebooted is not fenced by this agent: that takes a power switch.
+with another start time belongs to another process; a zombie without threads does nothing. This
+agent cannot fence a host that is unreachable or has rebooted: that takes a power switch.
 """
 
 import os
@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 POLL_S = 0.002
 USAGE = 2
-# A host that was broken into says what it likes.
+# Limits the output of a compromised host.
 MOST_SAID_BYTES = 1 << 20
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# The name in brackets is the process's own choice: any bytes, the end of a line too, but few.
+# A process chooses the name in brackets itself: any bytes, newlines too, but few.
 _STAT = re.compile(r"^(\d+) \((?s:.{0,64}?)\) (\w)((?: -?\d+){20,})$", re.MULTILINE)
 
 
 class CannotFenceError(Exception):
-    """Nothing is proved; says why."""
+    """Nothing is proved; the message says why."""
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def parse(words: str) -> dict[int, int]:
 def fence(
     transport: Sequence[str], machine: str, targets: dict[int, int], deadline_s: float
 ) -> str:
-    """Kill the targets; which are gone, as all are then. Raises CannotFenceError."""
+    """Kill the targets; returns which are gone, which is all of them. Raises CannotFenceError."""
     while left := alive(transport, machine, targets):
         if time.monotonic() > deadline_s:
             raise CannotFenceError(f"processes {left} outlive SIGKILL")
@@ -81,8 +81,8 @@ def fence(
 
 
 def alive(transport: Sequence[str], machine: str, targets: dict[int, int]) -> list[int]:
-    """Which of the targets can still act. Raises CannotFenceError when it cannot be seen."""
-    # Of init only root may ask it; what is answered must be as the primary said.
+    """Which of the targets can still act. Raises CannotFenceError if that cannot be determined."""
+    # Only root may read init's; the answer must match what the primary said.
     namespaces = set(run([*transport, "readlink", "/proc/1/ns/pid", "/proc/self/ns/pid"]).split())
     paths = [f"/proc/{pid}/stat" for pid in (1, *targets)]
     boot_id, _, said = run([*transport, "cat", BOOT_ID, *paths]).partition("\n")
@@ -96,20 +96,20 @@ def alive(transport: Sequence[str], machine: str, targets: dict[int, int]) -> li
 
 
 class ProcessStat(NamedTuple):
-    """Of /proc/PID/stat."""
+    """From /proc/PID/stat."""
 
     state: str
     threads: int
     start_ticks: int
 
     def acts(self, start_ticks: int) -> bool:
-        """Whether it is the process that began then, and any of its threads may still run."""
+        """Whether it is the process that started then, and any of its threads may still run."""
         ended = self.state in "ZX" and self.threads <= 1
         return self.start_ticks == start_ticks and not ended
 
 
 def parse_stats(text: str) -> Iterator[tuple[int, ProcessStat]]:
-    """Each process's pid and the rest. Raises ValueError: there is something else."""
+    """Each process's pid and stat. Raises ValueError if there is anything else."""
     if other := _STAT.sub("", text).strip():
         raise ValueError(f"'{other}' is no process")
     for pid, state, numbers in _STAT.findall(text):
@@ -118,7 +118,7 @@ def parse_stats(text: str) -> Iterator[tuple[int, ProcessStat]]:
 
 
 def run(argv: list[str]) -> str:
-    """What a command prints; that it fails says nothing (a process may be gone)."""
+    """A command's output; its exit status is ignored (a process may be gone)."""
     try:
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""The operator's side of `start`: both services, until the standby could take over."""
+"""The operator's side of `start`: run both services until the standby could take over."""
 
 import asyncio
 from contextlib import suppress
@@ -50,21 +50,21 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
-# A guest that writes this part of what the link takes has no room for a busier moment.
+# A guest that writes this share of the link's rate leaves no room for a busier moment.
 NEAR = 0.8
 ROOM_BYTES = 16 << 10
 
 
 async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) -> ReplicationOutcome:
-    """Have the VM protected by `standby`; returns the primary's status once it is.
+    """Have `standby` protect the VM; returns the primary's status once it does.
 
-    Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
-    on where it was, unprotected), HostDownError, BusyError (another command begins one).
+    Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM
+    still runs where it was, unprotected), HostDownError, BusyError (another command starts one).
     """
     one_machine = vm.host.is_this_machine and standby.is_this_machine
     require_place(options)
     options.require_sense(one_machine=one_machine)
-    # Two would write to the same files, and what fails would end what the other has begun.
+    # Two would write to the same files, and a failure of one would end what the other has started.
     lock = ServiceFiles.of(vm.host, vm.name).beginning
     async with vm.host.lock(lock, owner("replicate start", run)):
         return await _begun(vm, standby, options, run, one_machine=one_machine)
@@ -114,7 +114,7 @@ async def _begun(
 
 
 async def _copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
-    """The disks that are copied to a standby: all that can be written. Raises HostDownError."""
+    """The disks to copy to a standby: all writable ones. Raises HostDownError."""
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         images = await query_disk_images(monitor)
     return tuple(
@@ -139,7 +139,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         for side in found
         if side.status.is_primary and side.status.has_ended
         if not side.status.has_left
-    } - {None}  # of who does not say, nothing is known
+    } - {None}  # one that does not say is unknown
     for side in found:
         told = side.status
         is_dead = told.state == DEAD
@@ -169,7 +169,7 @@ async def _write(host: Host, files: ServiceFiles, request: ReplicationRequest) -
 
 
 async def _require_same(vm: Vm, standby: Host) -> None:
-    """Both QEMUs are the same machine to the guest. Raises OperationFailedError."""
+    """Require that both QEMUs are the same machine to the guest. Raises OperationFailedError."""
     directory = vm_dir(standby.state_dir, vm.name)
     names = [
         name for name in await standby.list_dir(directory.path) if name.startswith(QEMU_PREFIX)
@@ -191,7 +191,7 @@ async def _machine(host: Host, files: QemuDir) -> GuestMachine:
 
 async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> ReplicaStatus:
     while True:
-        with suppress(HostDownError):  # it has no ear yet, or has ended
+        with suppress(HostDownError):  # it does not listen yet, or has ended
             status = await ask(vm.host, files, "status")
             if status.state == PROTECTED and _second_path(status) != WAITING:
                 return status
@@ -207,12 +207,12 @@ async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> R
 
 
 def _second_path(status: ReplicaStatus) -> str:
-    """How it is; a service of another version may not say."""
+    """Its state; a service of another version may not report it."""
     return (status.paths or {}).get(SECOND, NONE)
 
 
 def _unheard(status: ReplicaStatus) -> list[str]:
-    """What is to be said of a second path that was to be there."""
+    """The warning about a second path that was configured and is not heard."""
     if _second_path(status) in (HEARD, NONE):
         return []
     here, *_, there = (status.path_addresses or {}).get(SECOND) or ("?", "?")
@@ -223,7 +223,7 @@ def _unheard(status: ReplicaStatus) -> list[str]:
 
 
 def _slowed(status: ReplicaStatus) -> list[str]:
-    """What is to be said of a guest that writes faster than the link takes, or nearly so."""
+    """The warning about a guest that writes faster than the link takes, or nearly so."""
     writes = status.written_bytes_per_s or 0
     takes = status.link_bytes_per_s or 0
     slowed, stops = status.slowed_percent or 0, "by stops of a tenth of a second at most"
@@ -241,7 +241,7 @@ def _slowed(status: ReplicaStatus) -> list[str]:
 
 
 def last_error(log: str) -> tuple[str, str]:
-    """Why a service ended, by its log, and what to do; of another end its last words."""
+    """Why a service ended, from its log, and what to do; after any other end, its last words."""
     lines = [line.strip() for line in log.strip().splitlines()][-3:]
     labels = ("error: ", "why: ", "do: ")
     if [line[: len(label)] for line, label in zip(lines, labels, strict=False)] != [*labels]:
@@ -251,23 +251,23 @@ def last_error(log: str) -> tuple[str, str]:
 
 
 async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: ServiceFiles) -> None:
-    """End both services, the primary's in good order: the guest runs, its output is let go.
+    """End both services, the primary's in good order: the guest runs, its output is released.
 
     Once nothing is left of the standby, the VM needs no arbiter, which may be gone for good.
     """
     name, is_over = ours.path.name, False
-    with suppress(VmckptError):  # what failed before says more
-        # Again and again: it may not have come so far yet that it hears.
+    with suppress(VmckptError):  # the earlier failure says more
+        # Repeatedly: it may not listen yet.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
-        await until_recovered(primary, name)  # of one that was killed, see `replicate/recovery.py`
+        await until_recovered(primary, name)  # after a kill, see `replicate/recovery.py`
         await primary.remove(ours.path)
         is_over = True
     with suppress(VmckptError):
-        # Its primary may never have come to it.
+        # Its primary may never have connected to it.
         await until_gone(standby, name, lambda: ask(standby, theirs, DISMISS))
         await end_waiting(standby, name)
         if await _took_over(standby, name):
-            return  # from a primary that has died: its files say whom to ask
+            return  # of a primary that has died: its files name the arbiter
         await settle_copies(standby, theirs, CopiesFate.UNDO)
         await standby.remove(theirs.path)
         await fold_there(name, (primary, standby))

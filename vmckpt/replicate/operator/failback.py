@@ -1,4 +1,4 @@
-"""Back to the old host after a failover: protected by it and, once in sync, handed over to it."""
+"""Return to the old host after a failover: it protects the VM, and takes over once in sync."""
 
 import time
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ from vmckpt.vm.inventory import Vm
 async def failback(
     vm: Vm, target: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
 ) -> ReplicationOutcome:
-    """Have `target` protect the VM and then take it over; the status of `target`'s side then.
+    """Have `target` protect the VM and then take it over; returns the status of `target`'s side.
 
-    One that protects it already only takes it over. Raises as `start` and `failover` do: the VM
+    If `target` already protects it, it only takes over. Raises as `start` and `failover` do: the VM
     runs where it was, or on `target`, or a standby may take it over, as the error says.
     """
     if not options.arbiter:  # see `last_options`
@@ -48,7 +48,7 @@ async def failback(
 
 
 async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bool:
-    """Raises RefusedError when another replication of it is under way."""
+    """Whether that host protects it. Raises RefusedError if another replication is under way."""
     told = [side.status for side in await sides(name, hosts) if side.answers]
     if not told:
         return False
@@ -63,7 +63,7 @@ async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bo
 
 
 def came_from(vm: Vm) -> str:
-    """The host that it was taken over from. Raises NotFoundError."""
+    """The host from which it was taken over. Raises NotFoundError."""
     if vm.qemu.replaces is None:
         raise NotFoundError(
             f"'{vm.name}' was not taken over from another host",
@@ -74,9 +74,9 @@ def came_from(vm: Vm) -> str:
 
 
 async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
-    """Options of the replication that brought it here, or ended here; None: unknown.
+    """The options of the replication that brought it here, or ended here; None: unknown.
 
-    Arbiter, credentials and fencing agent are used on `target` too: they are left out unless that
+    Arbiter, credentials and fencing agent are used on `target` too: they are omitted unless that
     host recorded the same, or is the same machine. Raises UsageError.
     """
     try:
@@ -89,7 +89,7 @@ async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
         ) from exc
     if told is None or (vm.host.is_this_machine and target.is_this_machine):
         return told
-    with suppress(StorageError):  # then it has no options that count
+    with suppress(StorageError):  # then it has no usable options
         known = await _options_at(target, vm.name)
         if known is not None and _used_there(known) == _used_there(told):
             return told

@@ -15,7 +15,7 @@ from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
-# A killed service's writes in its host's memory are on storage within this, or unknown.
+# Within this time a killed service's writes are flushed from its host's memory, or are unknown.
 SYNC_S = 60.0
 
 
@@ -57,7 +57,7 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
 
 
 async def stand_aside(name: str, hosts: Iterable[Host]) -> list[UnmergedReplica]:
-    """The hosts that have overlays of the VM, of those that answer."""
+    """The hosts that have overlays of the VM, among those that answer."""
     answers = await ask_every(hosts, lambda host: _aside(host, name))
     return [one for one in answers.given if one is not None]
 
@@ -69,7 +69,7 @@ async def _aside(host: Host, name: str) -> UnmergedReplica | None:
 
 
 async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) -> None:
-    """Nothing of the standby's writes to the shared disks any more, nor does its host for it."""
+    """Require that neither the standby nor its host for it still writes to the shared disks."""
     name, standby = request.vm, request.standby.name
     remedy = (
         f"when it answers again: vmckpt replicate stop {name}; if it is certainly off: "
@@ -105,9 +105,9 @@ async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) ->
 
 
 async def _unwritten(standby: Host, request: ReplicationRequest) -> str:
-    """Have it write what its kernel still has of the shared disks; why it could not.
+    """Have the host flush the shared disks from its page cache; returns why it could not.
 
-    A network's file system may do that long after the process was killed.
+    A network file system may do that long after the process was killed.
     """
     home = vm_dir(standby.state_dir, request.vm)
     spec = parse_spec(request.spec, str(home.spec), home.path)

@@ -1,4 +1,4 @@
-"""Keeps a VM protected: whatever ended its protection, it begins again as soon as it can."""
+"""Keep a VM protected: whatever ended its protection, start it again as soon as possible."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from vmckpt.replicate.operator.stop import stop
 from vmckpt.vm.inventory import Vm, homes
 
 LOOK_S = 5.0
-# After a failure; twice as long after each further one.
+# The delay after a failure; doubled after each further one.
 AGAIN_S, LONGEST_S = 10.0, 300.0
 
 OptionsOf = Callable[[Vm, Host], ReplicationOptions]
@@ -34,7 +34,7 @@ async def keep(
     tell: Tell,
     window: DailyWindow | None = None,
 ) -> None:
-    """Keep the VM protected; `tell` gets actions, and each problem once.
+    """Keep the VM protected; reports actions to `tell`, and each problem once.
 
     On cancellation an unfinished start is undone; an existing protection stays. Raises UsageError:
     invalid options.
@@ -73,7 +73,9 @@ async def keep(
 
 
 class _Seen(NamedTuple):
-    """What is due, where the VM runs, `decide`'s word, and whether services died without theirs."""
+    """What is due, where the VM runs, the reason from `decide`, and whether services died without a
+    last word.
+    """
 
     move: KeepingMove
     vm: Vm | None

@@ -1,4 +1,4 @@
-"""What keeps a VM protected is to do next, from what it sees. No I/O, no clock."""
+"""Decides the next step to keep a VM protected, from what was observed. No I/O, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from vmckpt.errors import UsageError
 
 
 class DailyWindow(NamedTuple):
-    """A part of each day, by local time; it may go over midnight."""
+    """A part of each day, in local time; it may span midnight."""
 
     begins: time
     ends: time
 
     @classmethod
     def parse(cls, text: str) -> "DailyWindow":
-        """Of 22:00-06:00. Raises UsageError."""
+        """Parse 22:00-06:00. Raises UsageError."""
         try:
             begins, ends = (time.fromisoformat(part) for part in text.split("-"))
         except ValueError:
@@ -31,7 +31,7 @@ class DailyWindow(NamedTuple):
         return cls(begins, ends)
 
     def has(self, now: time) -> bool:
-        """Whether it is now; its begin belongs to it, its end does not."""
+        """Whether it includes this time; its start belongs to it, its end does not."""
         if self.begins < self.ends:
             return self.begins <= now < self.ends
         return now >= self.begins or now < self.ends
@@ -48,8 +48,8 @@ class KeepingMove(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeepingView:
-    """`home`: the host that it runs on; "": none does. `answering`: the roles of the services of a
-    replication that live. `up`: which hosts answer.
+    """`home`: the host that runs it; "": none does. `answering`: the roles of the replication's
+    services that are alive. `up`: which hosts answer.
     """
 
     home: str
@@ -59,12 +59,12 @@ class KeepingView:
 
 
 def decide(view: KeepingView, hosts: Sequence[str]) -> tuple[KeepingMove, str]:
-    """The next move, and the host that is to protect it, or why nothing can be done.
+    """The next move, and the host that should protect it, or why nothing can be done.
 
-    `hosts`: which may run the VM, the ones to be preferred as its standby first.
+    `hosts`: those that may run the VM, preferred standbys first.
     """
     if view.answering:
-        # A standby without its primary is about to take over: it is left alone.
+        # A standby without its primary is about to take over: leave it alone.
         is_to_stop = not view.is_time and "primary" in view.answering
         return (KeepingMove.STOP if is_to_stop else KeepingMove.GOOD), ""
     if not view.is_time:

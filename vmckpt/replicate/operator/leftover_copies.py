@@ -1,4 +1,4 @@
-"""Copies of disks that are of no use any more, on whichever host."""
+"""Copies of disks that are no longer needed, on any host."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -13,12 +13,12 @@ from vmckpt.vm.spec.spec import parse_spec
 
 
 class CopiesFate(StrEnum):
-    """What becomes of the copies of which a request tells; a disk that was the VM's own stays."""
+    """What happens to the copies named in a request; a disk that was the VM's own stays."""
 
     DISCARD = "discard"
-    # Of this run only: others' were there before.
+    # Remove those of this run; others existed before.
     UNDO = "undo"
-    # A next standby goes on from them.
+    # The next standby reuses them.
     KEEP = "keep"
 
 
@@ -36,13 +36,13 @@ async def settle_copies(host: Host, files: ServiceFiles, fate: CopiesFate) -> No
 
 
 def settle_here(directory: Path, fate: CopiesFate) -> None:
-    """The same, on that host itself."""
+    """Like `settle_copies`, on that host itself."""
     request = read_request(directory)
     home = vm_dir(request.standby.state_dir, request.vm)
     if home.current.exists():
         return  # the VM is at home here, and these are its disks
     if request.shares_disks:
-        return  # there are no copies: these are the disks
+        return  # no copies: these are the disks themselves
     spec = parse_spec(request.spec, str(home.spec), home.path)
     paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
     with storage_errors(f"settle the copies of the disks of '{request.vm}'"):

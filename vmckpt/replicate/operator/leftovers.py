@@ -1,4 +1,4 @@
-"""What a replication leaves on a host that has no use for it, and how it goes."""
+"""Removes what a replication leaves on a host that no longer needs it."""
 
 from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, OperationFailedError, StorageError
@@ -15,10 +15,10 @@ POLL_S, BUSY_S = 0.1, 30.0
 
 
 async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
-    """The guest goes on elsewhere, in a higher term: end and remove what `host` has of it.
+    """The guest continues elsewhere, in a higher term: end and remove what `host` has of it.
 
     Only what ran in the QEMU that was taken over from: the VM may have come back since. Its images
-    stay, noted as leftovers: a next protection goes on from them, a migration replaces them. Raises
+    stay, recorded as leftovers: the next protection reuses them, a migration replaces them. Raises
     HostDownError, StorageError, OperationFailedError (its QEMU does not end).
     """
     stale = await read_vm(host, name)
@@ -37,7 +37,7 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
 
 
 async def _is_there(host: Host, stale: Vm) -> bool:
-    """Whether this home is still there.
+    """Whether this home still exists.
 
     While this command was suspended another may have removed it, and the VM may be back.
     """
@@ -46,7 +46,7 @@ async def _is_there(host: Host, stale: Vm) -> bool:
 
 
 async def _noted(host: Host, stale: Vm) -> bool:
-    """Whether its images are noted. A full disk, for which it was taken over, keeps no home."""
+    """Record its images. A full disk, the very reason for the takeover, does not keep the home."""
     try:
         await note_superseded(host, stale)
     except StorageError:
@@ -55,8 +55,9 @@ async def _noted(host: Host, stale: Vm) -> bool:
 
 
 async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: str) -> bool:
-    """The same by the word of the standby's host; False: by its own host's records this home was
-    not protected by that standby, and it stays. Raises as above.
+    """Remove a home on the word of the standby's host. Raises as `remove_stale_home`.
+
+    False: its own host's records say that it was not protected by that standby, and it stays.
     """
     stale = await read_vm(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
@@ -68,7 +69,7 @@ async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: str) -
 
 
 async def end_stale(vm: Vm) -> None:
-    """End the QEMU of a guest that goes on elsewhere. Raises OperationFailedError."""
+    """End the QEMU of a guest that continues elsewhere. Raises OperationFailedError."""
     if not await vm.host.stop_for_good(vm.qemu.process):
         raise OperationFailedError(
             f"QEMU {vm.qemu.process.pid} on {vm.host.name} does not end",
@@ -86,7 +87,7 @@ async def remove_replaced(vm: Vm, host: Host) -> None:
 async def end_waiting(host: Host, name: str) -> None:
     """End the QEMU that a standby's service left waiting when it was killed.
 
-    One that is a VM's home by now is left alone. Raises BusyError, HostDownError, StorageError.
+    If it is a VM's home by now, it is left alone. Raises BusyError, HostDownError, StorageError.
     """
     directory = vm_dir(host.state_dir, name)
 

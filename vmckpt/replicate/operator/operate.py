@@ -1,4 +1,4 @@
-"""The operator's side of a replication: have the standby take over, remove what that replaced."""
+"""The operator's side of a replication: failover, and removal of the replaced primary."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -42,13 +42,13 @@ from vmckpt.vm.start import Replaced
 async def failover(
     name: str, hosts: Iterable[Host], *, primary_is_dead: bool = False
 ) -> ReplicationOutcome:
-    """Have the standby take the guest over; its status then.
+    """Have the standby take the guest over; returns its status then.
 
     A primary that answers hands the guest over, and nothing is lost. `primary_is_dead`: the
-    operator says that nothing of it runs, and that the arbiter is gone for good. Raises
+    operator declares that nothing of it runs, and that the arbiter is gone for good. Raises
     NotFoundError, OperationFailedError when the standby did not take over (the error says why),
-    TimedOutError when it still waits until it may, OutcomeUnknownError when it has the guest, which
-    does not run.
+    TimedOutError while it still waits until it may, OutcomeUnknownError when it has the guest,
+    which does not run.
     """
     hosts = tuple(hosts)
     found = await sides(name, hosts)
@@ -67,19 +67,20 @@ async def failover(
 
 
 async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
-    """Whether the guest is at home with a standby whose service died in the takeover."""
+    """Whether the guest is at home with a standby whose service died during the takeover."""
     home = None if standby.answers else await read_vm(standby.host, name)
     return home is not None and await is_as_taken_over(home)
 
 
 async def _runs_by_now(standby: Host, name: str) -> bool:
-    """Whether the guest, which the standby could not let run, was started there since."""
+    """Whether the guest, which the standby could not resume, was started there since."""
     home = await read_vm(standby, name)
     return home is not None and (await look(home)).state == "running"
 
 
 async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
-    """Who is to take over, or has: of a primary that answers its own, not an earlier one's.
+    """The standby that is to take over, or has. If the primary answers, it is that primary's
+    standby, not an earlier one's.
 
     Raises NotFoundError, OperationFailedError.
     """
@@ -101,12 +102,12 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
             )
     if not of_now:
         raise not_replicated(name)
-    # A side that took the guest over took it from none that started later.
+    # A standby that took the guest over took it from a primary that started earlier.
     return min(of_now, key=lambda side: (side.status.state != PROMOTED, not side.answers))
 
 
 async def _is_at_home(name: str, promoted: ReplicaSide) -> bool:
-    """Whether the guest is still where that standby took it over; else it has moved on since."""
+    """Whether the guest is still where that standby took it over; if not, it has moved since."""
     home = await read_vm(promoted.host, name)
     return home is not None and home.qemu.files.qemu_id == promoted.status.qemu_id
 
@@ -119,17 +120,20 @@ async def _taken_over(
     *,
     is_dead: bool,
 ) -> ReplicaStatus:
-    """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
+    """Have the standby take over and its primary hand over; returns the standby's status.
+
+    Raises as `failover` does.
+    """
     for side in found:
         told = side.status
         if side.answers and told.is_primary and told.run == standby.status.run:
-            with suppress(HostDownError):  # it died over it: the standby sees to that
+            with suppress(HostDownError):  # it died doing it: the standby handles that
                 await ask(side.host, ServiceFiles.of(side.host, name), "failover")
     files = ServiceFiles.of(standby.host, name)
     if is_dead:
         await _take_alone(name, standby, hosts)
     else:
-        with suppress(HostDownError):  # it may have taken over already, and ended
+        with suppress(HostDownError):  # it may already have taken over and ended
             await ask(standby.host, files, "failover")
     await _await_decision(standby.host, name)
     status = (await last_word(standby.host, files)) or standby.status
@@ -143,8 +147,9 @@ async def _taken_over(
 
 
 async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) -> None:
-    """Have it take over without the arbiter, should that give no answer. Raises RefusedError: its
-    primary is not dead, or has gone on alone.
+    """Have it take over without the arbiter, if the arbiter does not answer.
+
+    Raises RefusedError: its primary is not dead, or has continued alone.
     """
     files, primary = ServiceFiles.of(standby.host, name), standby.status.primary
     for host in hosts:
@@ -162,12 +167,12 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
                 else f"its QEMU is alive on {host.name}",
                 remedy=f"have it go on there: vmckpt replicate stop {name}",
             )
-    with suppress(HostDownError):  # it may have taken over already, and ended
+    with suppress(HostDownError):  # it may already have taken over and ended
         await ask(standby.host, files, TAKE_ALONE)
 
 
 async def _left(name: str, status: ReplicaStatus, hosts: Iterable[Host]) -> list[str]:
-    """Remove what the old primary has; what is to be said of one that does not answer."""
+    """Remove what the old primary has; returns the message if it does not answer."""
     try:
         await settle(name, hosts)
     except HostDownError as exc:
@@ -192,13 +197,13 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
 
 
 async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
-    """The same by what the standby's service said."""
+    """Like `settle`, from what the standby's service said."""
     for side in await sides(name, hosts):
         told = side.status
         if told.is_primary or told.state != PROMOTED:
             continue
         if told.primary_qemu_id is None or told.primary is None:
-            continue  # it does not say what it took over
+            continue  # it does not say from where it took over
         if not await _is_at_home(name, side):
             continue
         old = [host for host in hosts if host.name == told.primary != side.host.name]
@@ -212,7 +217,7 @@ async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
 
 
 async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
-    """The same by what a VM's home says that it replaced, services or not."""
+    """Like `settle`, from what a VM's home says that it replaced, with or without services."""
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     for vm in homes:
@@ -226,11 +231,11 @@ async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
 
 
 async def _settled_by_claims(name: str, hosts: Iterable[Host]) -> bool:
-    """The same by the arbiter: of two homes of one VM that one is stale whose term another has.
+    """Like `settle`, from the arbiter: of two homes of one VM, one whose term another has is stale.
 
-    Whatever became of the other since: it may have been started anew, moved, or restored. Homes
-    that all lost their term are left, since one of them may be the newest. Raises HostDownError
-    when the arbiter does not answer, UsageError when an identity is damaged.
+    It does not matter what became of the other since: it may have been restarted, moved, or
+    restored. If all homes lost their term they are left, since one of them may be the newest.
+    Raises HostDownError when the arbiter does not answer, UsageError when an identity is damaged.
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
@@ -250,9 +255,9 @@ async def _has_lost_its_term(vm: Vm) -> bool:
 
 
 async def require_decided(vm: Vm) -> None:
-    """Return when no standby has, or may still take, a VM that is off here.
+    """Return if no standby has, or may still take over, a VM that is off here.
 
-    The arbiter is asked wherever one may. Raises RefusedError, HostDownError (it does not answer).
+    The arbiter is asked if one may. Raises RefusedError, HostDownError (it does not answer).
     """
     side = await side_of(vm.host, vm.name)
     is_asked = await vm.host.exists(vm.directory.claim) or await took_over(vm)
@@ -271,7 +276,7 @@ async def require_decided(vm: Vm) -> None:
 
 
 async def _await_decision(standby: Host, name: str) -> None:
-    """Wait until the standby's service has ended. Raises TimedOutError: it is left to go on."""
+    """Wait until the standby's service has ended. Raises TimedOutError: it continues."""
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
         why="it may not before it is certain that the primary cannot act any more",

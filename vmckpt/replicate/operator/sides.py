@@ -1,4 +1,4 @@
-"""What the services of a replication say, on whichever hosts they are, and whether they live."""
+"""The reports of a replication's services, on any host, and whether the services are alive."""
 
 import asyncio
 import operator
@@ -28,7 +28,7 @@ class _Named:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Of a request, by whichever vmckpt, what is read of one whose service has died."""
+    """The fields that are read of a dead service's request, from any version of vmckpt."""
 
     vm: str | None = None
     run: str | None = None
@@ -37,7 +37,7 @@ class _Asked:
 
 
 class ReplicaSide(NamedTuple):
-    """What one host's service says of a VM; `answers`: it lives. Else it is its last word."""
+    """One host's service's report about a VM; `answers`: it is alive. If not, its last word."""
 
     host: Host
     status: ReplicaStatus
@@ -49,9 +49,9 @@ class ReplicaSide(NamedTuple):
 
 
 async def sides(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
-    """What every host's service says of the VM's replication, or said last; the primary's first.
+    """The report, or last report, of every host's service for the VM's replication; primary first.
 
-    Hosts that give no answer are passed over. Raises HostDownError when only they may know.
+    Hosts that do not answer are skipped. Raises HostDownError if only they may know.
     """
     answers = await ask_every(hosts, lambda host: side_of(host, name))
     found = [side for side in answers.given if side is not None]
@@ -61,7 +61,7 @@ async def sides(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
 
 
 async def all_sides(hosts: Iterable[Host]) -> Answers[list[ReplicaSide]]:
-    """What every host's services say of all replications, or said last; by host."""
+    """The reports, or last reports, of all replications' services on every host; by host."""
 
     async def ask_host(host: Host) -> list[ReplicaSide]:
         names = await host.list_dir(host.state_dir / DIRECTORY)
@@ -72,7 +72,7 @@ async def all_sides(hosts: Iterable[Host]) -> Answers[list[ReplicaSide]]:
 
 
 async def side_of(host: Host, name: str) -> ReplicaSide | None:
-    """What one host's service says of the VM's replication, or said last; None: it has none."""
+    """The report, or last report, of one host's service for the VM; None: it has none."""
     files = ServiceFiles.of(host, name)
     if not await host.exists(files.request):
         return None
@@ -104,9 +104,9 @@ async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownErro
 
 
 async def last_word(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
-    """What a service wrote down at its end; None: it has not ended, or was killed.
+    """What a service recorded at its end; None: it has not ended, or was killed.
 
-    A last word that a power cut emptied is none.
+    A record that a power cut emptied counts as none.
     """
     try:
         return ReplicaStatus.from_json(parse(await host.read_text(files.status) or ""))
@@ -124,11 +124,11 @@ async def services(host: Host, name: str) -> list[ProcessId]:
 async def until_gone(
     host: Host, name: str, again: Callable[[], Awaitable[object]] | None = None
 ) -> None:
-    """Wait until the service there has ended, and do `again` meanwhile; in the end it is killed."""
+    """Wait until the service there has ended, repeating `again`; on timeout it is killed."""
     given_up_s = asyncio.get_running_loop().time() + BEGIN_S
     while left := await services(host, name):
         if again is not None:
-            with suppress(VmckptError):  # it has no ear yet, or none any more
+            with suppress(VmckptError):  # it does not listen yet, or no longer
                 await again()
         if asyncio.get_running_loop().time() > given_up_s:
             for process in left:
@@ -137,9 +137,9 @@ async def until_gone(
 
 
 async def until_recovered(host: Host, name: str) -> None:
-    """Wait until the dead-man's switch of a primary's service has done what was to be done.
+    """Wait until the dead-man's switch of a primary's service has finished its recovery.
 
-    It reads what stands in the service's directory. Raises TimedOutError: it goes on.
+    It reads the files in the service's directory. Raises TimedOutError: it continues.
     """
     mark = f"replica\0recover\0{ServiceFiles.of(host, name).path}\0"
     late = TimedOutError(
@@ -151,13 +151,13 @@ async def until_recovered(host: Host, name: str) -> None:
 
 
 async def while_there_is(something: Callable[[], Awaitable[object]], late: TimedOutError) -> None:
-    """Wait for its end. Raises `late` after BEGIN_S: what is waited for goes on."""
+    """Wait until it ends. Raises `late` after BEGIN_S: what was waited for continues."""
     if await poll(something, operator.not_, every_s=POLL_S, within_s=BEGIN_S):
         raise late
 
 
 def not_replicated(name: str) -> NotFoundError:
-    """No host has anything of a replication of the VM."""
+    """The error: no host has anything of a replication of the VM."""
     return NotFoundError(
         f"'{name}' is not replicated",
         why="no host has a service for it",

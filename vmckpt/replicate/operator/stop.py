@@ -1,6 +1,6 @@
 """The operator's side of a replication: end it, whatever is left of its services.
 
-Afterwards the VM runs where it was, no replica may take over, and it may be protected anew.
+Afterwards the VM runs where it was, no replica may take over, and it may be protected again.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ from vmckpt.vm.inventory import Vm, read_vm
 
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
-# In which a standby's host gives its term up, if the arbiter answers.
+# How long a standby's host has to give its term up, if the arbiter answers.
 ABANDON_S = 2 * ARBITER_S
 
 
@@ -45,7 +45,7 @@ async def stop(
     *,
     standby_is_dead: bool = False,
 ) -> ReplicaStatus | None:
-    """Stop the VM's replication: it keeps running, unprotected; returns the last status.
+    """Stop the VM's replication; the VM keeps running, unprotected. Returns the last status.
 
     None: no service was left, only overlays of its shared disks.
 
@@ -79,7 +79,7 @@ async def stop(
             last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
     for side in found:
         await until_gone(side.host, name)
-    with suppress(HostDownError):  # a home that is stale already is no place where the guest is
+    with suppress(HostDownError):  # a home that is already stale does not have the guest
         await settle(name, hosts)
     if not (standby_is_dead or any(not side.status.is_primary for side in found)):
         await _require_no_other_home(name, found, hosts)
@@ -101,9 +101,9 @@ async def stop(
 
 
 async def _is_alive_at_primary(name: str, found: Iterable[ReplicaSide]) -> bool:
-    """Whether the primary's host has all of the guest, whose service was killed.
+    """Whether the primary's host has all of the guest, although its service was killed.
 
-    Its standby may take over all the same, until it is ended.
+    Its standby may still take over, until it is ended.
     """
     for side in found:
         if side.status.is_primary and side.status.state == DEAD:
@@ -116,7 +116,7 @@ async def _is_alive_at_primary(name: str, found: Iterable[ReplicaSide]) -> bool:
 async def _require_no_other_home(
     name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host]
 ) -> None:
-    """No standby has the guest, or may take it over, whose host gives no answer.
+    """Require that no silent host has a standby that has the guest or may take it over.
 
     The arbiter is asked then. Raises RefusedError, HostDownError.
     """
@@ -140,7 +140,7 @@ async def _require_no_other_home(
 
 
 async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str]:
-    """Which of the hosts but that one have the VM at home; `silent`: why some do not say."""
+    """Which other hosts have the VM at home; `silent`: why some do not say."""
     answers = await ask_every(hosts, lambda one: read_vm(one, name))
     given = [vm.host.name for vm in answers.given if vm is not None and vm.host.name != host]
     return Answers(given, answers.silent, answers.unheard)
@@ -149,12 +149,12 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
 async def _require_may_run(
     name: str, found: Iterable[ReplicaSide], hosts: Iterable[Host], *, standby_is_dead: bool
 ) -> str:
-    """Raises RefusedError while two hosts have the VM (what the services left tells them apart), or
-    if its only home may not run: another host holds the term.
+    """Raises RefusedError while two hosts have the VM (the services' files tell them apart), or if
+    its only home may not run: another host holds the term.
 
     The services' files are kept for a `stop` that declares the other host dead. If this home took
-    over, only a silent host may hold the term, or be given it while this one is off: then its files
-    stay, with which it asks the arbiter before each start. Returns that home's host, or "".
+    over, only a silent host may hold the term, or get it while this one is off: then its files
+    stay, and it asks the arbiter with them before each start. Returns that home's host, or "".
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
@@ -177,7 +177,7 @@ async def _require_may_run(
         raise _not_freed(vm, answer)
     if may_be_elsewhere:
         return vm.host.name
-    await vm.host.remove(vm.directory.claim)  # the services' files go, by which it may be settled
+    await vm.host.remove(vm.directory.claim)  # the services' files, which may settle it, go
     return ""
 
 
@@ -202,11 +202,11 @@ async def _answers(host: Host) -> bool:
 async def _primary_ended(
     name: str, primary: ReplicaSide, hosts: Iterable[Host], standby_is_dead: bool
 ) -> tuple[ReplicaStatus, bool]:
-    """End the primary's service; what it says at its end, and whether the arbiter knows of it.
+    """End the primary's service; returns its last word, and whether the arbiter has recorded that.
 
-    One that waits for an arbiter that gives no answer goes on without it, once nothing of the
-    standby is left, so that that cannot have the guest. Raises RefusedError when that is not
-    certain, HostDownError when the primary waits for something else.
+    One that waits for a silent arbiter continues without it, once nothing of the standby is left
+    that could have the guest. Raises RefusedError if that is not certain, HostDownError if the
+    primary waits for something else.
     """
     files = ServiceFiles.of(primary.host, name)
     is_waiting = bool(primary.status.arbiter_fails)
@@ -226,8 +226,8 @@ async def _primary_ended(
 async def _end_standby(
     name: str, told: ReplicaStatus, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
-    """End all of the standby. Raises RefusedError when it may have the guest; `is_dead`: not so for
-    a host that gives no answer.
+    """End everything of the standby. Raises RefusedError if it may have the guest; with `is_dead`
+    not for a silent host.
     """
     silent = f"the arbiter does not answer ({told.arbiter_fails}), nor does {told.standby}"
     host = next((host for host in hosts if host.name == told.standby), None)
@@ -245,13 +245,13 @@ async def _end_standby(
 async def _require_nowhere_else(
     name: str, primary: ReplicaSide, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
-    """No other host has the guest, which its standby may have passed on, nor a standby that may yet
-    take it over; the arbiter is not asked.
+    """Require that no other host has the guest, which its standby may have passed on, or a standby
+    that may yet take it over; the arbiter is not asked.
 
-    Raises RefusedError; of what no host says any more not when it `is_dead`.
+    Raises RefusedError; with `is_dead` not about what no host reports any more.
     """
     others = [host for host in hosts if host.name != primary.host.name]
-    # Before the homes: one that takes it over has it at home before it ends.
+    # Before the homes: a standby that takes over has the guest at home before it ends.
     following = await ask_every(others, lambda one: services(one, name))
     homes = await _homes_but(name, primary.host.name, hosts)
     if homes.given:
@@ -305,10 +305,11 @@ async def _settle_term(
     *,
     standby_is_dead: bool,
 ) -> ReplicaStatus | None:
-    """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
+    """Make sure that no standby may take over, or waits to; returns what the primary's host says,
+    if it was asked.
 
-    It is when its service was killed, or left the guest to a standby that does not have it. What
-    counts is how the services have ended, not what they said before.
+    It is asked if its service was killed, or left the guest to a standby that does not have it. How
+    the services ended counts, not what they said before.
     """
     words = [(side, await last_word(side.host, ServiceFiles.of(side.host, name))) for side in found]
     primaries = [(side, said) for side, said in words if side.status.is_primary]
@@ -317,13 +318,13 @@ async def _settle_term(
     old = {side.host.name for side, _ in primaries}
     homes = await _homes_but(name, "", hosts)
     taken, failed, last = set[str | None](), "", None
-    for side, said in words:  # the first: they may have the term
+    for side, said in words:  # standbys first: they may have the term
         if side.status.is_primary:
             continue
         await end_waiting(side.host, name)
         is_home = await read_vm(side.host, name) is not None
         is_taken = said is not None and said.state == PROMOTED
-        # Where another host has the guest it was here: the term is not its old primary's to take.
+        # If another host has the guest that was here, do not take the term for its old primary.
         is_passed_on = bool({*homes.given} - old - {side.host.name, side.status.primary})
         is_of_no_use = _is_killed(said) or (is_left and not (is_home or is_taken))
         if is_of_no_use and not is_passed_on:
@@ -340,14 +341,14 @@ async def _settle_term(
         if not _is_left(said) or is_elsewhere or side.status.run in taken:
             continue
         if await read_vm(side.host, name) is None:
-            continue  # it has nothing that could run: the term stays with the host that has
+            continue  # nothing here could run: the term stays with the host that has it
         is_gone = True
         try:
             await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)
         except RefusedError:
             if failed:
                 raise
-            is_gone = False  # the arbiter says whose the guest is, or it is refused
+            is_gone = False  # the arbiter says who has the guest, or the operation is refused
         last = await _released(side.host, name, standby_is_dead=is_gone)
     if failed and not (runs or homes.given):
         raise OperationFailedError(
@@ -359,7 +360,7 @@ async def _settle_term(
 
 
 def _is_killed(said: ReplicaStatus | None) -> bool:
-    """Whether the service whose last word this is was killed before it could finish."""
+    """Whether the service with this last word was killed before it could finish."""
     return said is None or not said.has_ended
 
 
@@ -369,8 +370,8 @@ def _is_left(said: ReplicaStatus | None) -> bool:
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
-    """As `sides`; also none if only a silent host may have one and there are overlays: `fold_there`
-    asks that host, unless it is declared dead.
+    """Like `sides`; also none if only a silent host may have one and there are overlays:
+    `fold_there` asks that host, unless it is declared dead.
     """
     try:
         return await sides(name, hosts)
@@ -381,9 +382,9 @@ async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
 
 
 async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> ReplicaStatus:
-    """Have the host of a primary that was killed take its term back; what it says then.
+    """Have the host of a killed primary take its term back; returns what it says then.
 
-    From a standby that took it only when the operator says that it is dead.
+    A term that a standby took is taken back only if the operator declares the standby dead.
     """
     files = ServiceFiles.of(host, name)
     log = files.path / "release.log"
@@ -412,8 +413,8 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
 
 
 async def _abandoned(host: Host, name: str) -> str:
-    """Have the host of a standby that was killed give up a term that it took for nothing; why it
-    did not: the arbiter does not answer.
+    """Have the host of a killed standby give up a term that it took in vain; returns why it did
+    not: the arbiter does not answer.
 
     Nothing can use that term any more then, and a guest that is at home there stays paused.
     """

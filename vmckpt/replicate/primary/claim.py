@@ -46,16 +46,16 @@ class Claim:
 
     @property
     def other(self) -> str:
-        """The name with the arbiter of the other side's service, which is of the same run."""
+        """The name with the arbiter of the other side's service in the same run."""
         return f"{self.standby}/{self.holder.partition('/')[2]}"
 
     def write(self, path: Path) -> None:
-        """Keep it on this host. Raises StorageError."""
+        """Write it on this host. Raises StorageError."""
         write_durably(path, _SCHEMA.encode(self))
 
     @staticmethod
     def read(path: Path) -> "Claim":
-        """The inverse. Raises StorageError when it is damaged or of another version."""
+        """Read it. Raises StorageError if it is damaged or of another version."""
         try:
             return _SCHEMA.decode(path.read_bytes(), path)
         except OSError as exc:
@@ -63,7 +63,7 @@ class Claim:
 
     @staticmethod
     async def of(vm: Vm) -> "Claim | None":
-        """The one in the VM's directory, wherever its host is. Raises as `read`, HostDownError."""
+        """The claim in the VM's directory, on any host. Raises as `read`, HostDownError."""
         return await load_from(vm.host, vm.directory.claim, _SCHEMA)
 
 
@@ -71,7 +71,7 @@ _SCHEMA = Schema(Claim, "make sure that no other host runs the VM, then remove t
 
 
 class ClaimAnswer(NamedTuple):
-    """What the arbiter says of a claim: the right, and who holds the term now."""
+    """The arbiter's answer about a claim: the right, and who holds the term now."""
 
     right: Right
     holder: str
@@ -79,8 +79,8 @@ class ClaimAnswer(NamedTuple):
 
 
 def _of_standby(request: ReplicationRequest) -> Claim:
-    """What a standby that took over has the guest by: an operator may have let the term be taken
-    from it, while its host was off.
+    """The record by which a standby that took over has the guest: an operator may have let the term
+    be taken from it while its host was off.
     """
     holder, options = request.replica, request.options
     return Claim(request.vm, holder, request.primary.name, options.arbiter, options.credentials)
@@ -92,10 +92,10 @@ def _anew(request: ReplicationRequest) -> str:
 
 
 async def take_anew(directory: Path) -> None:
-    """The host of the standby that took over, whose directory that is, takes the VM's next term.
+    """The host of the standby that took over, which has this directory, takes the VM's next term.
 
-    An operator may give the standby's to the older home while this host is off; without the
-    directory this home would not ask. Raises RefusedError (the term is another's), and as the
+    An operator may give the standby's term to the older home while this host is off; without the
+    directory this home would not ask. Raises RefusedError (another holds the term), and as the
     arbiter does.
     """
     request = read_request(directory)
@@ -110,7 +110,10 @@ async def take_anew(directory: Path) -> None:
 
 
 async def take_anew_there(vm: Vm) -> None:
-    """The same, on the VM's host. Raises OperationFailedError: the standby's files have to stay."""
+    """Like `take_anew`, on the VM's host.
+
+    Raises OperationFailedError: the standby's files must stay.
+    """
     path = ServiceFiles.of(vm.host, vm.name).path
     command = [*await vm.host.own_command(), "replica", "anew", str(path)]
     done = await vm.host.run(command, ASK_TIMEOUT_S)
@@ -123,7 +126,7 @@ async def take_anew_there(vm: Vm) -> None:
 
 
 async def examine(path: Path) -> ClaimAnswer:
-    """Ask the arbiter about the claim at `path`, or the standby whose directory that is, on its own
+    """Ask the arbiter about the claim at `path`, or the standby that has this directory, on its own
     host. Raises as the arbiter does.
     """
     request = read_request(path) if path.is_dir() else None
@@ -138,11 +141,11 @@ async def examine(path: Path) -> ClaimAnswer:
 
 
 async def ask_about(vm: Vm) -> ClaimAnswer | None:
-    """The arbiter's answer about the VM's claim, or about what it was taken over by there.
+    """The arbiter's answer about the VM's claim, or about the takeover there.
 
-    None: there is neither. It is not asked again what it had recorded when the primary's service
-    ended, whose claim could not be removed. Raises HostDownError when it gives no answer: then
-    nothing may be started.
+    None: there is neither. If the claim could not be removed when the primary's service ended, the
+    arbiter is not asked again about what it had recorded then. Raises HostDownError when it does
+    not answer: then nothing may be started.
     """
     path = vm.directory.claim
     if not await vm.host.exists(path):
@@ -181,20 +184,20 @@ async def _was_settled(vm: Vm) -> ClaimAnswer | None:
 
 
 async def is_of_this_home(vm: Vm) -> bool:
-    """Whether the replication that its host knows of was of this home, not of an earlier one."""
+    """Whether the replication that its host knows was of this home, not of an earlier one."""
     if await vm.host.exists(vm.directory.claim):
         return True
     try:
         request = await _request_there(vm)
     except StorageError:
-        return True  # of another version: rather refused once too often
+        return True  # of another version: better one refusal too many
     return request is not None and request.qemu_id == vm.qemu.files.qemu_id
 
 
 async def was_protected_by(vm: Vm, standby: str) -> bool:
-    """Whether this home was protected by that standby, by its own host's records.
+    """Whether that standby protected this home, by its own host's records.
 
-    If not, what that host says of it does not count: it could have any VM ended. Raises
+    If not, what that host says of it does not count: it could otherwise have any VM ended. Raises
     StorageError, HostDownError.
     """
     claim = await Claim.of(vm)
@@ -211,7 +214,7 @@ async def was_protected_by(vm: Vm, standby: str) -> bool:
 
 
 async def took_over(vm: Vm) -> bool:
-    """Whether its host is at home to it as a standby that took over."""
+    """Whether its host has it at home as a standby that took over."""
     with suppress(StorageError):
         request = await _request_there(vm)
         return request is not None and request.standby.name == vm.host.name
@@ -231,12 +234,14 @@ async def is_as_taken_over(vm: Vm) -> bool:
 
 
 async def _request_there(vm: Vm) -> ReplicationRequest | None:
-    """Of the replication that its host knows of. Raises StorageError: of another version, too."""
+    """The request of the replication that its host knows. Raises StorageError, also for another
+    version's.
+    """
     return await load_from(vm.host, ServiceFiles.of(vm.host, vm.name).request, REQUEST)
 
 
 async def require_right(vm: Vm) -> None:
-    """Return when the guest may run on its host, and remove its claim, if any.
+    """Return if the guest may run on its host, and remove its claim, if any.
 
     Raises RefusedError (another host has it, or may take it), HostDownError (no answer).
     """

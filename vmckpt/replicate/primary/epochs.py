@@ -1,4 +1,4 @@
-"""The primary's epochs, one by one: each taken, on its way, safe with the standby, let out."""
+"""The primary's epochs, one by one: captured, sent, safe with the standby, output released."""
 
 import asyncio
 import math
@@ -37,16 +37,16 @@ from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 
 COPY_BYTES = 16 << 20
-# Epochs of the first copy that may be under way at once.
+# How many epochs of the first copy may be in flight at once.
 COPIES_AHEAD = 2
 POLL_S, SCAN_POLL_S = 0.02, 0.005
-# How often a guest that runs is looked at for having written as much as an epoch may have, and for
-# which part of the time at most: a scan of much memory takes its time.
+# How often a running guest is checked for having written as much as an epoch may have, and the
+# maximum share of the time that this may take: scanning a large memory is slow.
 SIZE_POLL_S, SIZE_POLL_SHARE = 0.1, 0.1
-# How often it is seen how much the guest sends, while it runs for longer than this.
+# How often the guest's output is counted while it runs for longer than this.
 COUNT_S = 0.05
-# A guest whose epochs take longer, passes and the first one included, is not worth its output's
-# being held so long.
+# The protection ends if an epoch takes longer, its passes and sending included: holding output
+# for so long is not worth it.
 LONGEST_S = 30.0
 # When an epoch takes longer than DOUBT_S, QEMU is probed: one that leaves PROBES in a row
 # unanswered, each for PROBE_S, is killed.
@@ -54,7 +54,7 @@ DOUBT_S, PROBE_S, PROBES = 3.0, 1.0, 2
 
 
 class Grip(NamedTuple):
-    """What the primary has of its VM; `pidfd` is of its QEMU."""
+    """What the primary has of its VM; `pidfd` belongs to its QEMU."""
 
     vm: Vm
     monitor: Monitor
@@ -65,7 +65,7 @@ class Grip(NamedTuple):
 
 
 class Epochs:
-    """One VM's epochs. `is_safe` once a standby could go on from one of them."""
+    """One VM's epochs. `is_safe` once a standby could continue from one of them."""
 
     def __init__(
         self, grip: Grip, stream: EpochStream, keeper: TermKeeper, options: ReplicationOptions
@@ -77,7 +77,7 @@ class Epochs:
         self.pace = EpochPace(options.epoch_s)
         self.figures = PrimaryFigures()
         self.is_safe = False
-        # The state in which the guest is stopped, though vmckpt did not stop it; "": none.
+        # The state in which the guest is stopped, if vmckpt did not stop it; "": none.
         self.stands_still = ""
         self._resumed_s = 0.0
         ram_bytes = grip.vm.spec.memory_bytes
@@ -85,15 +85,15 @@ class Epochs:
         has_room_for_all = self._most_pages * PAGE_BYTES > ram_bytes
         self._brake = Brake(math.inf if has_room_for_all else self._most_pages)
         self._writing = Writing()
-        # Of the epoch that is being sent: since when, how many pages, how long the guest was held.
+        # Of the epoch being sent: its start, its pages, and how long the guest was held.
         self._sending_s = self._held_s = 0.0
-        self._by_s = math.inf  # when it is to be safe
+        self._by_s = math.inf  # its deadline
         self._under_way = 0
 
     def added_to(self, status: ReplicaStatus) -> ReplicaStatus:
-        """The status with the figures, how fast the guest writes unslowed, and what the link takes.
+        """The status with the figures, the unslowed guest's write rate, and the link's rate.
 
-        Both in bytes of whole pages, however few of them change; 0: not seen yet.
+        Both in bytes of whole pages, however few of them change; 0: not measured yet.
         """
         return replace(
             self.figures.added_to(status),
@@ -104,7 +104,7 @@ class Epochs:
     def has_standby(self) -> bool:
         """Whether a standby could take over the guest if its QEMU died.
 
-        A host without power is silent, and its connection stays open for long.
+        A host without power is silent, but its connection stays open for long.
         """
         if self._keeper.replaced.is_set():
             return True
@@ -112,7 +112,7 @@ class Epochs:
         return self.is_safe and not is_lost and boottime_s() - self._stream.heard_s <= PATIENCE_S
 
     async def copy(self, require_wanted: Callable[[], None]) -> None:
-        """All of its disks and its memory, in epochs without devices, while the guest runs."""
+        """Copy all of its disks and memory, in epochs without devices, while the guest runs."""
 
         under_way, safe_pages = deque[int](), 0
 
@@ -121,7 +121,7 @@ class Epochs:
             require_wanted()
             number = await self._stream.commit(pages, writes=intake.cut())
             await self._stream.acknowledged(number - COPIES_AHEAD)
-            # Zero pages cost a link nothing, and what is under way it has not taken yet.
+            # Zero pages cost a link nothing, and the link has not taken what is still in flight.
             under_way.append(nonzero_pages(pages.data))
             if len(under_way) > COPIES_AHEAD:
                 safe_pages += under_way.popleft()
@@ -136,8 +136,8 @@ class Epochs:
             await take(Pages((), b""))
         copies_s = time.monotonic()
         await self._capture.everything(take, COPY_BYTES)
-        # And what was written meanwhile, as far as that gets fewer: the guest's output is held from
-        # the first epoch on, which is to be a short one.
+        # Then copy what was written meanwhile, for as long as that shrinks: the guest's output is
+        # held from the first epoch on, so that epoch should be short.
         self._begin_sending(math.inf)
         with suppress(RefusedError):  # it does not run
             await self._passes(require_wanted)
@@ -149,7 +149,7 @@ class Epochs:
         self._by_s = self._sending_s + for_s
 
     async def one(self, replica: str, *, resume_guest: bool = True) -> bool:
-        """An epoch, from its first page to the release of its output.
+        """Take one epoch, from its first page to the release of its output.
 
         False if there is none: the guest is paused, or another host has its term. Raises
         StandbyLostError, MonitorLostError, OutcomeUnknownError.
@@ -186,7 +186,7 @@ class Epochs:
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """For the block, in which an epoch is on its way. Raises StandbyLostError: for too long."""
+        """For the block, with an epoch in flight. Raises StandbyLostError: it took too long."""
         left_s = max(0.0, self._by_s - time.monotonic())
         timer = asyncio.timeout(None if left_s == math.inf else left_s)
         try:
@@ -198,8 +198,8 @@ class Epochs:
             raise _too_long() from exc
 
     async def rest(self, wake: asyncio.Event) -> None:
-        """Let the guest run until the next epoch, or `wake`; what it writes may call for one, and
-        what it sends.
+        """Let the guest run until the next epoch, or `wake`; its writes or its output may call for
+        one earlier.
         """
         until_s, intake = self._resumed_s + self.pace.run_s, self._mirrors.intake
         size_at_s = time.monotonic() + SIZE_POLL_S
@@ -218,7 +218,7 @@ class Epochs:
         await intake.waits_for(max(0.0, left_s), wake)
 
     async def _captured(self, *, resume_guest: bool) -> tuple[Epoch, float]:
-        """An epoch that is on its way, and when its pause began."""
+        """Capture and send an epoch; returns it, and when its pause began."""
         intake = self._mirrors.intake
         self._begin_sending(LONGEST_S)
         async with self._in_time():
@@ -242,7 +242,7 @@ class Epochs:
     async def _passes(
         self, require_wanted: Callable[[], None] | None = None
     ) -> tuple[int, list[float]]:
-        """What was written, sent while the guest runs: how many pages, in which pauses."""
+        """Send what was written, in passes while the guest runs; returns pages and pauses."""
         intake, early, pauses = self._mirrors.intake, 0, list[float]()
         while self._wants_pass(early):
             with self._killed_if_stuck(), intake.open(), prompt():
@@ -256,20 +256,20 @@ class Epochs:
                     early += pages.count
                     if self.is_safe:
                         await self._stream.pages(pages)
-                    else:  # there is no whole epoch yet: nothing has to wait for this one's end
+                    else:  # no complete epoch yet: nothing has to wait for the end of this one
                         number = await self._stream.commit(pages)
                         await self._stream.acknowledged(number - COPIES_AHEAD)
                     self._under_way = early
         return early, pauses
 
     def _wants_pass(self, early: int) -> bool:
-        """Whether to copy more while the guest runs: not what would leave no room for the rest."""
+        """Whether to copy more while the guest runs: not if the rest would not fit then."""
         dirty = self._capture.dirty_pages()
         has_room = not self.is_safe or early + 2 * dirty <= self._most_pages
         return has_room and self._budget.wants_pass(dirty)
 
     def _require_room(self, early: int) -> None:
-        """The epoch is no more than the standby has memory for. Raises StandbyLostError."""
+        """Require that the epoch fits the standby's memory for it. Raises StandbyLostError."""
         pages = self._capture.dirty_pages() + (early if self.is_safe else 0)
         if pages > self._most_pages:
             raise StandbyLostError(
@@ -315,7 +315,8 @@ class Epochs:
 
     @asynccontextmanager
     async def _braked(self) -> AsyncIterator[None]:
-        """For the block, in which an epoch is on its way, the guest writes no more than can follow.
+        """For the block, in which an epoch is in flight: limit what the guest writes to what can
+        follow.
 
         It runs again at the block's end.
         """
@@ -331,19 +332,19 @@ class Epochs:
             over.set()
             for task in slowing:
                 task.cancel()
-            if slowing:  # what it met of a QEMU that has died the next epoch meets too
+            if slowing:  # the next epoch also meets the error of a QEMU that has died
                 await to_the_end(_ended(slowing))
 
     async def _slow(self, over: asyncio.Event) -> None:
-        """Stop the guest for a part of each slot while it writes, or sends, too much.
+        """Stop the guest for part of each slot while it writes, or sends, too much.
 
-        Ends at `over`, whatever becomes of the cancellation that comes with it.
+        Ends at `over`, even if the cancellation that comes with it is lost.
         """
         while not over.is_set():
             began_s = time.monotonic()
             takes = self._brake.takes_pages_per_s(self._under_way, began_s - self._sending_s)
             dirty = self._capture.dirty_pages()
-            # A scan of much memory takes its time: it is not to be all that is done.
+            # Scanning a large memory is slow: it must not take all of the time.
             poll_s = max(SCAN_POLL_S, 4 * (time.monotonic() - began_s))
             is_filling = await self._output.is_filling()
             if is_filling or self._brake.is_due(dirty, takes):
@@ -363,14 +364,14 @@ class Epochs:
             await asyncio.sleep(poll_s)
 
     async def _make_up(self, owed_s: float, over: asyncio.Event) -> None:
-        """Stop the guest for most of so long, unless it is `over` before."""
+        """Stop the guest for most of this time, unless `over` comes first."""
         until_s = time.monotonic() + owed_s
         while (left_s := until_s - time.monotonic()) >= SCAN_POLL_S and not over.is_set():
             await self._hold(min(left_s, SLOT_S - LEAST_RUN_S))
             await asyncio.sleep(LEAST_RUN_S)
 
     async def _hold(self, for_s: float) -> None:
-        """Stop the guest for so long, if it runs and that is worth it."""
+        """Stop the guest for this time, if it runs and that is worthwhile."""
         if for_s < SCAN_POLL_S or not (await commands.query_status(self._monitor)).running:
             return
         began_s = time.monotonic()
@@ -379,7 +380,7 @@ class Epochs:
             await asyncio.sleep(for_s)
         finally:
             if self._keeper.may_run():
-                # A cancellation that comes meanwhile is let through afterwards.
+                # A cancellation that arrives meanwhile is raised afterwards.
                 await finish(commands.cont(self._monitor))
             self._held_s += time.monotonic() - began_s
 

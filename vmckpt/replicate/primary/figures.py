@@ -1,4 +1,4 @@
-"""What a replication has come to so far: counts, and the last few seconds' pauses."""
+"""The figures of a replication: counts, and the pauses of the last few seconds."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ WINDOW = 512
 class PrimaryFigures:
     """Kept by the primary; times on the monotonic clock.
 
-    `acknowledged`: the last epoch of which the standby has said that it has all, at
+    `acknowledged`: the last epoch that the standby has reported as complete, at
     `acknowledged_s`; `safe_until_s`: when that epoch's pause began.
     """
 
@@ -40,7 +40,7 @@ class PrimaryFigures:
         self._pauses_s.extend(epoch.early_pauses_s)
 
     def slowed(self, share: float) -> None:
-        """For which part of the last epoch's time the guest was stopped, to slow it."""
+        """The share of the last epoch's time for which the guest was stopped to slow it."""
         self.slowed_share += 0.3 * (share - self.slowed_share)
 
     def safe(self, number: int, captured_s: float) -> None:
@@ -49,7 +49,7 @@ class PrimaryFigures:
         self.acknowledged, self.acknowledged_s = number, now_s
         self._held_s.append(now_s - captured_s)
         if self.safe_until_s is not None:
-            # What is sent waits for the epoch's end, on average half of it, and then to be safe.
+            # Output waits for the epoch's end, on average half of it, and then until it is safe.
             self._output_s.append(now_s - (self.safe_until_s + captured_s) / 2)
         self.safe_until_s = captured_s
 

@@ -1,7 +1,8 @@
-"""The primary's hold on its VM: the lease renewed in time, the guard told, solo or in sync.
+"""Maintains the primary's right to run its VM: renews the lease, informs the guard, records
+solo or in sync.
 
-Decisions are `lease/primary.py`'s. Once a replica may take over the guest is stopped by the guard
-(epoch/guard.py) when the lease ends unrenewed, whatever this process is doing then.
+`lease/primary.py` decides. Once a replica may take over, the guard (epoch/guard.py) stops the guest
+when the lease ends unrenewed, whatever this process is doing then.
 """
 
 import asyncio
@@ -25,11 +26,11 @@ from vmckpt.lease.store import ArbiterDownError
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.fencing.agent import TIMEOUT_S
 
-# What stopping the guest may take: the guard does it so long before the lease ends.
+# How long stopping the guest may take: the guard does it this long before the lease ends.
 MARGIN_S = 0.25
 RETRY_S, LOOK_S, TELL_S = 0.1, 0.05, 0.5
-# A standby that took the term, and could not run the guest, has given it up so long after:
-# it has fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
+# By this time a standby that took the term and could not run the guest has given it up: it has
+# fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
 GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
 
 
@@ -46,14 +47,14 @@ class TermKeeper:
     ) -> None:
         self._lease, self._tell_guard = lease, tell_guard
         self._clock, self._sleep = clock, sleep
-        # One for all of `take_back`: what it asked and got no answer to may have been done.
+        # One for all of `take_back`: a request that got no answer may have been executed.
         self._again: Lease | None = None
         self._term = 0
-        # While no replica is entitled to the term the guest may run, lease or not.
+        # While no replica is entitled to the term the guest may run, with or without a lease.
         self._is_free, self._is_still = True, False
         self._guard_died, self._told_s = "", clock()
         self._is_alone = False
-        # Why the arbiter gives no answer; "": it does.
+        # Why the arbiter does not answer; "": it does.
         self.arbiter_fails = ""
         self.replaced = asyncio.Event()
         self.unanswered_since_s: float | None = None
@@ -65,7 +66,7 @@ class TermKeeper:
         return self._term
 
     def view(self) -> PrimaryView:
-        """What its decisions rest on."""
+        """The input of its decisions."""
         return PrimaryView(
             term=self._term,
             highest_term=self._lease.highest_term,
@@ -119,8 +120,8 @@ class TermKeeper:
             await self._try_again(exc)
 
     async def _settle(self) -> None:
-        """The term seems not to be ours: see whose it is. An arbiter that was put back to what it
-        had before has forgotten that, and fails.
+        """The term no longer seems to be ours: find out whose it is. An arbiter that was reset to
+        an older state has forgotten that, and fails.
         """
         try:
             await self._lease.look()
@@ -133,14 +134,14 @@ class TermKeeper:
     async def in_sync(self, replica: str) -> bool:
         """`replica` may take over from now on; tries until the arbiter answers, or `go_alone`.
 
-        False when another has taken the term: this guest is not to run again.
+        False when another has taken the term: this guest must not run again.
         """
         self._is_free = False
         self._tell()
         return await self._recorded(lambda: self._lease.record_in_sync(replica))
 
     async def solo(self) -> bool:
-        """No replica may take over any more; as `in_sync`."""
+        """No replica may take over any more; like `in_sync`."""
         return await self._recorded(self._lease.record_solo)
 
     async def _recorded(self, record: Callable[[], Awaitable[HeldTerm]]) -> bool:
@@ -164,15 +165,15 @@ class TermKeeper:
     def go_alone(self) -> None:
         """The operator has made sure that no standby has the guest, or will have it.
 
-        No term is needed any more: what waits for the arbiter ends, and so does what waits for a
-        QEMU that the guard holds since the lease has ended.
+        No term is needed any more: waits for the arbiter end, and so do waits for a QEMU that the
+        guard has held since the lease ended.
         """
         self._is_alone = True
         if not self._is_still:
             self.free()
 
     async def give_up(self) -> None:
-        """The guest is dead here: who is in sync may take over at once. Raises `give_up`'s."""
+        """The guest is dead here: a replica in sync may take over. Raises as `Lease.give_up`."""
         await self._lease.give_up()
 
     async def hand_over(self) -> None:
@@ -189,10 +190,10 @@ class TermKeeper:
     async def take_back(self, is_standbys: Callable[[str], bool]) -> bool:
         """After `hand_over`: hold the term again, no replica in sync, or need none (`go_alone`).
 
-        Tries until the arbiter answers. False when another has it: this guest is not to run again.
-        Nor is it when anybody but its own standby gave the term up: that one had the guest from a
+        Tries until the arbiter answers. False when another has it: this guest must not run again.
+        Nor may it if any other than its own standby gave the term up: that one had the guest from a
         host that came after us. An arbiter that knows of no term has forgotten ours, or is not
-        mounted: it is waited for.
+        mounted: wait for it.
         """
         again = self._again = self._again or self._lease.again()
         ours = (self._lease.claimant.name, again.claimant.name)
@@ -211,7 +212,8 @@ class TermKeeper:
             except RefusedError as exc:
                 if again.seen is None or again.seen.now.record.holder not in ours:
                     return False
-                # It has no record yet, and its lease may run, or it has lost the record.
+                # The arbiter has no record yet, and our lease may still run, or it has lost the
+                # record.
                 await self._try_again(exc)
             except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
                 await self._try_again(exc)
@@ -232,7 +234,7 @@ class TermKeeper:
 
     @property
     def has_guard(self) -> bool:
-        """Whether the guard hears and answers, as far as is known."""
+        """Whether the guard listens and answers, as far as is known."""
         return not self._guard_died
 
     def must_stop(self) -> bool:
@@ -244,7 +246,7 @@ class TermKeeper:
         return may_release(self.view(), epoch, now_s=self._clock(), margin_s=0.0)
 
     def free(self) -> None:
-        """The guest may run for as long as it likes: no replica may take over any more."""
+        """The guest may run without limit: no replica may take over any more."""
         self._is_free = True
         self._tell()
 

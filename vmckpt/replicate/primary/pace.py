@@ -1,25 +1,25 @@
 """How long the guest runs between two epochs. Pure."""
 
 SHORTEST_S, LONGEST_S = 0.025, 1.0
-# Pauses are to be no more than this part of the guest's time, where the length adapts.
+# With an adaptive interval, the maximum share of the guest's time for pauses.
 PAUSED_SHARE = 0.10
 _WEIGHT = 0.2
 
 
 class EpochPace:
-    """`asked_s` where it was asked for; else as short as the pauses allow."""
+    """`asked_s` if one was requested; else as short as the pauses allow."""
 
     def __init__(self, asked_s: float | None) -> None:
         self._asked_s = asked_s
         self._pause_s = SHORTEST_S * PAUSED_SHARE
 
     def paused(self, pause_s: float) -> None:
-        """The last epoch's pause."""
+        """Note the last epoch's pause."""
         self._pause_s += _WEIGHT * (pause_s - self._pause_s)
 
     @property
     def run_s(self) -> float:
-        """How long the guest is to run before the next pause."""
+        """How long to let the guest run before the next pause."""
         if self._asked_s is not None:
             return self._asked_s
         wanted_s = self._pause_s * (1 - PAUSED_SHARE) / PAUSED_SHARE

@@ -56,16 +56,16 @@ from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.users.users import let_write_here
 
-# The standby has memory for all of the guest before it says welcome.
+# The standby reserves memory for all of the guest before it sends WELCOME.
 HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
-# A guard that leaves a line unanswered for so long is as good as dead.
+# A guard that leaves a line unanswered for this long counts as dead.
 GUARD_ANSWER_S = 5.0
 
 
 async def serve_primary(directory: Path, own_command: list[str]) -> None:
     """Protect the VM until that ends; then it runs unprotected, or on the standby, or is off.
 
-    Raises what keeps it from beginning: nothing was changed then.
+    Raises whatever prevents the start: nothing was changed then.
     """
     keep_freed_memory()
     files = ServiceFiles(directory)
@@ -118,9 +118,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
-        give_way()  # all that is started beside has been
-        unprotected.pop_all()  # from here on its end says what becomes of the claim
-        # What a host that shuts down sends to all processes, QEMU's among them.
+        give_way()  # everything that runs beside it has been started
+        unprotected.pop_all()  # from here on, how the protection ends decides about the claim
+        # A host that shuts down sends this to all processes, QEMU included.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
         await protection.run()
 
@@ -141,7 +141,7 @@ def _claim(request: ReplicationRequest, lease: Lease) -> Claim:
 
 
 def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None]:
-    """What this service may come to have, for the block. Entering it raises RefusedError."""
+    """Reserve the memory that this service may come to use, for the block. Raises RefusedError."""
     files, how = vm.qemu.files, page_tracking()
     if how is PageTracking.SOFT_DIRTY and not is_sound(files.ram(vm.spec.ram_dir)):
         how = PageTracking.COMPARISON
@@ -150,7 +150,7 @@ def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None
 
 
 def _require_same_qemu(request: ReplicationRequest, vm: Vm) -> None:
-    """The standby will say that it replaced this QEMU. Raises RefusedError."""
+    """The standby will record that it replaced this QEMU. Raises RefusedError."""
     if vm.qemu.files.qemu_id != request.qemu_id:
         raise RefusedError(
             f"'{vm.name}' has another QEMU now",
@@ -160,7 +160,7 @@ def _require_same_qemu(request: ReplicationRequest, vm: Vm) -> None:
 
 
 async def _sources(monitor: Monitor, request: ReplicationRequest, vm: Vm) -> list[MirrorSource]:
-    """What the guest's writes to each disk are mirrored from."""
+    """The sources of the mirrors: each disk's node with the guest's writes."""
     disks = request.disks
     sources = [MirrorSource(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
     if request.shares_disks:
@@ -171,7 +171,7 @@ async def _sources(monitor: Monitor, request: ReplicationRequest, vm: Vm) -> lis
 
 @contextmanager
 def _pidfd(vm: Vm) -> Iterator[int]:
-    """Its QEMU, for the block, whatever its pid is of by then. Raises RefusedError."""
+    """A pidfd of its QEMU, for the block, safe against reuse of the pid. Raises RefusedError."""
     try:
         pidfd = os.pidfd_open(vm.qemu.process.pid)
     except ProcessLookupError as exc:
@@ -185,7 +185,7 @@ def _pidfd(vm: Vm) -> Iterator[int]:
 
 
 async def _await_request(directory: Path) -> ReplicationRequest:
-    """The request, once it has come: the process is started before that."""
+    """Wait for the request: the process is started before it arrives."""
     files = ServiceFiles(directory)
     await poll(
         lambda: files.request.exists() or not directory.exists(),
@@ -198,8 +198,8 @@ async def _await_request(directory: Path) -> ReplicationRequest:
 async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding | None]:
     """A lease for the VM whose home is here, and the term that it follows.
 
-    The holder of the VM's lock succeeds the previous holder, whose process is dead, unless a
-    replica may take over that is not known to be gone. Raises RefusedError.
+    The holder of the VM's lock succeeds the previous holder, whose process is dead, unless there is
+    a replica that may take over and is not known to be gone. Raises RefusedError.
     """
     store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
     found = await store.read(request.vm)
@@ -222,7 +222,7 @@ async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding
 def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
     """A guard beside the VM for the block; the returned function sends it lines.
 
-    That raises OSError with the last output of a guard that has died.
+    It raises OSError with the last output of a guard that has died.
     """
     with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
 
@@ -256,7 +256,7 @@ def _place(request: ReplicationRequest) -> TlsEndpoint:
 async def _greet(
     channel: Channel, request: ReplicationRequest, vm: Vm, second: SecondPath
 ) -> Welcome:
-    """Say who we are, from then on over both paths.
+    """Send HELLO, and heartbeats over both paths from then on.
 
     Raises HostDownError, OperationFailedError, WireError.
     """
@@ -283,7 +283,7 @@ async def _greet(
     except TimeoutError as exc:
         raise HostDownError(
             f"{request.standby.name} does not welcome its primary",
-            why=f"it said nothing within {HELLO_S:g} s",
+            why=f"no answer within {HELLO_S:g} s",
             remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
     if head.kind is FrameKind.FAILURE:
@@ -296,7 +296,7 @@ async def _greet(
             remedy="install the same vmckpt on both sides",
         )
     welcome = decode_welcome(payload)
-    # The arbiter will have the name: none that it could not keep, and no other replica's.
+    # The arbiter stores the name: accept only one that it can store, and only this replica's.
     if welcome.replica != request.replica:
         raise OperationFailedError(
             f"{request.standby.name} does not welcome its primary",

@@ -1,6 +1,6 @@
 """The primary's loop: copy the guest, then epoch after epoch, each safe before its output leaves.
 
-How it ends, and who has the guest then: `ProtectionEnding`.
+`ProtectionEnding` lists how it ends, and who has the guest then.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import read_vm
 
 POLL_S = 0.02
-# How often it is looked whether the guest must stop, and within what QEMU has to answer then.
+# How often to check whether the guest must stop, and QEMU's time to answer then.
 STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
-# Within this all threads of a QEMU that dies have left user code.
+# Within this time all threads of a dying QEMU have left user code.
 DYING_S = 2.0
-# A standby that has the term reports within this whether it can run the guest.
+# A standby that has the term reports within this time whether it can run the guest.
 TAKING_S = 20.0
 
 
@@ -81,22 +81,23 @@ class Protection:
         self._ending: ProtectionEnding | None = None
 
     async def run(self) -> None:
-        """Protect it until that ends."""
+        """Protect it until the protection ends."""
         async with self._in_background() as background:
             try:
                 with self._woken_by_its_end():
                     ending = await self._protect(background)
             except StandbyLostError as exc:
                 self._why = "" if self._asked else self._how_lost(exc)
-                # Ending now, even if asked to, would leave behind a guest whose output is held.
+                # Ending now, even on request, would leave behind a guest whose output is held.
                 ending = await to_the_end(self._go_on_alone())
             except BaseException as exc:
-                # Asked to end, or a bug of ours: no guest stays behind whose output is held.
+                # Requested end, or a bug of ours: leave no guest behind whose output is held.
                 self._why = f"the service ended: {str(exc) or type(exc).__name__}"
                 ending = await to_the_end(self._go_on_alone())
                 await to_the_end(self._conclude(await to_the_end(self._settled(ending))))
                 raise
-            # Who has taken the term may still say over the connection that it has the guest.
+            # A standby that has taken the term may still report over the connection that it has the
+            # guest.
             ending = await to_the_end(self._settled(ending))
         await to_the_end(self._conclude(ending))
 
@@ -107,7 +108,7 @@ class Protection:
         return f"{exc}; {self._second.told(self._stream.heard_s)}"
 
     async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
-        """Of one that was replaced: it goes on here after all, or nothing of it runs any more."""
+        """After a replacement: it continues here after all, or nothing of it runs any more."""
         if ending is not ProtectionEnding.REPLACED:
             return ending
         if await self._has_term_back():
@@ -117,19 +118,19 @@ class Protection:
 
     async def _conclude(self, ending: ProtectionEnding) -> None:
         if ending.is_settled:
-            with suppress(StorageError):  # then the next start of the VM asks the arbiter, once
+            with suppress(StorageError):  # then the VM's next start asks the arbiter, once
                 await self._vm.host.remove(self._vm.directory.claim)
         self._ending = ending
         self._why = f"{ending.text}{': ' if self._why else ''}{self._why}"
         try:
             await write_last_word(self._vm.host, self._files, self.status())
         except StorageError:
-            # On one machine a standby that has the guest removes what is here.
+            # If both are on one machine, a standby that has the guest removes what is here.
             if await self._vm.host.exists(self._files.path):
                 raise
 
     async def _end_qemu(self) -> None:
-        """Nothing of it runs when this returns, however long that takes: others rely on it."""
+        """End QEMU for certain, however long that takes: others rely on it."""
         pid = self._vm.qemu.process.pid
         while self._qemu_lives():
             self._signal(signal.SIGKILL)
@@ -144,8 +145,8 @@ class Protection:
     def _qemu_lives(self) -> bool:
         """Whether anything of QEMU runs, or may.
 
-        One that was killed has ended for its descriptor once its memory is free: long after that.
-        Without a free descriptor for more, that alone counts: it was opened at the start.
+        The pidfd of a killed QEMU reports its end only when its memory is free: long after that.
+        If no descriptor is free for more, the pidfd alone counts: it was opened at the start.
         """
         ended = select.poll()
         ended.register(self._grip.pidfd, select.POLLIN)
@@ -153,7 +154,7 @@ class Protection:
 
     @asynccontextmanager
     async def _in_background(self) -> AsyncIterator[list["asyncio.Task[None]"]]:
-        """Receiving, heartbeats and the lease, for the block."""
+        """Receive, send heartbeats and keep the lease, for the block."""
         work = (
             self._stream.receive(),
             self._stream.beat(),
@@ -169,11 +170,11 @@ class Protection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_without_right(self) -> None:
-        """See to it that the guest does not run once its lease has ended; runs until cancelled.
+        """Make sure that the guest does not run once its lease has ended; runs until cancelled.
 
-        The guard does so too. Either may be frozen or dead; a guest whose QEMU answers neither is
-        killed then: a replica that may take over has all that left it. What a guard that is dead
-        has held is let go as soon as it may run.
+        The guard does so too. Either may be frozen or dead; if QEMU answers neither it is killed
+        then: a replica that may take over has everything that left it. What a dead guard has held
+        is released as soon as it may run.
         """
         while True:
             await asyncio.sleep(STOP_POLL_S)
@@ -191,7 +192,7 @@ class Protection:
                 self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):  # it ends just now
+        with suppress(ProcessLookupError):  # it is just ending
             signal.pidfd_send_signal(self._grip.pidfd, number)
 
     @contextmanager
@@ -227,18 +228,18 @@ class Protection:
                 return await self._qemu_gone(is_off=any(data["guest"] for data in told))
 
     async def _is_qemus_end(self, exc: Exception) -> bool:
-        """Whether its QEMU has died, whatever was noticed of that first.
+        """Whether its QEMU has died, whatever was noticed first.
 
-        A killed one loses its memory, which cannot be scanned then, before its sockets are closed.
+        A killed QEMU loses its memory, which cannot be scanned then, before its sockets are closed.
         """
         if isinstance(exc, MonitorLostError | OutcomeUnknownError):
             return True
-        if isinstance(exc, HostDownError):  # the standby is
+        if isinstance(exc, HostDownError):  # the standby has died
             return False
         return await self._is_dying()
 
     async def _is_dying(self) -> bool:
-        """Whether its QEMU has ended, or does within a moment; what it said last is here then."""
+        """Whether its QEMU has ended, or will in a moment; its last message has arrived by then."""
         await asyncio.sleep(POLL_S)
         return not await poll(
             self._qemu_lives, lambda lives: not lives, every_s=POLL_S, within_s=DYING_S
@@ -249,15 +250,15 @@ class Protection:
             raise StandbyLostError("asked to end before all was copied")
 
     async def _hand_over(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
-        """The guest goes on from its last moment here, with the standby.
+        """The standby continues the guest from its last moment here.
 
-        One that QEMU has stopped (its disk is full) goes on from its last epoch.
+        A guest that QEMU has stopped (its disk is full) continues from its last epoch.
         """
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return ProtectionEnding.REPLACED
             if self._asked is not ProtectionEnding.YOURS:
-                return await self._stop()  # the arbiter is gone: it is to go on here
+                return await self._stop()  # the arbiter is gone: continue here
             if self._stands_still():
                 break
             _require_at_work(background)
@@ -267,7 +268,7 @@ class Protection:
         given_up_s = time.monotonic() + TAKING_S
         while not receiving.done() and time.monotonic() < given_up_s:
             await asyncio.wait({receiving}, timeout=PATIENCE_S)
-            # Of a QEMU that has ended (its host goes down) the standby has the only copy.
+            # If QEMU has ended (its host goes down) the standby has the only copy.
             if receiving.done() or not self._qemu_lives():
                 continue
             if await self._keeper.take_back(self._request.is_standbys):
@@ -275,7 +276,7 @@ class Protection:
         return await self._handed_over()
 
     async def _handed_over(self) -> ProtectionEnding:
-        """The standby has the guest; or has not, and it goes on here from where it stands."""
+        """The standby has the guest; or it does not, and the guest continues here unchanged."""
         if not self._stream.is_taken and await self._has_term_back():
             return await self._go_on_here()
         await self._end_qemu()
@@ -300,7 +301,7 @@ class Protection:
         return False
 
     async def _is_at_home_there(self) -> bool:
-        """Whether the standby certainly has the guest; of another machine only it can say so."""
+        """Whether the standby certainly has the guest; on another machine only it can say so."""
         asked = self._request
         return asked.one_machine and await read_vm(asked.standby, asked.vm) is not None
 
@@ -334,7 +335,7 @@ class Protection:
     async def _dead_here(self, why: str, ending: ProtectionEnding) -> ProtectionEnding:
         """End QEMU for certain, and let the standby have the term at once."""
         await self._end_qemu()
-        with suppress(VmckptError):  # then the standby finds the lease ended by itself
+        with suppress(VmckptError):  # then the standby waits for the lease to expire
             await self._keeper.give_up()
         await self._stream.end(YOURS, why)
         self._why = why
@@ -348,9 +349,9 @@ class Protection:
         return ProtectionEnding.STOPPED
 
     async def _go_on_alone(self) -> ProtectionEnding:
-        """The standby is lost: say so to the arbiter, then let the guest's output go.
+        """The standby is lost: tell the arbiter, then release the guest's output.
 
-        A guest that is dead here is the standby's, should that be alive all the same.
+        A guest that is dead here belongs to the standby, if that is alive after all.
         """
         self._is_ending = True
         if self._is_handing_over:
@@ -363,8 +364,8 @@ class Protection:
         return ProtectionEnding.ALONE
 
     async def _not_solo(self) -> ProtectionEnding | None:
-        """None once no replica may take over any more, which the arbiter may not say for long; else
-        how the protection ends: the guest is dead here, or another has its term.
+        """None once no replica may take over any more, which the arbiter may take long to record;
+        else how the protection ends: the guest is dead here, or another has its term.
         """
         solo = asyncio.ensure_future(self._keeper.solo())
         while not solo.done():
@@ -376,11 +377,11 @@ class Protection:
         return None if solo.result() else ProtectionEnding.REPLACED
 
     async def _let_go(self) -> None:
-        """The guest runs, with nothing of its output held, when this returns, or QEMU has ended.
+        """When this returns the guest runs with none of its output held, or QEMU has ended.
 
         A guest that QEMU itself stopped (an internal error) stays stopped.
         """
-        # No replica may take over, so that the guest runs on whether or not the lease is renewed.
+        # No replica may take over, so the guest may run whether or not the lease is renewed.
         self._keeper.free()
         self._grip.mirrors.intake.let_go()
         while self._qemu_lives():
@@ -391,7 +392,7 @@ class Protection:
             await asyncio.sleep(RETRY_S)
 
     async def _runs_by_now(self) -> bool:
-        """Resume the guest. True if it runs, or is stopped for another reason than an epoch."""
+        """Resume the guest. True if it runs, or is stopped for a reason other than an epoch."""
         try:
             await self._grip.capture.resume()
         except CommandRefusedError:
@@ -406,11 +407,11 @@ class Protection:
             self._wake.set()
 
     async def answer(self, word: str) -> ReplicaStatus:
-        """What it is asked over its control socket: status, stop, failover, GO_ALONE."""
+        """Answer a request over its control socket: status, stop, failover, GO_ALONE."""
         if word in ("stop", "failover", GO_ALONE):
             self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
             if word == GO_ALONE:
-                with suppress(StorageError):  # the guest goes on, if without a next protection
+                with suppress(StorageError):  # the guest continues, if without a next protection
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
                 self._keeper.go_alone()
             self._wake.set()
@@ -418,7 +419,7 @@ class Protection:
         return self.status()
 
     def status(self) -> ReplicaStatus:
-        """How it is, for people and programs."""
+        """Its state, for people and programs."""
         options = self._request.options
         status = ReplicaStatus(
             role=Role.PRIMARY,

@@ -30,17 +30,17 @@ TELLING_BYTES, _WEIGHT = 256 << 10, 0.2
 
 
 class StandbyLostError(Exception):
-    """The standby has gone, is silent, or has said why it cannot go on."""
+    """The standby has gone, is silent, or has reported why it cannot continue."""
 
 
 class LinkSpeed:
-    """How fast epochs come to be safe: packing has to be faster to pay. At first: not at all."""
+    """How fast epochs become safe: packing pays only if it is faster. Initially it does not pay."""
 
     def __init__(self) -> None:
         self.bytes_per_s = 0.0
 
     def took(self, sent_bytes: int, seconds: float) -> None:
-        """An epoch of so many bytes was acknowledged after so long; small ones tell nothing."""
+        """An epoch of so many bytes was acknowledged after this time; small ones do not count."""
         if sent_bytes >= TELLING_BYTES and seconds > 0:
             self.bytes_per_s += _WEIGHT * (sent_bytes / seconds - self.bytes_per_s)
 
@@ -48,8 +48,8 @@ class LinkSpeed:
 class EpochStream:
     """Epochs on their way to the standby, one at a time.
 
-    `wake` is called when it is lost, `tell` with what it says of its disks. `is_taken`: it has said
-    that the guest runs there. `why`: how it was lost; `is_told`: in its own words.
+    `wake` is called when it is lost, `tell` with what it reports about its disks. `is_taken`: it
+    has reported that the guest runs there. `why`: how it was lost; `is_told`: in its own words.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class EpochStream:
 
     @property
     def sent_bytes(self) -> int:
-        """All that was sent, as it was sent."""
+        """All bytes that were sent, as they were sent."""
         return self._channel.outbound.sent_bytes
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended without a word, of this side's or of the other's."""
+        """Whether the connection has ended without a last word from either side."""
         return bool(self.why) and not (self.is_told or self._is_left)
 
     @property
     def heard_s(self) -> float:
-        """When anything last came, by `clock.boottime_s`."""
+        """When anything last arrived, by `clock.boottime_s`."""
         return self._channel.heard_s
 
     @property
@@ -91,11 +91,11 @@ class EpochStream:
         return self._number if self._is_begun else self._number + 1
 
     async def pages(self, pages: Pages) -> None:
-        """Pages of the next epoch, ahead of its end; of one that comes twice the later counts."""
+        """Send pages of the next epoch before its end; of a page sent twice the later counts."""
         await self._send(self._pages(pages))
 
     async def disks(self, writes: Sequence[DiskWrite]) -> None:
-        """Disk writes of the next epoch, ahead of its end."""
+        """Send disk writes of the next epoch before its end."""
         if writes:
             await self._send(self._disks(writes))
 
@@ -105,7 +105,7 @@ class EpochStream:
         devices: tuple[bytes, bytes] | None = None,
         writes: Sequence[DiskWrite] = (),
     ) -> int:
-        """The rest of the epoch, and its end; its number. `devices`: their base and their state."""
+        """Send the rest of the epoch and its end; its number. `devices`: their base and state."""
         await self._send(self._rest(pages, devices, writes))
         return self._number
 
@@ -154,7 +154,7 @@ class EpochStream:
                         await self._answered.wait()
 
     async def receive(self) -> None:
-        """Take acknowledgements until the standby has gone; then raises StandbyLostError."""
+        """Process acknowledgements until the standby has gone; then raises StandbyLostError."""
         try:
             while True:
                 head, payload = await self._channel.receive()
@@ -190,7 +190,7 @@ class EpochStream:
             self._answered.notify_all()
 
     def _progress(self, said: Heartbeat) -> None:
-        """An epoch that takes its time is no silence, while the standby takes some of it."""
+        """A slow epoch does not count as silence while the standby takes some of it."""
         keeper, has_more = self._keeper, self._channel.has_taken(said)
         if has_more and keeper.unanswered_since_s is not None:
             is_open = self._is_begun and self._acknowledged == self._number - 1
@@ -198,13 +198,13 @@ class EpochStream:
             keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
 
     async def beat(self) -> None:
-        """Be heard, however long an epoch is."""
-        with suppress(HostDownError):  # the receiver says so too
+        """Send heartbeats, however long an epoch is."""
+        with suppress(HostDownError):  # the receiver raises it too
             await self._channel.beat()
 
     async def end(self, kind: str, why: str) -> None:
-        """Say how the protection ends, if anybody hears it. A standby that reads nothing, and says
-        that it gets on, holds nothing up: what is said may still reach it.
+        """Say how the protection ends, if there is a listener. A standby that reads nothing, but
+        reports progress, does not block this: the message may still reach it.
         """
         self._is_left = self._is_left or not self.why
         with suppress(HostDownError, TimeoutError):
@@ -217,7 +217,7 @@ class EpochStream:
 
 
 def numbers_of(spans: tuple[Span, ...]) -> Numbers:
-    """The numbers of the pages in spans, in their order."""
+    """The numbers of the pages in spans, in order."""
     firsts, ends = (np.array(spans, dtype=np.int64) // PAGE_BYTES).T
     lengths = ends - firsts
     return np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())

@@ -1,4 +1,6 @@
-"""What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
+"""What the standby receives from its primary: epochs, which it applies and acknowledges, and its
+end.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,17 +27,17 @@ from vmckpt.replicate.wire.messages import (
 from vmckpt.replicate.wire.sections import Packer
 from vmckpt.sequence.steps import finish
 
-# Raises when this standby could not take over from a primary, which has a term.
+# Raises if this standby could not take over from a primary that has a term.
 Try = Callable[[Hello, int], Coroutine[Any, Any, None]]
-# The connection ended without a word.
+# The connection ended without a last word.
 LOST = "lost"
-# How often it is seen whether work on an epoch gets on, and for how long work that shows no
-# progress (a write that hangs) still counts as such.
+# How often to check the progress on an epoch, and for how long work without progress (a write that
+# hangs) still counts as work.
 LOOK_S, WORK_S = 0.25, 10.0
 
 
 class Following:
-    """One primary, as it is heard over `channel`. `why` is how it ended, `is_lost`: without a word.
+    """One primary, heard over `channel`. `why` says how it ended, `is_lost`: without a last word.
 
     `epoch_s`: when its last epoch was applied, by `clock.boottime_s`.
     """
@@ -52,22 +54,22 @@ class Following:
         self.why = ""
         self.is_lost = False
         self._telling: asyncio.Task[None] | None = None
-        # How often work was seen to be under way.
+        # How often work was seen in progress.
         self._seen_working = 0
 
     @property
     def heard_s(self) -> float:
-        """When anything last came over the connection, by `clock.boottime_s`."""
+        """When anything last arrived over the connection, by `clock.boottime_s`."""
         return self._channel.heard_s if self._channel else self._began_s
 
     def heard_by_path_s(self) -> tuple[float, ...]:
-        """The same of each path that anything has come over."""
+        """Like `heard_s`, for each path over which anything has arrived."""
         second_s = self.second.heard_s
         return (self.heard_s,) if second_s is None else (self.heard_s, second_s)
 
     @property
     def received_bytes(self) -> int:
-        """All that has come."""
+        """All bytes received."""
         return self._channel.received_bytes if self._channel else 0
 
     def _written_bytes(self) -> int:
@@ -77,7 +79,7 @@ class Following:
         return self._written_bytes() + self._seen_working
 
     async def receive(self, channel: Channel) -> str:
-        """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
+        """Receive epochs until the connection ends; the last word (see `channel`), or LOST."""
         self._channel, channel.progress = channel, self._progress
         beating = asyncio.ensure_future(channel.beat())
         try:
@@ -102,7 +104,7 @@ class Following:
             self.why, self.is_lost = exc.why, True
             return LOST
         except VmckptError as exc:
-            # What came is not to be trusted, or the replica: the primary hears of it, and goes on
+            # What arrived, or the replica, cannot be trusted: tell the primary, which continues
             # alone. This standby does not take over any more.
             self.why = f"{exc.what}: {exc.why}"
             with suppress(HostDownError):
@@ -110,7 +112,8 @@ class Following:
             return ALONE
 
     async def _work(self, channel: Channel, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`; meanwhile this side is not silent, nor is the primary, which waits for it.
+        """Do `work`; meanwhile neither this side nor the primary, which waits for it, counts as
+        silent.
 
         Raises what `work` does.
         """
@@ -130,9 +133,9 @@ class Following:
             await finish(asyncio.wait({working}))
 
     async def _tell(self, channel: Channel) -> None:
-        """Tell what the copies of the disks hold, while heartbeats go on."""
+        """Report what the copies of the disks hold, while heartbeats continue."""
         packer = Packer()
-        with suppress(HostDownError):  # the receiver says so too
+        with suppress(HostDownError):  # the receiver raises it too
             try:
                 async for told in self._replica.disks.digests():
                     payload = encode_digests(told, packer)
@@ -141,7 +144,7 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
 
     async def _safe(self, epoch: ReceivedEpoch) -> None:
-        """Have the epoch as the one that a guest would go on from.
+        """Make the epoch the one from which a guest would continue.
 
         Raises StorageError, DamagedError.
         """
@@ -174,5 +177,5 @@ class Following:
             if epoch is not None:
                 await self._work(channel, self._safe(epoch))
                 self.epoch_s = boottime_s()
-                # A primary that reads nothing is lost, before answers to it fill the memory.
+                # A primary that reads nothing is lost before answers to it fill the memory.
                 await channel.send(channel.outbound.frame(FrameKind.ACK, epoch.number, []))

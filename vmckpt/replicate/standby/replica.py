@@ -1,4 +1,4 @@
-"""The standby's copy of the guest: its RAM file, its disks, the last whole epoch's device state."""
+"""The standby's copy of the guest: RAM file, disks, and the last complete epoch's device state."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from vmckpt.sequence.steps import finish
 
 
 class Replica:
-    """A guest as of the last epoch that was applied. Of none before the first with devices.
+    """A guest as of the last epoch that was applied; incomplete before the first one with devices.
 
     Epochs without device state bring the memory of a guest that is still being copied.
     """
@@ -22,14 +22,14 @@ class Replica:
     def __init__(self, words: Words, disks: DisksJournal) -> None:
         self._words, self.disks = words, disks
         self.epoch, self._device_base, self.device_state = 0, b"", b""
-        # While an epoch is being applied the memory is of no one epoch.
+        # While an epoch is being applied the memory matches no single epoch.
         self.is_applying, self._was_complete = False, False
         # How much of all epochs was written to memory so far.
         self.written_bytes = 0
 
     @property
     def complete(self) -> bool:
-        """Whether a guest can go on from it, once nothing `is_applying`."""
+        """Whether a guest can continue from it, once nothing `is_applying`."""
         return (bool(self.device_state) or self._was_complete) and self.disks.is_sound
 
     def require_same(self, ram_bytes: int) -> None:
@@ -42,13 +42,13 @@ class Replica:
             )
 
     async def apply(self, epoch: ReceivedEpoch) -> None:
-        """Bring it to a whole epoch, in a thread; its disks follow behind.
+        """Bring it to a complete epoch, in a thread; its disks follow later.
 
         When this returns the epoch's sums have been checked. A cancellation waits for its end.
-        Raises DamagedError: then the replica is of no use any more.
+        Raises DamagedError: then the replica is unusable.
         """
         self.is_applying, self._was_complete = True, bool(self.device_state)
-        # Should this raise, or this process die in it, the memory is of no one epoch.
+        # If this raises, or this process dies in it, the memory matches no single epoch.
         self.device_state = b""
         try:
             await finish(self._apply(epoch))

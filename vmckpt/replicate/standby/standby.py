@@ -64,7 +64,7 @@ COME_S, LOOK_S = 60.0, 0.25
 
 
 async def serve_standby(directory: Path) -> None:
-    """All of it, from the waiting QEMU to its end or the take-over.
+    """Run the standby, from the waiting QEMU to its end or the takeover.
 
     Raises RefusedError, OperationFailedError, HostDownError, OSError: nothing of it is left.
     """
@@ -85,9 +85,9 @@ async def serve_standby(directory: Path) -> None:
         directory_ = vm_dir(host.state_dir, request.vm)
         await host.make_dir(directory_.path)
         spec = parse_spec(request.spec, str(directory_.spec), directory_.path)
-        await sweep(host, spec, directory_, None)  # of a standby that was killed
+        await sweep(host, spec, directory_, None)  # left by a standby that was killed
         await host.write_text(directory_.spec, spec.text)
-        if request.identity:  # its QEMU's user goes by it
+        if request.identity:  # it determines QEMU's user
             await host.write_text(directory_.identity, f"{request.identity}\n")
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
@@ -120,7 +120,7 @@ async def serve_standby(directory: Path) -> None:
 
 
 class Standby:
-    """One standby, from its first visitor to its end."""
+    """One standby, from its first connection to its end."""
 
     def __init__(
         self, request: ReplicationRequest, files: ServiceFiles, warm: Warm, copies: Sequence[Path]
@@ -142,7 +142,7 @@ class Standby:
 
     @property
     def has_the_guest(self) -> bool:
-        """Whether the guest may run here: what it has is not to be touched."""
+        """Whether the guest may run here: then its files must not be touched."""
         return self._may_have_run
 
     async def serve(self, ram: RamFile, disks: DisksJournal) -> None:
@@ -163,7 +163,7 @@ class Standby:
         ):
             self._second = second
             try:
-                # Listening before: it takes a second for every few GiB.
+                # Listen before this: it takes a second for every few GiB.
                 refusal = await self._reserve(ram)
                 channel = await self._came(came)
                 listener.close()  # a protection has one primary
@@ -189,14 +189,15 @@ class Standby:
         return came.result()
 
     async def finish(self) -> None:
-        """Whatever happened: leave the guest running, or nothing."""
+        """In any case, leave the guest running, or nothing."""
         if self._may_have_run:
             self._ended = PROMOTED
             await self._warm.close()
         else:
             self._ended = "ended"
             if self._lease.has_asked:
-                # It was to go on here and never did: the primary, if it is there, may have it back.
+                # It should have continued here and never did: the primary, if it is there, may have
+                # it back.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._give_up_term(), GIVEN_UP_S)
             await self._warm.end()
@@ -207,10 +208,10 @@ class Standby:
         await self._write_status()
 
     async def _give_up_term(self) -> None:
-        """Whatever became of what was asked: the term is not this standby's any more.
+        """Release the term, whatever became of earlier requests: it is no longer this standby's.
 
-        Tries as long as it takes. A question that has no answer is waited for only while another
-        holds the term: what is written over our own settles it.
+        Tries as long as it takes. A request without an answer is waited for only while another
+        holds the term: a write over our own record settles it.
         """
         while self._lease.is_in_doubt and not self._is_ours(self._lease.seen):
             with suppress(VmckptError):
@@ -223,7 +224,7 @@ class Standby:
         return seen is not None and self._request.is_standbys(seen.now.record.holder)
 
     async def _reserve(self, ram: RamFile) -> Failure | None:
-        """Have memory for all of the guest from now on; why there is not enough."""
+        """Reserve memory for all of the guest from now on; returns why there is not enough."""
         try:
             await to_the_end(in_thread(ram.reserve))
         except OSError as exc:
@@ -233,7 +234,7 @@ class Standby:
         return None
 
     async def _follow(self, channel: Channel, replica: Replica, second: SecondPath) -> None:
-        """Receive until the primary has gone, then see what is to be done."""
+        """Receive until the primary has gone, then decide what to do."""
         primary = Following(self.name, replica, partial(try_means, self._request), second)
         self._replica, self._following = replica, primary
         asked, warm = self._asked, self._warm
@@ -288,7 +289,7 @@ class Standby:
             with suppress(VmckptError):  # then it is tried again at the end
                 await self._lease.give_up()
             return
-        mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
+        mark_as_disks(self._copies, self._request.vm)  # no longer copies that could be dropped
         self._warm.settle_here()
         self._may_have_run = True  # from here on this QEMU is never ended
         try:
@@ -298,9 +299,9 @@ class Standby:
             return
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
-        with suppress(HostDownError):  # a primary that hands the guest over hears it
+        with suppress(HostDownError):  # a primary that hands the guest over receives it
             await channel.fail(Failure(TAKEN, "the guest runs with the standby", "asked for", "-"))
-        if self._lease.held is None:  # without the arbiter: it still has this replica
+        if self._lease.held is None:  # without the arbiter: it still lists this replica
             with suppress(StorageError):
                 await self._request.standby.write_text(self._warm.directory.gone_replica, self.name)
         self._ended = PROMOTED
@@ -310,7 +311,7 @@ class Standby:
         if asked.one_machine:
             await remove_stale_home(primary, asked.vm, asked.qemu_id)
             await primary.remove(ServiceFiles.of(primary, asked.vm).path)
-        with suppress(StorageError):  # the guest hears of it when it next flushes
+        with suppress(StorageError):  # the guest gets the error when it next flushes
             await replica.disks.flush()
 
     async def _answer(self, word: str) -> ReplicaStatus:
@@ -324,7 +325,7 @@ class Standby:
         return self.status()
 
     def status(self) -> ReplicaStatus:
-        """How it is, for people and programs."""
+        """Its state, for people and programs."""
         replica, held, primary = self._replica, self._lease.held, self._following
         status = ReplicaStatus(
             role=Role.STANDBY,

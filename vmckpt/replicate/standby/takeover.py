@@ -25,11 +25,11 @@ from vmckpt.replicate.standby.replica import Replica
 from vmckpt.replicate.standby.trial import target_of
 from vmckpt.replicate.wire.messages import Hello
 
-# Twice as long as the primary waits before it goes on alone: by now it has, if it can.
+# Twice as long as the primary waits before it continues alone: by now it has, if it can.
 SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
 COPY_SILENCE_S = 60.0
 TICK_S = 0.02
-# After these the primary can go on no more: not before a QEMU that can.
+# After these moves the primary can no longer continue: do not make them for a QEMU that cannot.
 _TAKING = (StandbyMove.CLAIM, StandbyMove.FENCE, StandbyMove.TAKE)
 
 
@@ -56,7 +56,7 @@ class TakeOver:
         self._dead: Holding | None = None
         self._asked = asked
         self._alone_until_s = -math.inf
-        # Read now: when it counts there may be no free descriptor.
+        # Read now: when it is needed there may be no free descriptor.
         self._machine = this_machine()
         self.why = self.arbiter_fails = ""
 
@@ -66,7 +66,7 @@ class TakeOver:
         A primary that is heard but takes no epochs may be cut off from the arbiter: its lease
         expires, and its guest is paused.
         """
-        # Before there is anything to take over it only has to be found out at some time.
+        # Until there is anything to take over, it only has to be noticed eventually.
         patience_s = SILENCE_S if self._replica.complete else COPY_SILENCE_S
         is_silent = boottime_s() - self._primary.heard_s > patience_s
         is_idle = self._replica.complete and (
@@ -75,7 +75,7 @@ class TakeOver:
         return receiving.done() or is_silent or is_idle or self._asked.is_set()
 
     async def settled(self, receiving: "asyncio.Future[str]") -> StandbyMove:
-        """What it comes to: PROMOTE (the term is held, the primary can act no more), FOLLOW (it is
+        """The outcome: PROMOTE (the term is held, the primary can no longer act), FOLLOW (it is
         heard again), STALE or STAND_DOWN (this standby is of no use any more).
         """
         while True:
@@ -105,7 +105,7 @@ class TakeOver:
     def _how_lost(self, receiving: "asyncio.Future[str]") -> str:
         primary = self._primary
         if receiving.done() and receiving.result() != LOST:
-            return primary.why  # it said so
+            return primary.why  # in its last word
         return f"{primary.why or 'the primary is silent'}; {primary.second.told(primary.heard_s)}"
 
     async def _next(self, receiving: "asyncio.Future[str]") -> StandbyMove:
@@ -118,7 +118,7 @@ class TakeOver:
                 return await self._without_arbiter(receiving)
             self.arbiter_fails = ""
         is_heard = not receiving.done() or await self._service_lives()
-        # The guest goes on from whole epochs alone.
+        # The guest continues only from complete epochs.
         await poll(lambda: not self._replica.is_applying, every_s=TICK_S)
         return decide(
             self._view(is_heard=is_heard),
@@ -176,7 +176,7 @@ class TakeOver:
     async def _service_lives(self) -> bool:
         """Whether the service that closed the connection may be alive: then it goes solo itself.
 
-        True also when this host cannot tell: a lease is waited out, nothing is taken for dead.
+        True also when this host cannot tell: then wait for the lease, and take nothing for dead.
         """
         hello = self._primary.hello
         if hello is None or not self._is_here(hello):
@@ -189,7 +189,7 @@ class TakeOver:
             return True
 
     async def _fence(self) -> None:
-        """Kill all that can act for the primary, with proof. Raises OperationFailedError."""
+        """Kill everything that can act for the primary, with proof. Raises OperationFailedError."""
         replaced, hello = self._lease.replaced, self._primary.hello
         if hello is None or replaced is None:
             return

@@ -1,7 +1,7 @@
-"""Whether a standby could take over if it had to, tried when its primary says who it is.
+"""Tests whether a standby could take over, when its primary has identified itself.
 
-Else one would find out in the failover that the two hosts read different leases, or that the agent
-that is to fence the primary cannot reach it.
+Otherwise only the failover would reveal that the two hosts read different leases, or that the
+fencing agent cannot reach the primary.
 """
 
 from vmckpt.errors import RefusedError
@@ -13,16 +13,16 @@ from vmckpt.replicate.wire.messages import Hello
 
 
 def target_of(request: ReplicationRequest, hello: Hello, holding: Holding) -> Target:
-    """Whom to fence. The names are the operator's, from the request: HELLO comes from the other
-    host, and the host's name becomes a part of a command that runs here.
+    """The target to fence. The names are the operator's, from the request: HELLO comes from the
+    other host, and the host's name becomes part of a command that runs here.
     """
     return Target(request.vm, holding, request.primary.name, hello.machine, hello.emitters)
 
 
 async def try_means(request: ReplicationRequest, hello: Hello, term: int) -> None:
-    """Have the arbiter and the fencing agent answer; changes nothing.
+    """Test the arbiter and the fencing agent; changes nothing.
 
-    Raises HostDownError and StorageError (the arbiter), RefusedError (it is not the primary's),
+    Raises HostDownError and StorageError (the arbiter), RefusedError (another holds the term),
     OperationFailedError (the agent).
     """
     options = request.options

@@ -1,4 +1,4 @@
-"""The QEMU that waits on the standby, its memory the replica's; and how it takes the guest over."""
+"""The standby's waiting QEMU, whose memory is the replica's, and how it takes the guest over."""
 
 import asyncio
 import fcntl
@@ -22,11 +22,11 @@ from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, start_qemu
 
-# The state of an ordinary machine's devices fits.
+# Large enough for the state of an ordinary machine's devices.
 PIPE_BYTES = 1 << 20
-# How often it is looked at, and when it is given up.
+# How often QEMU is probed, and after what silence it is given up.
 LOOK_S, SILENT_S = 0.5, 5.0
-# For how long it is tried again to let the guest run.
+# How long, and how often, resuming the guest is retried.
 RUN_S, RUN_POLL_S = 5.0, 0.01
 _FD_NAME = "vmckpt-state"
 
@@ -51,7 +51,7 @@ class Warm:
         try:
             await plug_taps(host, spec, files)
             await commands.migrate_set_capabilities(monitor, SETTINGS)
-            # Written beforehand: when it takes over, the disk may be full.
+            # Written beforehand: at the takeover the disk may be full.
             home = qemu._replace(replaces=replaces)
             await host.write_text(_ready(directory), home.to_json())
             writer = await _incoming(monitor)
@@ -83,7 +83,7 @@ class Warm:
         )
 
     def _feed(self, device_state: bytes) -> "asyncio.Future[None]":
-        """Write it into the pipe that QEMU reads already; done when all of it is in there."""
+        """Write it into the pipe that QEMU already reads; done when all of it is in there."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         writer, self._writer = self._writer, -1
         if len(device_state) > self._pipe_bytes:
@@ -93,13 +93,13 @@ class Warm:
         return done
 
     def settle_here(self) -> None:
-        """The VM is at home here, and what was taken over from is stale. Raises OSError."""
+        """The VM is at home here, and its former home is stale. Raises OSError."""
         _ready(self.directory).rename(self.directory.current)
-        with suppress(OSError):  # it is for a power cut, which takes the guest as well
+        with suppress(OSError):  # it protects against a power cut, which takes the guest as well
             sync_directory(self.directory.path)
 
     async def run(self) -> None:
-        """Resume the guest, as soon as its disks are unlocked by their old holder.
+        """Resume the guest as soon as the old holder has released its disks' locks.
 
         Raises OperationFailedError: it is intact, and paused.
         """
@@ -118,20 +118,20 @@ class Warm:
             ) from exc
 
     async def announce(self) -> None:
-        """Tell the network that it is here, and make this QEMU one like any other."""
+        """Announce the guest to the network, and make this QEMU an ordinary one."""
         await commands.announce_self(self._monitor)
         # Left on, the next migration would leave its memory behind.
         await commands.migrate_set_capabilities(self._monitor, {"x-ignore-shared": False})
 
     async def close(self) -> None:
-        """Let go of it; what it is doing it goes on doing."""
+        """Disconnect; what QEMU is doing continues."""
         await self._monitor.close()
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
 
     async def end(self) -> None:
-        """End it, with all that this host has of the VM."""
+        """End it, and remove all that this host has of the VM."""
         await self.close()
         await end_qemu(self._host, self._spec.ram_dir, self.qemu.files)
         await self._host.remove(self.directory.path)
@@ -151,14 +151,14 @@ class Warm:
 
 
 async def _incoming(monitor: Monitor) -> int:
-    """Have it read from a pipe now, so that nothing is to be asked of it later; the writing end.
+    """Make QEMU read from a pipe now, so that it needs no command later; returns the writing end.
 
-    Should this process die, QEMU finds the pipe's end instead of a guest, and ends.
+    If this process dies, QEMU reads the pipe's end instead of a guest, and exits.
     """
     reader, writer = os.pipe()
     try:
         with open_fd(reader):
-            with suppress(PermissionError):  # then it is fed by a thread
+            with suppress(PermissionError):  # then a thread feeds it
                 fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             await monitor.give_fd(_FD_NAME, reader)
             await commands.migrate_incoming(monitor, f"fd:{_FD_NAME}")
@@ -169,5 +169,5 @@ async def _incoming(monitor: Monitor) -> int:
 
 
 def _ready(directory: VmDir) -> Path:
-    """The VM's home here, to be."""
+    """The VM's future home here."""
     return directory.current.with_name(".vm.json.ready")

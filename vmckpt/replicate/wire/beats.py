@@ -1,15 +1,15 @@
 """Heartbeats over the second path: one datagram each, authenticated by a key.
 
     offset 0   "vkb1"
-           4   who sends it: 1 the primary, 2 the standby   unsigned 8 bit
+           4   the sender: 1 the primary, 2 the standby     unsigned 8 bit
            5   zero                                         3 bytes
-           8   how many it has sent, this one included      unsigned 64 bit, big-endian, as the next
-          16   the highest number that it has heard         unsigned 64 bit; 0: none
+           8   how many it has sent, including this one     unsigned 64 bit, big-endian, as the next
+          16   the highest number that it has received      unsigned 64 bit; 0: none
           24   HMAC-SHA256 of bytes 0 to 23                 32 bytes
 
-The key is made of the replication's one-time token, which both sides have. So a datagram of
-another replication, of the same side, or one that was heard before (copied, or late) counts for
-nothing; nothing is secret in it.
+The key is derived from the replication's one-time token, which both sides have. So a datagram of
+another replication or of the same side, or one that was received before (copied, or late), is
+ignored; it contains no secret.
 """
 
 import hmac
@@ -35,12 +35,12 @@ class Sender(IntEnum):
 
     @property
     def other(self) -> "Sender":
-        """Whom it hears."""
+        """The side that it listens to."""
         return Sender.STANDBY if self is Sender.PRIMARY else Sender.PRIMARY
 
 
 class Beat(NamedTuple):
-    """`number` of those that `sender` has sent; `heard`: the highest it has from the other side."""
+    """Datagram `number` of `sender`; `heard`: the highest number it has from the other side."""
 
     sender: Sender
     number: int
@@ -48,7 +48,7 @@ class Beat(NamedTuple):
 
 
 def beat_key(token: str) -> bytes:
-    """The key of a replication that has this token."""
+    """The key of a replication with this token."""
     return hmac.digest(token.encode(), _PURPOSE, "sha256")
 
 
@@ -59,7 +59,7 @@ def encode_beat(beat: Beat, key: bytes) -> bytes:
 
 
 def decode_beat(data: bytes, key: bytes) -> Beat:
-    """What `encode_beat` made with the same key. Raises WireError."""
+    """Decode a datagram that `encode_beat` made with the same key. Raises WireError."""
     said, mac = data[: _BEAT.size], data[_BEAT.size :]
     if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, said, "sha256"), mac):
         raise senseless("a datagram is no heartbeat", f"{len(data)} bytes from another sender")
@@ -70,10 +70,10 @@ def decode_beat(data: bytes, key: bytes) -> Beat:
 
 
 class Hearing:
-    """One side's heartbeats: what it says, and when it was heard. Times are the caller's.
+    """One side's heartbeats: what it sends, and when it was heard. The caller supplies the times.
 
-    `heard_s`: when the other side was last heard; `answered_s`: when it last said that it had heard
-    more of this one. None: never.
+    `heard_s`: when the other side was last heard; `answered_s`: when it last reported a higher
+    number of this side's. None: never.
     """
 
     def __init__(self, side: Sender, key: bytes) -> None:
@@ -88,7 +88,7 @@ class Hearing:
         return encode_beat(Beat(self._side, self._sent, self._heard), self._key)
 
     def hear(self, data: bytes, now_s: float) -> None:
-        """Take a datagram; one that was heard before counts for nothing. Raises WireError."""
+        """Process a datagram; one that was received before is ignored. Raises WireError."""
         beat = decode_beat(data, self._key)
         if beat.sender is not self._side.other:
             raise senseless("a heartbeat comes from the wrong side", f"{beat.sender.name}")

@@ -1,8 +1,8 @@
-"""An epoch as frames, both ways: composed by the primary, put together by the standby.
+"""An epoch as frames, both ways: composed by the primary, assembled by the standby.
 
     BEGIN, then PAGES, BASE, DEVICE and DISK in any number and order, then COMMIT
 
-What is applied to the replica is an `ReceivedEpoch`: all of it has come and its checksums hold.
+What is applied to the replica is a `ReceivedEpoch`: all of it has arrived and its checksums match.
 """
 
 import math
@@ -17,18 +17,18 @@ from vmckpt.replicate.wire.messages import WRITE_BYTES, Begin, Commit, DiskWrite
 from vmckpt.replicate.wire.pages import Encoder, Numbers, PageBatch, Words, decode
 from vmckpt.replicate.wire.sections import Packer
 
-# A device state is sent in pieces, so that it needs no room of its own at once.
+# A device state is sent in pieces, so that it does not need its full size in memory at once.
 _DEVICE_BYTES = 1 << 20
-# Writes are sent in frames of this size, or one write's if that is more.
+# Writes are sent in frames of this size, or of one write's if that is larger.
 _DISK_BYTES = 1 << 20
-# What a frame keeps in the standby's memory besides its content.
+# What a frame occupies in the standby's memory besides its content.
 _FRAME_BYTES = 2048
 _PARTS = frozenset({FrameKind.PAGES, FrameKind.BASE, FrameKind.DEVICE, FrameKind.DISK})
 
 
 @dataclass(slots=True)
 class _Totals:
-    """What has gone, or come, since BEGIN."""
+    """What was sent, or received, since BEGIN."""
 
     frames: int = 0
     pages: int = 0
@@ -45,10 +45,10 @@ class _Totals:
 
 
 class Composer:
-    """The primary's end of a connection: every method gives frames to send, in that order.
+    """The primary's end of a connection: every method yields frames to send in that order.
 
-    A frame is a list of buffers, of which the contents of whole pages, device state and disk writes
-    that are not packed are the caller's own: they must stay as they are until they are sent.
+    A frame is a list of buffers. The contents of whole pages, device state and disk writes that are
+    not packed belong to the caller: they must not change until they are sent.
     """
 
     def __init__(self, outbound: Outbound, encoder: Encoder) -> None:
@@ -58,7 +58,7 @@ class Composer:
         self._base = b""
 
     def tell_link(self, link_bytes_per_s: float) -> None:
-        """How fast the link is: what packs is chosen by it. 0 packs all, inf nothing."""
+        """Set the link's speed, by which packing is chosen. 0 packs all, inf nothing."""
         packers = self.encoder.patches, self.encoder.wholes, self.device_packer, self.disk_packer
         for packer in packers:
             packer.link_bytes_per_s = link_bytes_per_s
@@ -69,7 +69,7 @@ class Composer:
         return self._part(FrameKind.BEGIN, begin.encode())
 
     def pages(self, numbers: Numbers, contents: Words) -> Iterator[list[Buffer]]:
-        """Frames for pages, by number, and what they hold. Those that are as they were give none.
+        """Frames for pages, by number, and their contents. Unchanged pages yield none.
 
         A page may come again in an epoch: the later content counts.
         """
@@ -78,7 +78,7 @@ class Composer:
             yield self._part(FrameKind.PAGES, payload)
 
     def base(self, base: bytes) -> Iterator[list[Buffer]]:
-        """Frames for what stands before the device state from now on; none when it stands there."""
+        """Frames for what precedes the device state from now on; none if it is unchanged."""
         if base is not self._base:
             self._base = base
             yield from self._pieces(FrameKind.BASE, memoryview(base))
@@ -89,7 +89,7 @@ class Composer:
             yield from self._pieces(FrameKind.DEVICE, memoryview(state).cast("B"))
 
     def _pieces(self, kind: FrameKind, view: memoryview) -> Iterator[list[Buffer]]:
-        """One at least: an empty base is one too."""
+        """At least one: an empty base is one too."""
         for at in range(0, max(len(view), 1), _DEVICE_BYTES):
             piece = view[at : at + _DEVICE_BYTES]
             self._totals.device_bytes += len(piece)
@@ -125,10 +125,9 @@ class Composer:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEpoch:
-    """All of an epoch, checked, and applied to nothing yet. Batches are to be applied in order.
+    """A complete epoch, checked, and not applied yet. Batches must be applied in order.
 
-    `device_base` is what stands before the device state of this epoch and all after it; None: as
-    before.
+    `device_base` is what precedes the device state of this epoch and all after it; None: as before.
     """
 
     number: int
@@ -142,7 +141,7 @@ class ReceivedEpoch:
 
 @dataclass(slots=True)
 class _OpenEpoch:
-    """An epoch of which parts have come."""
+    """An epoch of which parts have arrived."""
 
     number: int
     term: int
@@ -156,10 +155,10 @@ class _OpenEpoch:
 
 
 class Assembler:
-    """The standby's end of a connection: takes frames that `Inbound` and `require_whole` let by.
+    """The standby's end of a connection: takes frames that passed `Inbound` and `require_whole`.
 
-    `last`: the epoch that the replica holds; 0: it is empty. An epoch that keeps more than
-    `most_bytes` of memory before all of it has come is refused.
+    `last`: the epoch that the replica holds; 0: it is empty. An epoch that takes more than
+    `most_bytes` of memory before it is complete is refused.
     """
 
     def __init__(
@@ -170,10 +169,10 @@ class Assembler:
         self._open: _OpenEpoch | None = None
 
     def take(self, head: FrameHead, payload: memoryview) -> ReceivedEpoch | None:
-        """One frame of an epoch. Returns the epoch with its last one, else None.
+        """Take one frame of an epoch. Returns the epoch with its last frame, else None.
 
-        `payload` is kept, not copied. Raises DamagedError, WireError: then the connection is to be
-        ended, and what has come of this epoch dropped.
+        `payload` is kept, not copied. Raises DamagedError, WireError: then the connection must be
+        ended, and what has arrived of this epoch dropped.
         """
         if head.kind is FrameKind.BEGIN:
             self._begin(head, messages.decode_begin(payload))

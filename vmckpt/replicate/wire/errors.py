@@ -1,14 +1,14 @@
-"""What can be wrong with what came over the wire. Each ends the connection; nothing was applied."""
+"""Errors of the wire protocol. Each ends the connection; nothing was applied."""
 
 from vmckpt.errors import RefusedError, VmckptError
 
 
 class WireError(VmckptError):
-    """The other side sent what makes no sense here."""
+    """The other side sent something invalid."""
 
 
 class DamagedFrameError(WireError):
-    """Bytes changed on their way, or are missing."""
+    """Bytes changed in transit, or are missing."""
 
 
 class StaleTermError(RefusedError):
@@ -16,7 +16,7 @@ class StaleTermError(RefusedError):
 
 
 def damaged(what: str, why: str) -> DamagedFrameError:
-    """The error for bytes that changed on their way."""
+    """The error for bytes that changed in transit."""
     return DamagedFrameError(
         what,
         why=why,
@@ -26,5 +26,5 @@ def damaged(what: str, why: str) -> DamagedFrameError:
 
 
 def senseless(what: str, why: str) -> WireError:
-    """The error for what is whole, and yet is no message."""
+    """The error for what arrived intact but is no valid message."""
     return WireError(what, why=why, remedy="report this; install the same vmckpt on both sides")

@@ -1,18 +1,18 @@
-"""Messages between primary and standby, framed: what travels is this head, then the payload.
+"""Framed messages between primary and standby: on the wire each is this head, then the payload.
 
     offset 0   payload's length, bytes       unsigned 32 bit, big-endian, as all numbers in heads
            4   kind                          unsigned 8 bit
            5   frames sent before this one   its upper 24 of 56 bit, per direction of a connection
            8   term                          unsigned 64 bit
-          16   epoch                         unsigned 64 bit; 0 where there is none
-          24   the same                      its lower 32 bit
+          16   epoch                         unsigned 64 bit; 0 if there is none
+          24   frames sent before this one   its lower 32 bit
           28   CRC-32 of the payload         unsigned 32 bit
           32   CRC-32 of bytes 0 to 31       unsigned 32 bit
 
-So one flipped bit anywhere is found, and a frame that is missing, doubled or out of order too. At a
-million frames a second 56 bits last for 2,000 years. Up to protocol 4 (`messages.PROTOCOL`) bytes 5
-to 7 were zero: the first frames are the same in all protocols, so sides of different ones read one
-another's HELLO, and say which they speak.
+So any single flipped bit is detected, and so is a frame that is missing, duplicated or out of
+order. At a million frames a second 56 bits last for 2,000 years. Up to protocol 4
+(`messages.PROTOCOL`) bytes 5 to 7 were zero: the first frames are the same in all protocols, so
+sides with different protocols can read each other's HELLO and report which they speak.
 """
 
 import struct
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from vmckpt.replicate.wire.errors import StaleTermError, damaged, senseless
 
 Buffer = bytes | bytearray | memoryview
-# Longer than any frame that is sent; a longer one is noise.
+# Longer than any frame that is sent; a longer one is invalid.
 MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IB3sQQII")
 _LOW_BITS, _HIGH_BYTES = 32, 3
@@ -33,7 +33,7 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class FrameKind(IntEnum):
-    """What a frame is; `messages` says what its payload is."""
+    """A frame's kind; `messages` describes its payload."""
 
     HELLO = 1
     WELCOME = 2
@@ -53,7 +53,7 @@ _KINDS = frozenset(kind.value for kind in FrameKind)
 
 
 class FrameHead(NamedTuple):
-    """What stands before a payload."""
+    """The head that precedes a payload."""
 
     length_bytes: int
     kind: FrameKind
@@ -76,7 +76,7 @@ class Outbound:
         self.sent_bytes = 0
 
     def frame(self, kind: FrameKind, epoch: int, parts: Iterable[Buffer]) -> list[Buffer]:
-        """The next frame: its head, and `parts` as they are, not copied."""
+        """The next frame: its head, and `parts` unchanged, not copied."""
         payload = list(parts)
         length_bytes, crc = 0, 0
         for part in payload:
@@ -93,7 +93,7 @@ class Outbound:
 class Inbound:
     """Checks one direction of a connection: each frame once, in order, none of a lower term.
 
-    `highest_term` is to be raised whenever a higher term is seen granted.
+    Raise `highest_term` whenever a higher term is seen granted.
     """
 
     def __init__(self, highest_term: int) -> None:

@@ -1,19 +1,19 @@
-"""What the payloads hold, but for pages (`pages`); each class is one kind of frame.
+"""The payloads except pages (`pages`); each class is one kind of frame.
 
 HELLO, WELCOME, FAILURE   JSON
 BEGIN      base epoch, pages, disk bytes              3 x unsigned 64 bit, big-endian
 DEVICE     one section (`sections`): a piece of the device state
-BASE       the same: a piece of what stands before the device state, of this epoch and all after it
+BASE       one section: a piece of what precedes the device state, of this epoch and all after it
 DISK       one section: how many writes (unsigned 32 bit, little-endian); for each its disk,
-           offset and length (3 x unsigned 64 bit, little-endian); then their data. A disk of 2^63
-           more: zeroes were written, which have no data
+           offset and length (3 x unsigned 64 bit, little-endian); then their data. 2^63 added to
+           the disk: zeroes were written, which have no data
 DIGESTS    disk and first block (2 x unsigned 64 bit, big-endian); one section: the SHA-256 of each
            block of 64 KiB that the standby's copy holds, in order
 COMMIT     frames, pages, device bytes, disk bytes    4 x unsigned 64 bit, big-endian
-           CRC-32 over the heads' CRC-32s since and with BEGIN's    unsigned 32 bit
+           CRC-32 over the heads' CRC-32s from BEGIN's on    unsigned 32 bit
 ACK        empty: the head's epoch and all before it are safe with the standby
-HEARTBEAT  bytes, heads included, that have come from the other side; a number that grows while the
-           sender works on what came    2 x unsigned 64 bit, big-endian
+HEARTBEAT  bytes, heads included, received from the other side; a number that grows while the
+           sender works on what it received    2 x unsigned 64 bit, big-endian
 """
 
 import json
@@ -28,7 +28,7 @@ from vmckpt.replicate.wire.errors import WireError, senseless
 from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
-# Both sides have to speak the same; it changes when a frame or a payload does.
+# Both sides must speak the same; it changes when a frame or a payload does.
 PROTOCOL = 5
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
@@ -37,14 +37,14 @@ _COUNT = struct.Struct("<I")
 _WRITE = struct.Struct("<QQQ")
 _ZEROES = 1 << 63
 _DIGESTS = struct.Struct(">QQ")
-# Of the other side's error, in characters: a service's status repeats it, and is one line.
+# Of the other side's error, in characters: a service's status repeats it on one line.
 _MOST_TEXT = 2000
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class HelloDisk:
-    """A disk that is copied: writes name it by its place in HELLO."""
+    """A disk that is copied: writes name it by its index in HELLO."""
 
     name: str
     size_bytes: int
@@ -52,7 +52,7 @@ class HelloDisk:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who has to be dead before another may act: a pid, and its start in ticks since boot."""
+    """A process that must be dead before another may act: pid, and start in ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -60,11 +60,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The primary's first frame. `holder` is its name with the arbiter, `host` where it is.
+    """The primary's first frame. `holder` is its name with the arbiter, `host` where it runs.
 
-    `machine` is by what a fencing agent knows that host again; `emitters` are the processes there
-    that can let the guest's output out or write its disks. `heartbeat_port`: where it hears the
-    standby over the second path; None: there is none.
+    `machine` lets a fencing agent recognize that host; `emitters` are the processes there
+    that can let the guest's output out or write its disks. `heartbeat_port`: where it listens to
+    the standby over the second path; None: there is none.
     """
 
     vm: str
@@ -84,10 +84,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The standby's first frame. `replica` is what the arbiter will know it by.
+    """The standby's first frame. `replica` is its name with the arbiter.
 
-    `epoch`: the last one that it has as a whole; None: it has nothing. `heartbeat_port`: where it
-    hears the primary over the second path.
+    `epoch`: the last complete one that it has; None: it has nothing. `heartbeat_port`: where it
+    listens to the primary over the second path.
     """
 
     replica: str
@@ -101,9 +101,9 @@ class Welcome:
 
 
 class Begin(NamedTuple):
-    """An epoch begins, which stands on epoch `base` and all before it (0: on an empty replica).
+    """The start of an epoch, which builds on epoch `base` and all before it (0: an empty replica).
 
-    `pages` and `disk_bytes`: how much is known to come; passes while the guest runs add to it.
+    `pages` and `disk_bytes`: the known amount; passes while the guest runs add to it.
     """
 
     base: int
@@ -116,7 +116,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The epoch's end: what must have come since BEGIN, for it to be whole."""
+    """The epoch's end: what must have arrived since BEGIN for it to be complete."""
 
     frames: int
     pages: int
@@ -130,7 +130,7 @@ class Commit(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The sender lives, and has got so much of what it was sent, parts of frames included.
+    """The sender is alive, and has received this much, parts of frames included.
 
     `progress` grows while it works on that.
     """
@@ -162,7 +162,7 @@ WRITE_BYTES = 256
 
 
 class DiskWrite(NamedTuple):
-    """The guest wrote at `offset_bytes` of the disk with that place in HELLO.
+    """The guest wrote at `offset_bytes` of the disk with that index in HELLO.
 
     It wrote `data`, or `zero_bytes` of zeroes.
     """
@@ -174,7 +174,7 @@ class DiskWrite(NamedTuple):
 
 
 class Digests(NamedTuple):
-    """What the standby's copy of a disk holds from a block on, as digests one after another."""
+    """What the standby's copy of a disk holds from a block on, as consecutive digests."""
 
     disk: int
     first_block: int
@@ -182,7 +182,7 @@ class Digests(NamedTuple):
 
 
 def encode_device(state: Sequence[Buffer], packer: Packer) -> list[Buffer]:
-    """A DEVICE or BASE payload: a piece of it, which goes on in the next one."""
+    """A DEVICE or BASE payload: a piece of it, which the next one continues."""
     return packer.pack(state)
 
 
@@ -205,8 +205,8 @@ def encode_writes(writes: Sequence[DiskWrite], packer: Packer) -> list[Buffer]:
 def decode_writes(
     payload: memoryview, disks: Sequence[HelloDisk], most: float = math.inf
 ) -> list[DiskWrite]:
-    """The writes, in order. Raises WireError, also when one is outside its disk, for more than
-    `most` before they take memory.
+    """The writes, in order. Raises WireError, also if one is outside its disk or there are more
+    than `most`, before they take memory.
     """
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
@@ -246,7 +246,7 @@ def decode_digests(payload: memoryview, disks: Sequence[HelloDisk]) -> Digests:
 
 
 def decode_hello(payload: Buffer) -> Hello:
-    """Raises WireError, also when it is of another protocol, or names no process to fence."""
+    """Raises WireError, also if it is of another protocol, or names no process to fence."""
     value = _json_object(payload, "HELLO")
     disks = tuple(_made(HelloDisk, one) for one in _list(value, "disks"))
     emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
@@ -256,12 +256,12 @@ def decode_hello(payload: Buffer) -> Hello:
 
 
 def decode_welcome(payload: Buffer) -> Welcome:
-    """Raises WireError, also when it is of another protocol."""
+    """Raises WireError, also if it is of another protocol."""
     return _made(Welcome, _json_object(payload, "WELCOME"))
 
 
 def decode_failure(payload: Buffer) -> Failure:
-    """With as much of its text as a status has room for. Raises WireError."""
+    """Truncates its text to what a status has room for. Raises WireError."""
     said = _made(Failure, _json_object(payload, "FAILURE"))
     return Failure(*(word[:_MOST_TEXT] for word in (said.kind, said.what, said.why, said.remedy)))
 
@@ -316,7 +316,7 @@ def _list(value: dict[str, Any], name: str) -> list[Any]:
 
 
 def _made(kind: type[T], value: object) -> T:
-    """The message, each field of the type that its class says."""
+    """The message, with each field of the type that its class declares."""
     places = fields(kind)  # type: ignore[arg-type]
     if not isinstance(value, dict) or value.keys() != {place.name for place in places}:
         raise senseless(f"{kind.__name__} has other fields", f"{value!r:.200}")

@@ -1,19 +1,19 @@
-"""Guest pages on the wire: zero pages by number, changed words of a page, or the page as it is.
+"""Guest pages on the wire: zero pages by number, changed words of a page, or the whole page.
 
 A PAGES payload is 32 bytes of numbers and two sections (`sections`):
 
     counts     runs of zero pages, of patched ones, of full ones   3 x unsigned 32 bit, big-endian
                zero                                                4 bytes
     sum        of the 64-bit words of patched and full pages       unsigned 64 bit, big-endian
-    words      how many a patch changes, all in all                unsigned 64 bit, big-endian
+    words      how many all patches change                         unsigned 64 bit, big-endian
     section 1  runs: first pages, then lengths                     unsigned 32 bit, little-endian
                a bit per word of each patched page: has it changed
                the changed words as they are now
     section 2  full pages
 
-A patch says what the words are, not what they are XORed with: it may be applied twice, and words of
-text pack better (measured: 0.015 of the raw size instead of 0.025; counters the other way round,
-0.028 and 0.013). Pages that are as the standby has them already cost nothing.
+A patch has the new words, not an XOR with the old ones: it may be applied twice, and words of
+text pack better (measured: 0.015 of the raw size instead of 0.025; counters are the reverse,
+0.028 and 0.013). Pages that the standby already has unchanged cost nothing.
 """
 
 import struct
@@ -29,11 +29,11 @@ from vmckpt.replicate.wire.sections import Packer, unpack
 
 PAGE_BYTES = 4096
 WORDS = PAGE_BYTES // 8
-# What is encoded at once stays in the processor's cache.
+# A batch stays in the processor's cache while it is encoded.
 BATCH_PAGES = 256
-# A batch with more is noise.
+# A larger batch is invalid.
 MOST_PAGES = 1 << 16
-# A page of which more than a third changed is sent whole.
+# A page is sent whole if more than a third of it changed.
 MOST_PATCHED_WORDS = WORDS // 3
 _HEAD = struct.Struct(">III4xQQ")
 
@@ -43,12 +43,12 @@ Words = NDArray[np.uint64]
 
 
 def as_words(memory: Buffer) -> Words:
-    """Whole pages of memory as words, in place."""
+    """Whole pages of memory as words, without a copy."""
     return np.frombuffer(memory, dtype="<u8").reshape(-1, WORDS)
 
 
 def nonzero_pages(memory: Buffer) -> int:
-    """How many pages hold anything: those that cost a link more than their number."""
+    """How many pages are not zero: those that cost a link more than their number."""
     contents = as_words(memory)
     return len(contents) - int(np.count_nonzero(_zero(contents)))
 
@@ -56,8 +56,8 @@ def nonzero_pages(memory: Buffer) -> int:
 class Shadow:
     """The primary's copy of the guest memory that the standby has, page by page.
 
-    At first that is zero everywhere, as in a replica's new file. It costs memory as pages of it
-    become other than zero.
+    Initially it is zero everywhere, like a replica's new file. It takes memory as its pages become
+    nonzero.
     """
 
     def __init__(self, ram_pages: int) -> None:
@@ -65,9 +65,9 @@ class Shadow:
 
 
 class Encoder:
-    """Makes PAGES payloads. Each stands on those before: the standby applies them in order.
+    """Makes PAGES payloads. Each builds on those before: the standby applies them in order.
 
-    Without a `shadow` every page goes whole. The packers may be given the link's speed.
+    Without a `shadow` every page is sent whole. The packers may be given the link's speed.
     """
 
     def __init__(self, shadow: Shadow | None) -> None:
@@ -75,9 +75,10 @@ class Encoder:
         self.patches, self.wholes = Packer(), Packer()
 
     def batches(self, numbers: Numbers, contents: Words) -> Iterator[tuple[int, list[Buffer]]]:
-        """For pages, by number, and what they hold in the same order: how many go, and payloads.
+        """For pages, by number, and their contents in the same order: how many are sent, and
+        payloads.
 
-        No number comes twice.
+        No number may come twice.
         """
         for at in range(0, len(numbers), BATCH_PAGES):
             end = at + BATCH_PAGES
@@ -120,7 +121,7 @@ class Encoder:
 
 
 def _zero(contents: Words) -> NDArray[np.bool_]:
-    """Which pages are zero: looked at are only those that begin so."""
+    """Which pages are zero: only those that begin with zeroes are examined."""
     zero: NDArray[np.bool_] = contents[:, 0] == 0
     if zero.any():
         zero[zero] = np.bitwise_or.reduce(contents[zero], axis=1) == 0
@@ -128,7 +129,7 @@ def _zero(contents: Words) -> NDArray[np.bool_]:
 
 
 def _places(numbers: Numbers) -> Numbers | slice:
-    """Where pages are; as a slice where they stand in a row: that copies nothing."""
+    """The positions of pages; consecutive ones as a slice, which avoids a copy."""
     first, last = int(numbers[0]), int(numbers[-1])
     if last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
         return slice(first, last + 1)
@@ -138,18 +139,18 @@ def _places(numbers: Numbers) -> Numbers | slice:
 def _compare(
     before: Words, contents: Words
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which words changed, and of each page: whether none did, whether few enough did."""
+    """Which words changed; and for each page, whether none did and whether few enough did."""
     changed = contents != before
-    # Eight flags at a time: sums of 64 fit a byte.
+    # Eight flags at a time: sums of 64 fit in a byte.
     counts = changed.view(np.uint64).sum(axis=1).view(np.uint8).reshape(-1, 8).sum(axis=1)
     return changed, counts == 0, (counts > 0) & (counts <= MOST_PATCHED_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """One PAGES payload, read: nothing of it is applied yet.
+    """One decoded PAGES payload; nothing of it is applied yet.
 
-    `zero` and `whole` are numbers of pages, `contents` what the whole ones hold. Of the pages
+    `zero` and `whole` are numbers of pages, `contents` the contents of the whole ones. In the pages
     `patched` the words marked in `changed` are now `words`.
     """
 
@@ -163,12 +164,12 @@ class PageBatch:
 
     @property
     def pages(self) -> int:
-        """How many it is about."""
+        """How many pages it covers."""
         return len(self.zero) + len(self.patched) + len(self.whole)
 
     @property
     def held_bytes(self) -> int:
-        """What it keeps in memory until it is applied."""
+        """How much memory it takes until it is applied."""
         return (
             sum(
                 array.nbytes
@@ -178,9 +179,9 @@ class PageBatch:
         )
 
     def apply(self, replica: Words) -> None:
-        """Write it to guest memory that holds all that was sent before. Doing it twice is the same.
+        """Write it to guest memory that holds all that was sent before. Idempotent.
 
-        Raises DamagedError when the memory did not hold that: the replica is of no use any more.
+        Raises DamagedError if the memory did not hold that: the replica is unusable.
         """
         replica[self.zero] = 0
         replica[self.whole] = self.contents
@@ -196,7 +197,7 @@ class PageBatch:
 
 
 def decode(payload: memoryview, ram_pages: int) -> PageBatch:
-    """Read a PAGES payload for a guest with so many pages. Raises WireError."""
+    """Decode a PAGES payload for a guest with so many pages. Raises WireError."""
     if len(payload) < _HEAD.size:
         raise senseless("a payload of pages ends too early", f"it has {len(payload)} bytes")
     *counts, total, changed_words = _HEAD.unpack_from(payload)
@@ -229,14 +230,14 @@ def decode(payload: memoryview, ram_pages: int) -> PageBatch:
 
 
 def _runs(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """First pages and lengths of the runs that `numbers` are."""
+    """First pages and lengths of the runs in `numbers`."""
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     starts = np.concatenate(([0], breaks)) if len(numbers) else breaks[:0]
     return numbers[starts], np.diff(np.append(starts, len(numbers)))
 
 
 def _numbers(firsts: Numbers, lengths: Numbers, ram_pages: int) -> Numbers:
-    """The pages of runs. Raises WireError when the guest has no such pages, or for too many."""
+    """The pages of runs. Raises WireError if the guest has no such pages, or there are too many."""
     total = int(lengths.sum())
     if total > MOST_PAGES or (len(firsts) and int((firsts + lengths).max()) > ram_pages):
         raise senseless("a payload names pages that are not there", f"the guest has {ram_pages}")

@@ -1,6 +1,6 @@
-"""Parts of a payload, packed with zstd where that pays.
+"""Parts of a payload, packed with zstd if that pays.
 
-A section is: how it is packed (8 bit), raw length, packed length (32 bit each), and the bytes.
+A section is: its packing method (8 bit), raw length, packed length (32 bit each), and the bytes.
 """
 
 import struct
@@ -15,27 +15,27 @@ from vmckpt.replicate.wire.frames import MOST_BYTES, Buffer
 
 _HEAD = struct.Struct(">BII")
 _RAW, _ZSTD = 0, 1
-# Level 1: what higher ones gain costs more time than any link that is worth packing for saves.
+# Level 1: higher levels cost more time than they save on any link for which packing pays.
 LEVEL = 1
-# Below this a section's own head is what counts.
+# Below this size a section's own head dominates.
 LEAST_BYTES = 64
-# When packing does not pay it is tried again once in so many sections: content changes.
+# If packing does not pay, it is retried once in this many sections: content changes.
 RETRY = 32
-# What shrinks by less than this part is as good as not packed: random content never gets there.
+# A smaller gain counts as none: random content never reaches this.
 LEAST_GAIN = 0.05
 _WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """What packing has lately cost and gained, for one kind of content."""
+    """What packing has recently cost and gained, for one kind of content."""
 
     seconds_per_byte: float = 0.0
     ratio: float = 0.5
     left_out: int = 0
 
     def pays(self, link_bytes_per_s: float) -> bool:
-        """Whether to pack the next section: packing and sending less takes less than sending all.
+        """Whether to pack the next section: packing and sending less is faster than sending all.
 
         A link of 0 bytes/s always pays, one without limit (inf) never.
         """
@@ -54,7 +54,7 @@ class Gauge:
         )
 
     def without(self) -> "Gauge":
-        """The gauge after a section went as it was."""
+        """The gauge after a section was sent unpacked."""
         return Gauge(self.seconds_per_byte, self.ratio, self.left_out + 1)
 
 
@@ -70,7 +70,7 @@ class Packer:
         self._zstd = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
 
     def pack(self, parts: Sequence[Buffer]) -> list[Buffer]:
-        """The section that holds `parts`, one after another. What is not packed is not copied."""
+        """The section that holds `parts` in sequence. What is not packed is not copied."""
         raw_bytes = sum(memoryview(part).nbytes for part in parts)
         if raw_bytes < LEAST_BYTES or not self.gauge.pays(self.link_bytes_per_s):
             self.gauge = self.gauge.without()
@@ -89,7 +89,7 @@ class Packer:
 
 
 def unpack(payload: memoryview, count: int) -> list[memoryview]:
-    """The content of the `count` sections that `payload` is. Raises WireError."""
+    """The content of the `count` sections in `payload`. Raises WireError."""
     found, at = [], 0
     for _ in range(count):
         if len(payload) - at < _HEAD.size:
@@ -110,7 +110,7 @@ def _content(packing: int, raw_bytes: int, packed: memoryview, packed_bytes: int
         raw: Buffer = packed
     else:
         try:
-            # It would make room for as much as the frame says, before it looks.
+            # It would allocate as much as the frame claims, before checking.
             if zstandard.frame_content_size(packed) != raw_bytes:
                 raise senseless("a section has another length", f"not {raw_bytes} bytes")
             raw = zstandard.ZstdDecompressor().decompress(packed, max_output_size=raw_bytes)

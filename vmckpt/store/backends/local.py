@@ -255,7 +255,8 @@ class LocalBackend:
     def _directory(self, folder: Path) -> Iterator[int]:
         """A directory, open for the block. Raises OSError if it is another user's symbolic link.
 
-        Otherwise whoever can write to the location could make a gc run by root empty any directory.
+        Otherwise every user who can write to the location could make a gc run by root empty any
+        directory.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         if folder == self.root:

@@ -66,7 +66,7 @@ _KNOWN = tuple(
         ),
         (
             r"[Uu]serfaultfd not available",
-            "as root on the target: sysctl -w vm.unprivileged_userfaultfd=1",
+            "as root on the destination: sysctl -w vm.unprivileged_userfaultfd=1",
         ),
         (
             r"guest CPU doesn't match|CPU .*not compatible|incompatible CPU|missing features",

@@ -1,4 +1,4 @@
-"""What a phase leaves for the next: the jobs that are carried, and how to begin them anew."""
+"""What a phase records for the next: the jobs that are carried, and how to restart them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vmckpt.devices.hooks.nvidia.users import User, started
 
 
 def read_state() -> dict[str, Any]:
-    """What earlier phases left; nothing when none has begun."""
+    """The state that earlier phases recorded; empty if none has begun."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((system.STATE / "state.json").read_text())
         return found if isinstance(found, dict) else {}
@@ -23,24 +23,24 @@ def read_state() -> dict[str, Any]:
 
 
 def write_state(state: dict[str, Any]) -> None:
-    """Replace it in one step."""
+    """Replace it atomically."""
     part = system.STATE / "state.part"
     part.write_text(json.dumps(state))
     part.rename(system.STATE / "state.json")
 
 
 def forget() -> None:
-    """Nothing is carried any more."""
+    """Delete the state: nothing is carried any more."""
     (system.STATE / "state.json").unlink()
 
 
 def remembered(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The jobs that are carried and still there."""
+    """The jobs that are carried and still exist."""
     return [job for job in state.get("jobs", []) if started(job["pid"]) == job["start"]]
 
 
 def about(user: User) -> dict[str, Any]:
-    """What it takes to begin the job anew."""
+    """What is needed to restart the job."""
     entry = system.PROC / str(user.pid)
 
     def words(name: str) -> list[str]:
@@ -57,7 +57,8 @@ def about(user: User) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         status = system.read_text(entry / "status")
         for key, name in (("uid", "Uid"), ("gid", "Gid")):
-            # The process's name stands before, and may look like one: the last is the kernel's.
+            # The process's name comes first, and may look like this line: the last match is the
+            # kernel's.
             shown = re.findall(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
             job[key] = int(shown[-1]) if shown else 0
     with contextlib.suppress(OSError):
@@ -67,7 +68,7 @@ def about(user: User) -> dict[str, Any]:
 
 
 def begin_anew(job: dict[str, Any]) -> str:
-    """End the job for certain and begin it again; which it was."""
+    """End the job for certain and start it again; returns its description."""
     who = f"{' '.join(job['argv']) or job['comm']} (process {job['pid']})"
     with contextlib.suppress(OSError):
         os.kill(job["pid"], signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""vmckpt's hook for NVIDIA GPUs: CUDA jobs into the guest's memory, and back onto another card.
+"""vmckpt's hook for NVIDIA GPUs: moves CUDA jobs into the guest's memory, and onto another card.
 
-Runs in the guest, as root, as `HOOK PHASE`, packed into one file (devices/bundle.py); Python 3.9's
-standard library is all it needs, and the driver with `nvidia-smi`. It works by `cuda-checkpoint`
-where that is installed, else by libcuda. It takes all of the guest's NVIDIA GPUs together. What it
-knows between two phases is in /run/vmckpt-nvidia.
+Runs in the guest, as root, as `HOOK PHASE`, packed into one file (devices/bundle.py). It needs only
+Python 3.9's standard library, and the driver with `nvidia-smi`. It uses `cuda-checkpoint` if that
+is installed, else libcuda. It handles all of the guest's NVIDIA GPUs together. Its state between
+two phases is in /run/vmckpt-nvidia.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vmckpt.devices.hooks.nvidia.system import HookError
 
 
 def main(argv: list[str]) -> int:
-    """One phase; the answer is one line of JSON."""
+    """Do one phase; the answer is one line of JSON."""
     phase = argv[1] if len(argv) == 2 else ""
     sys.stdin.read()
     act = PHASES.get(phase)
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait for a call that was given up and still works, and for that of another card."""
+    """Wait for a call that timed out and still works, and for one for another card."""
     system.STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (system.STATE / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

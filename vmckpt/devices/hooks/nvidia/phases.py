@@ -1,4 +1,4 @@
-"""The phases, as vmckpt asks for them; each does what is left of it."""
+"""The phases of the hook contract; each does what is left to do."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from vmckpt.devices.hooks.nvidia.tool import (
 from vmckpt.devices.hooks.nvidia.users import PERSISTENCED, gpus, jobs, opened, users
 
 ENDS_S, APPEARS_S = 10.0, 60.0
-# In the order in which they are unloaded.
+# In the order of unloading.
 DRIVERS = ("nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia")
 
 
 def preflight() -> dict[str, Any]:
-    """Whether all that uses the GPUs now could be carried. Changes nothing."""
+    """Whether all current users of the GPUs could be carried. Changes nothing."""
     cards = gpus()
     if not cards:
         raise HookError("nvidia-smi shows no GPU", "load the driver")
@@ -56,7 +56,7 @@ def preflight() -> dict[str, Any]:
 
 
 def quiesce() -> dict[str, Any]:
-    """What is to be carried is written down, once."""
+    """Record what will be carried, once."""
     state = read_state()
     if not state:
         cards = gpus()
@@ -73,7 +73,7 @@ def quiesce() -> dict[str, Any]:
 
 
 def lock() -> dict[str, Any]:
-    """Every CUDA job is locked, those too that began meanwhile."""
+    """Lock every CUDA job, including those that started meanwhile."""
     how = tool()
     for _ in range(10):
         state = read_state()
@@ -90,7 +90,7 @@ def lock() -> dict[str, Any]:
 
 
 def checkpoint() -> dict[str, Any]:
-    """Every job's device memory is in its own memory, and it has no device open."""
+    """Move every job's device memory into its own memory; then it has no device open."""
     how, state = tool(), read_state()
     for job in remembered(state):
         if how.state(job["pid"]) == LOCKED:
@@ -105,7 +105,7 @@ def checkpoint() -> dict[str, Any]:
 
 
 def release() -> dict[str, Any]:
-    """Unload the driver, which nothing uses any more: an unplug with users would block."""
+    """Unload the driver, which has no users any more: an unplug with users would block."""
     state = read_state()
     if not (system.MODULES / "nvidia").exists():
         return {}
@@ -117,7 +117,7 @@ def release() -> dict[str, Any]:
         who = ", ".join(f"{one.pid} ({one.comm}: {' '.join(one.devices)})" for one in left)
         raise HookError(f"the driver has users: {who}", "end them")
     loaded = [name for name in DRIVERS if (system.MODULES / name).exists()]
-    # Those too that it had unloaded before it was cut off.
+    # Including those that it had unloaded before it was interrupted.
     state["drivers"] = [n for n in DRIVERS if n in loaded or n in state.get("drivers", ())]
     write_state(state)
     for name in loaded:
@@ -131,7 +131,7 @@ def release() -> dict[str, Any]:
 
 
 def end_persistenced() -> None:
-    """The persistence daemon is a user of the driver's."""
+    """End the persistence daemon, which uses the driver."""
     deadline = time.monotonic() + ENDS_S
     while found := [user for user in users() if user.comm.startswith(PERSISTENCED)]:
         if time.monotonic() > deadline:
@@ -143,7 +143,7 @@ def end_persistenced() -> None:
 
 
 def reattach() -> dict[str, Any]:
-    """The driver is loaded and has as many GPUs of the same kind as before."""
+    """Load the driver; require as many GPUs of the same kind as before."""
     state = read_state()
     if not state:
         return {}
@@ -159,15 +159,15 @@ def reattach() -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise HookError("the driver does not show {}".format(", ".join(wanted)), "see dmesg")
         time.sleep(0.2)
-    # A restore needs it, or another process that holds the driver meanwhile.
+    # A restore needs it, or another process that keeps the driver loaded meanwhile.
     system.run("nvidia-smi", "-pm", "1")
     return {}
 
 
 def restore() -> dict[str, Any]:
-    """Every job's device memory is on the cards that are there now.
+    """Move every job's device memory to the current cards.
 
-    One that cannot be is ended and begun anew: it would be stuck for good.
+    A job for which that fails is ended and restarted: it would be stuck permanently.
     """
     state = read_state()
     if not state:
@@ -184,7 +184,7 @@ def restore() -> dict[str, Any]:
 
 
 def device_map(state: dict[str, Any]) -> dict[str, str]:
-    """Which card of now each of then becomes, all of them named; nothing when they are the same."""
+    """Which current card replaces each earlier one, naming all; empty if they are the same."""
     there = gpus()
     if {uuid for uuid, _ in state["cards"]} == {card.uuid for card in there}:
         return {}
@@ -199,7 +199,7 @@ def device_map(state: dict[str, Any]) -> dict[str, str]:
 
 
 def resume() -> dict[str, Any]:
-    """Every job goes on, persistence is as it was, and nothing is remembered."""
+    """Resume every job, restore the persistence setting, and delete the state."""
     state = read_state()
     if not state:
         return {}
@@ -219,7 +219,7 @@ def resume() -> dict[str, Any]:
 
 
 def abort() -> dict[str, Any]:
-    """From wherever it is: the jobs go on."""
+    """From any phase: resume the jobs."""
     reattach()
     answer = restore()
     resume()

@@ -1,4 +1,4 @@
-"""The guest as the hook meets it: where its files are, and how its programs are run."""
+"""The guest as seen by the hook: where its files are, and how its programs are run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 import subprocess
 from pathlib import Path
 
-# Other than / in tests alone.
+# Only tests set it.
 ROOT = Path(os.environ.get("VMCKPT_HOOK_ROOT", "/"))
 STATE = ROOT / "run/vmckpt-nvidia"
 PROC, MODULES = ROOT / "proc", ROOT / "sys/module"
 
 
 class HookError(Exception):
-    """Why a phase cannot be done, and a remedy."""
+    """Why a phase failed, and a remedy."""
 
     def __init__(self, why: str, remedy: str = "") -> None:
         super().__init__(why)
@@ -34,12 +34,12 @@ def run(*argv: str, check: bool = True) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A file of /proc: names in it are others', UTF-8 or not. Raises OSError."""
+    """A file of /proc: it may contain others' names, not always UTF-8. Raises OSError."""
     return path.read_bytes().decode(errors="replace")
 
 
 def available_bytes() -> int:
-    """Memory of the guest's that what the GPUs hold can go to."""
+    """Guest memory that is available for the GPUs' content."""
     text = (PROC / "meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return int(found[1]) << 10 if found else 0

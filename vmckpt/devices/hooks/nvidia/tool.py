@@ -1,4 +1,4 @@
-"""The vendor's tool, one way or the other: cuda-checkpoint, or libcuda's own functions."""
+"""The vendor's tool in either form: cuda-checkpoint, or libcuda's functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from vmckpt.devices.hooks.nvidia import system
 from vmckpt.devices.hooks.nvidia.system import HookError
 
-# Other than the system's own in tests alone.
+# Only tests set it.
 LIBCUDA = os.environ.get("VMCKPT_HOOK_LIBCUDA", "libcuda.so.1")
 LOCK_MS = 30_000
-# Jobs on another card than before: by UUIDs, since this driver.
+# From this driver on, jobs can move to another card, by UUIDs.
 LEAST_DRIVER = 580
 RUNNING, LOCKED, CHECKPOINTED, FAILED = "running", "locked", "checkpointed", "failed"
 
@@ -80,13 +80,13 @@ class Library:
             raise HookError(f"{name}: CUDA error {code}", "see the driver's documentation")
 
     def state(self, pid: int) -> str:
-        """As Command."""
+        """Like Command."""
         number = ctypes.c_int(-1)
         self._call("cuCheckpointProcessGetState", pid, ctypes.byref(number))
         return self.NAMES[number.value] if 0 <= number.value < len(self.NAMES) else FAILED
 
     def act(self, action: str, pid: int, pairs: dict[str, str]) -> None:
-        """As Command."""
+        """Like Command."""
         args: Any = (ctypes.c_uint64 * 8)()
         if action == "lock":
             args = LockArgs(LOCK_MS)
@@ -100,10 +100,10 @@ class Library:
 
 
 def uuid_bytes(uuid: str) -> Any:
-    """A UUID as CUDA has it."""
+    """A UUID in CUDA's form."""
     return (ctypes.c_ubyte * 16)(*bytes.fromhex(uuid.replace("GPU-", "").replace("-", "")))
 
 
 def tool() -> Any:
-    """Which of the two."""
+    """The available one of the two."""
     return Command() if shutil.which("cuda-checkpoint") else Library()

@@ -1,4 +1,4 @@
-"""What is there: the GPUs, who uses them, and which of these are jobs that can be carried."""
+"""Finds the GPUs, the processes that use them, and which of these are jobs that can be carried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vmckpt.devices.hooks.nvidia import system
 from vmckpt.devices.hooks.nvidia.system import HookError
 
-# Shared device memory is carried since this driver.
+# From this driver on, shared device memory can be carried.
 IPC_DRIVER = 610
 PERSISTENCED = "nvidia-persiste"
 MPS = ("nvidia-cuda-mps", "nvidia-cuda-mp")
@@ -19,7 +19,7 @@ GRAPHICS = ("Xorg", "Xwayland", "gnome-shell", "weston")
 
 
 class Gpu(NamedTuple):
-    """A GPU as nvidia-smi has it."""
+    """A GPU as reported by nvidia-smi."""
 
     uuid: str
     name: str
@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
 
 
 class User(NamedTuple):
-    """A process that has a device of the driver's open; `start` tells it from a later one."""
+    """A process that has one of the driver's devices open; `start` tells it from a later one."""
 
     pid: int
     start: int
@@ -40,7 +40,7 @@ class User(NamedTuple):
 
 
 def gpus() -> list[Gpu]:
-    """The guest's GPUs. Raises HookError when the driver is not there."""
+    """The guest's GPUs. Raises HookError if the driver is not loaded."""
     fields = "uuid,name,driver_version,persistence_mode,mig.mode.current,memory.used"
     found = []
     for line in system.run(
@@ -58,7 +58,7 @@ def gpus() -> list[Gpu]:
 
 
 def users() -> list[User]:
-    """Who uses the driver: by the descriptors and mappings of all processes, and by nvidia-smi."""
+    """The driver's users: from all processes' descriptors and mappings, and from nvidia-smi."""
     told = told_pids()
     found = []
     for entry in sorted(system.PROC.iterdir()):
@@ -74,7 +74,7 @@ def users() -> list[User]:
 
 
 def opened(entry: Path) -> tuple[set[str], bool]:
-    """A process's devices of the driver's, and whether it shares device memory with others."""
+    """The driver's devices that a process has open, and whether it shares device memory."""
     devices, shares = set(), False
     with contextlib.suppress(OSError):
         for link in (entry / "fd").iterdir():
@@ -88,7 +88,7 @@ def opened(entry: Path) -> tuple[set[str], bool]:
 
 
 def nvidia(path: str) -> set[str]:
-    """The name of the driver's device that a path is, if it is one."""
+    """The name of the driver's device at a path, if it is one."""
     name = path.partition("/dev/")[2].split(" ")[0]
     return {name} if name.startswith("nvidia") else set()
 
@@ -104,7 +104,7 @@ def told_pids() -> set[int]:
 
 
 def started(pid: int) -> int:
-    """When a process began, in ticks; -1: it has ended."""
+    """When a process started, in ticks; -1: it has ended."""
     try:
         stat = system.read_text(system.PROC / str(pid) / "stat")
         return int(stat.rpartition(")")[2].split()[19])
@@ -113,7 +113,7 @@ def started(pid: int) -> int:
 
 
 def jobs(cards: list[Gpu]) -> list[User]:
-    """The CUDA jobs to be carried. Raises HookError for what cannot be."""
+    """The CUDA jobs to carry. Raises HookError for what cannot be carried."""
     if any(card.mig for card in cards):
         raise HookError("MIG is on, which CUDA checkpoints do not carry", "nvidia-smi -mig 0")
     found = []
