@@ -1,6 +1,6 @@
 """What QEMU itself does not notice, or never: refused beforehand, or found out and undone.
 
-Each is a way for a guest to die although both QEMUs say that all is well (shared/qemu-facts.md).
+Each is a way for a guest to die although both QEMUs say that all is well.
 """
 
 import asyncio

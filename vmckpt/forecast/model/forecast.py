@@ -1,7 +1,7 @@
 """The forecast of a migration for each method: total time, downtime, bytes, slowdown.
 
-Formulas: shared anchors, "Pre-copy", with U(t) instead of a rate. Each figure has three values: one
-of ten outcomes is below p10, one above p90.
+Formulas: pre-copy in rounds (Clark et al., NSDI 2005), with U(t) instead of a rate. Each figure
+has three values: one of ten outcomes is below p10, one above p90.
 """
 
 import math
