@@ -9,7 +9,7 @@ from vmckpt.lab.guests.guest import CONTROL_PORT, KEY_VALUE_PORT, GuestControl, 
 from vmckpt.lab.sockets import connect_guest
 from vmckpt.lab.state import Lab
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 100.0
 HEARTBEATS = "10.77.0.254:7700"
 
 
@@ -66,7 +66,7 @@ size = "{self.disk}"
     async def control(self, lab: Lab) -> GuestControl:
         """Connect to its control port, once it answers.
 
-        Raises OperationFailedError if it does not within 60 s.
+        Raises OperationFailedError if it does not within READY_TIMEOUT_S.
         """
 
         async def answering() -> GuestControl:
