@@ -71,6 +71,32 @@ def provide(kind: str, version: str, *, recipe: int, make: Maker) -> Path:
     return home
 
 
+def provide_program(
+    kind: str, version: str, *, suite: str, package: str, program: str, says: str, recipe: int
+) -> Path:
+    """One package of `suite`, unpacked; the path of its `program`, which needs the C library alone.
+
+    `says`: what its --version prints for `version`. Raises CannotProvideError.
+    """
+    whole = re.compile(rf"{package}$")
+
+    def make(scratch: Path, _: Path) -> tuple[Path, Mapping[str, str]]:
+        say(f"fetching {kind} from {suite}")
+        packages = fetch(scratch, suite, [package], kept=whole)
+        made = scratch / "made"
+        unpack(scratch, made, scratch / "libraries", whole=whole)
+        said = run([str(made / program), "--version"])
+        if says not in said:
+            raise CannotProvideError(
+                f"{suite} has no {kind} {version}",
+                why=f"what it has says {said.splitlines()[0]!r}",
+                remedy="check that the package sources of this machine are Debian's own",
+            )
+        return made, packages
+
+    return provide(kind, version, recipe=recipe, make=make) / program
+
+
 def is_complete(home: Path, recipe: int) -> bool:
     """Whether `home` holds what this recipe made, at that place."""
     try:

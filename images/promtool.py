@@ -5,9 +5,7 @@
 Debian's own build, unpacked and never installed. Tests play the alert rules with it.
 """
 
-import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 if not __package__:  # run as a script: the folder above holds the package `images`
@@ -16,9 +14,6 @@ if not __package__:  # run as a script: the folder above holds the package `imag
 from images import debian
 
 SUITE_OF = {"2.42": debian.RELEASE}
-PACKAGE = "prometheus"
-PROGRAM = "usr/bin/promtool"
-WHOLE = re.compile(rf"{PACKAGE}$")
 RECIPE = 1  # raise it when what lies in the cache changes shape: older entries are made anew
 
 
@@ -27,17 +22,10 @@ def provide(version: str) -> Path:
 
     Raises CannotProvideError.
     """
-
-    def make(scratch: Path, _: Path) -> tuple[Path, Mapping[str, str]]:
-        suite = SUITE_OF[version]
-        debian.say(f"fetching promtool from {suite}")
-        packages = debian.fetch(scratch, suite, [PACKAGE], kept=WHOLE)
-        made = scratch / "made"
-        debian.unpack(scratch, made, scratch / "libraries", whole=WHOLE)
-        debian.run([str(made / PROGRAM), "--version"])  # it needs the C library alone
-        return made, packages
-
-    return debian.provide("promtool", version, recipe=RECIPE, make=make) / PROGRAM
+    return debian.provide_program(
+        "promtool", version, suite=SUITE_OF[version], package="prometheus",
+        program="usr/bin/promtool", says=f"version {version}.", recipe=RECIPE,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

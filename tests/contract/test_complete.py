@@ -108,4 +108,4 @@ def test_names_that_cannot_be_written_end_no_command(tmp_path: Path) -> None:
         | {"VMCKPT_STATE_DIR": str(tmp_path), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout == r"['\u65e5', 'a?', 'web']" + "\n", done.stderr
+    assert done.stdout == r"['\u65e5', 'web']" + "\n", done.stderr

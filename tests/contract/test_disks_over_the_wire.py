@@ -131,26 +131,30 @@ async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
                 await asyncio.gather(replica.disks.applied(), return_exceptions=True)
 
 
-def test_a_primary_whose_guest_has_more_memory_than_its_replica_is_refused(ram_path: Path) -> None:
-    """Its pages would be of no file, and its epochs larger than the standby has memory for."""
-
-    async def main() -> None:
-        here, there = socket.socketpair()
-        ours = Channel(*await asyncio.open_connection(sock=here), 7)
-        theirs = Channel(*await asyncio.open_connection(sock=there), 7)
+async def refused(ram_path: Path, hello: Hello) -> tuple[str, Hello | None]:
+    """What a standby that refuses this HELLO answers, and the HELLO that it keeps."""
+    here, there = socket.socketpair()
+    ours = Channel(*await asyncio.open_connection(sock=here), 7)
+    theirs = Channel(*await asyncio.open_connection(sock=there), 7)
+    try:
         with mapped(ram_path) as ram, replica_in(ram, DisksJournal([])) as replica:
             primary = Following("b/1", replica, _has_all, NO_SECOND_PATH)
             receiving = asyncio.ensure_future(primary.receive(theirs))
-            hello = replace(HELLO, ram_bytes=1 << 40, disks=())
             await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
             head, payload = await ours.receive()
             assert head.kind is FrameKind.FAILURE
-            assert "memory" in decode_failure(payload).what
             assert await receiving == ALONE
+            return decode_failure(payload).what, primary.hello
+    finally:
         ours.abort()
         theirs.abort()
 
-    asyncio.run(main())
+
+def test_a_primary_whose_guest_has_more_memory_than_its_replica_is_refused(ram_path: Path) -> None:
+    """Its pages would be of no file, and its epochs larger than the standby has memory for."""
+    hello = replace(HELLO, ram_bytes=1 << 40, disks=())
+    why, _ = asyncio.run(refused(ram_path, hello))
+    assert "memory" in why
 
 
 def test_a_primary_says_once_who_it_is(tmp_path: Path, ram_path: Path) -> None:
@@ -171,25 +175,9 @@ def test_a_primary_says_once_who_it_is(tmp_path: Path, ram_path: Path) -> None:
 
 def test_a_primary_that_names_no_process_to_fence_is_refused(ram_path: Path) -> None:
     """On one machine its standby looks at the first when the connection ends."""
-
-    async def main() -> None:
-        here, there = socket.socketpair()
-        ours = Channel(*await asyncio.open_connection(sock=here), 7)
-        theirs = Channel(*await asyncio.open_connection(sock=there), 7)
-        with mapped(ram_path) as ram, replica_in(ram, DisksJournal([])) as replica:
-            primary = Following("b/1", replica, _has_all, NO_SECOND_PATH)
-            receiving = asyncio.ensure_future(primary.receive(theirs))
-            hello = replace(HELLO, emitters=(), disks=())
-            await ours.send(ours.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
-            head, payload = await ours.receive()
-            assert head.kind is FrameKind.FAILURE
-            assert "process" in decode_failure(payload).what
-            assert await receiving == ALONE
-            assert primary.hello is None
-        ours.abort()
-        theirs.abort()
-
-    asyncio.run(main())
+    hello = replace(HELLO, emitters=(), disks=())
+    why, kept = asyncio.run(refused(ram_path, hello))
+    assert ("process" in why, kept) == (True, None)
 
 
 def test_a_primary_that_reads_no_answers_is_lost(

@@ -111,7 +111,7 @@ def test_a_qemu_of_the_lab_gets_a_tap_and_goes_with_it(state_dir: Path) -> None:
         )
         plug = [*lab.hosts[0].enter, tool("ip"), "link", "set", "vm1", "master", "br0", "up"]
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(10):
                 # QEMU writes the pid file, then makes the tap, then the memory's file.
                 while (
                     await (await asyncio.create_subprocess_exec(*plug)).wait() or not ram.exists()

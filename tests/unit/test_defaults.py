@@ -62,9 +62,10 @@ def test_a_variable_alone_is_enough(write: Write, monkeypatch: pytest.MonkeyPatc
         ("[migrate]\ninsist = true\n", "`migrate` has no option --insist"),
         ("[migrate]\nbandwidth = [1]\n", "bandwidth of migrate is not one value"),
         ("[migrate]\nbandwidth = {a = 1}\n", "bandwidth of migrate is not one value"),
-        ("migrate = 5\n", "migrate is no table"),
+        ("migrate = 5\n", "`migrate` is not a table"),
         ("migrate\n", "Expected '='"),
         ("\xff", "Invalid"),
+        ("#" * (1 << 20) + "\n", "it has more than 1 MiB"),
     ],
 )
 def test_what_no_command_has_is_refused(write: Write, text: str, why: str) -> None:

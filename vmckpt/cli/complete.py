@@ -3,7 +3,6 @@
 VMs of hosts elsewhere, and checkpoints, are those that `vm list` and `checkpoint list` showed last.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,14 +23,12 @@ _PLAIN = re.compile(r"\w[\w.:@+=,/-]*")
 
 def remember(kind: str, names: Iterable[str]) -> None:
     """Keep names for completion. That they cannot be kept stops no command."""
+    from vmckpt.state.durable import write_durably
+
+    plain = filter(_PLAIN.fullmatch, dict.fromkeys(names))
     with suppress(OSError, VmckptError):
-        path = _path(kind)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        text = "".join(f"{name}\n" for name in dict.fromkeys(names))
-        # Others choose names, and this user the locale, which may lack such characters.
-        part.write_text(text, encoding="utf-8", errors="replace")
-        part.replace(path)
+        if state_dir().is_dir():
+            write_durably(_path(kind), "".join(f"{name}\n" for name in plain))
 
 
 def remember_new(kind: str, name: str) -> None:
@@ -58,6 +55,7 @@ def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[Comple
     def complete(_context: click.Context, incomplete: str) -> list[CompletionItem]:
         with suppress(OSError, VmckptError):
             found = {name for name in names() if name.startswith(incomplete)}
+            # A file that another program wrote may have any names.
             return [CompletionItem(name) for name in sorted(filter(_PLAIN.fullmatch, found))]
         return []
 

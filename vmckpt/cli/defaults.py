@@ -7,8 +7,8 @@
     store = "s3://backups/vms"
 
 Each table is a command, each key one of its options. $VMCKPT_CHECKPOINT_CREATE_STORE does the same.
-The command line comes first, then the environment, the user's file, and /etc. What every command
-asks, also where no option is given, costs two looks at the file system.
+The command line comes first, then the environment, the user's file, and /etc. A command
+without defaults costs two checks whether a file exists.
 """
 
 import os
@@ -90,6 +90,8 @@ def _read(path: Path) -> dict[str, Any]:
             about = os.fstat(file.fileno())
             if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
                 raise _refused(path, "another user may write it", f"chown and chmod go-w {path}")
+            if about.st_size > _MOST_BYTES:
+                raise _refused(path, "it has more than 1 MiB", "make it shorter")
             return tomllib.loads(file.read(_MOST_BYTES).decode())
     except FileNotFoundError:
         return {}
@@ -103,7 +105,7 @@ def _of_table(
     import click
 
     if not isinstance(table, dict):
-        raise _refused(path, f"{' '.join(words)} is no table", f"write [{'.'.join(words)}]")
+        raise _refused(path, f"`{' '.join(words)}` is not a table", f"write [{'.'.join(words)}]")
     if isinstance(command, click.Group):
         for name, inner in table.items():
             if name not in command.commands:

@@ -1,4 +1,4 @@
-"""Commands and options by the names that they had before: taken for a release, and not shown."""
+"""Former names of commands and options: accepted for one more release, and not shown."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ VALUES = {
 
 
 def renamed(words: Sequence[str]) -> list[str]:
-    """`words` with today's names. A name that an option or argument has is not looked at."""
+    """Replace former names in `words` by the present ones; what follows `--` stays."""
     found = list(words)
     for old, new in COMMANDS.items():
         if tuple(found[: len(old)]) == old:

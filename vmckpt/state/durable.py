@@ -42,7 +42,7 @@ def replace(path: Path, text: str, *, mode: int = 0o600) -> None:
     part = part_of(path)
     try:
         part.unlink(missing_ok=True)  # left by a process that was killed while writing
-        with os.fdopen(os.open(part, NEW_FILE, 0o600), "w") as file:
+        with os.fdopen(os.open(part, NEW_FILE, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fchmod(file.fileno(), mode)

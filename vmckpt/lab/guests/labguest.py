@@ -9,7 +9,7 @@ from vmckpt.lab.guests.guest import CONTROL_PORT, KEY_VALUE_PORT, GuestControl, 
 from vmckpt.lab.sockets import connect_guest
 from vmckpt.lab.state import Lab
 
-READY_TIMEOUT_S = 100.0
+READY_TIMEOUT_S = 60.0
 HEARTBEATS = "10.77.0.254:7700"
 
 

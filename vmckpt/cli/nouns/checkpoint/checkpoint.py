@@ -1,6 +1,6 @@
 """vmckpt checkpoint: create, list, show, diff, verify, pin, rm, prune, restore, and its disks."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -47,6 +47,9 @@ from vmckpt.cli.options.which_checkpoint import (
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.asked import TakenCheckpoint
+
 app = typer.Typer(
     help="Checkpoints of VMs: create, restore, fork, prune.",
     no_args_is_help=True,
@@ -86,7 +89,7 @@ def create(
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.cli.complete import CHECKPOINTS, remember_new
     from vmckpt.cli.found import find_own
-    from vmckpt.units import format_size, parse_duration_s
+    from vmckpt.units import parse_duration_s
 
     allowed_s = parse_duration_s(max_pause) if max_pause else usual_pause_s(kind.value)
     tags = given_tags(tag or [])
@@ -100,23 +103,29 @@ def create(
         groups.create(str(group), wish, max_hold, store, key, as_json=json)
         return
     taken = run(create_(run(find_own(one)), store, wish, teller(json), key))
-    text = (
-        f"{taken.facts.name} is checkpoint {taken.id[:12]} of {one}: paused "
-        f"{taken.facts.pause_ms:.1f} ms, {format_size(taken.stored_bytes)} stored, "
-        f"{taken.facts.took_s:.2f} s in all"
-    )
     remember_new(CHECKPOINTS, taken.facts.name)
-    if taken.apart:
-        text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
-    if taken.damaged:
-        text += f"\nall of it is stored again: {taken.damaged} (vmckpt store check)"
-    if taken.replaced:
-        text += f"\nreplaced: {', '.join(id_[:12] for id_ in taken.replaced)}"
     if taken.not_replaced:
         warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
     if why := taken.not_ended:
         warn(f"warning: QEMU still has something of it, which the next one removes: {why}")
-    show({"vm": one, **taken.to_json()}, text, as_json=json)
+    show({"vm": one, **taken.to_json()}, _taken_text(one, taken), as_json=json)
+
+
+def _taken_text(vm: str, taken: "TakenCheckpoint") -> str:
+    from vmckpt.units import format_size
+
+    text = (
+        f"{taken.facts.name} is checkpoint {taken.id[:12]} of {vm}: paused "
+        f"{taken.facts.pause_ms:.1f} ms, {format_size(taken.stored_bytes)} stored, "
+        f"{taken.facts.took_s:.2f} s in all"
+    )
+    if taken.apart:
+        text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {vm})"
+    if taken.damaged:
+        text += f"\nall of it is stored again: {taken.damaged} (vmckpt store check)"
+    if taken.replaced:
+        text += f"\nreplaced: {', '.join(id_[:12] for id_ in taken.replaced)}"
+    return text
 
 
 @app.command("list")
