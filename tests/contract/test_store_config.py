@@ -15,9 +15,10 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.state.durable import sync_directory
 from vmckpt.store import keyring
 from vmckpt.store.backends import local
-from vmckpt.store.backends.local import LocalBackend, sync_folder
+from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.errors import DamagedError
@@ -379,10 +380,10 @@ def test_a_change_that_fails_at_its_last_step_leaves_the_only_copy(
     def failing(folder: Path) -> None:
         if folder == path:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        sync_folder(folder)
+        sync_directory(folder)
 
     with monkeypatch.context() as broken:
-        broken.setattr(local, "sync_folder", failing)
+        broken.setattr(local, "sync_directory", failing)
         with pytest.raises(StorageError):
             add_key(LocalBackend(path), key, other, "other")
     with open_store(str(path), key) as store:
@@ -438,6 +439,6 @@ def test_directories_that_are_made_for_a_store_outlast_a_power_cut(
     def noted(folder: Path) -> None:
         synced.add(folder)
 
-    monkeypatch.setattr(local, "sync_folder", noted)
+    monkeypatch.setattr(local, "sync_directory", noted)
     LocalBackend(tmp_path / "a/b/store").folder("tmp/x")
     assert synced == {tmp_path, tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/store"}

@@ -17,7 +17,7 @@ from tests.store_work import make, require_right
 from vmckpt.errors import StorageError
 from vmckpt.store import chunk_sink
 from vmckpt.store.backends.archive import NewArchive
-from vmckpt.store.backends.local import storage_error
+from vmckpt.store.backends.files import storage_error
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints

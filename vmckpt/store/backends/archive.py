@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from vmckpt.errors import BusyError, RefusedError
+from vmckpt.state.durable import sync_directory
 from vmckpt.store.backends.backend import Buffer, MissingError
-from vmckpt.store.backends.local import LocalHeld, read_all, storage_error, sync_folder, write_all
+from vmckpt.store.backends.files import read_all, storage_error, write_all
+from vmckpt.store.backends.local import LocalHeld
 from vmckpt.store.errors import damaged
 from vmckpt.store.files.decoding import count, decoding, json_of, listed, row, text
 
@@ -237,7 +239,7 @@ class NewArchive(_Objects):
             self._aside.rename(self.path)
             self._close()
             try:
-                sync_folder(self.path.parent)
+                sync_directory(self.path.parent)
             except OSError:
                 # It exists, but not durably.
                 self.path.unlink()

@@ -29,7 +29,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.store.backends.backend import Backend, Buffer, MissingError, ObjectWriter, OwnFolders
-from vmckpt.store.backends.local import ASIDE, append_only_error
+from vmckpt.store.backends.files import append_only_error
+from vmckpt.store.backends.local import ASIDE
 from vmckpt.store.errors import UnreadableError
 
 _HEAD = struct.Struct("<II")

@@ -16,9 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import BusyError, RefusedError, StorageError, VmckptError
+from vmckpt.state.durable import sync_directory
 from vmckpt.store.backends import marks
 from vmckpt.store.backends.backend import CREATED_ONCE, Buffer, MissingError
 from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
+from vmckpt.store.backends.files import (
+    append_only_error,
+    read_all,
+    storage_error,
+    write_all,
+)
 from vmckpt.store.errors import UnreadableError, there_already
 from vmckpt.store.files.config import OBJECT_FOLDERS, read_config
 
@@ -186,7 +193,7 @@ class LocalBackend:
             missing = [one for one in (folder, *folder.parents) if not one.exists()]
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for one in missing:
-                sync_folder(one.parent)
+                sync_directory(one.parent)
         elif folder != self.root:
             with self._directory(folder):
                 pass  # not another user's link
@@ -391,7 +398,7 @@ class LocalWriter:
             os.close(self._fd)
             self._fd = None
             try:
-                sync_folder(folder)
+                sync_directory(folder)
             except OSError:
                 # It exists, but not durably: a caller that gets the error must find nothing. If it
                 # replaced the only config, keep it.
@@ -465,50 +472,3 @@ def _opened(target: str, flags: int) -> int:
     except FileNotFoundError as exc:
         why = f"it is a link to {target}, which is not there"
         raise NotADirectoryError(errno.ENOTDIR, why, target) from exc
-
-
-def append_only_error(name: str, place: str) -> RefusedError:
-    """The error for an append-only client."""
-    return RefusedError(
-        f"{name} in {place} is not changed",
-        why="this client may add to the store, and remove or replace nothing (append-only)",
-        remedy="do it where the store is, or with a key that is not restricted to --append-only",
-    )
-
-
-def read_all(fd: int, start: int, length: int) -> bytes:
-    """Read `length` bytes; fewer at the end of the file. Raises OSError.
-
-    A read that reaches an unreadable sector returns the bytes before it, and no error.
-    """
-    data = os.pread(fd, length, start)
-    while len(data) < length and (more := os.pread(fd, length - len(data), start + len(data))):
-        data += more
-    return data
-
-
-def write_all(fd: int, data: Buffer) -> None:
-    """Write all of it. Raises OSError."""
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def storage_error(exc: OSError, name: str, place: str) -> StorageError:
-    """Translate a failed call on a file."""
-    why, remedy = exc.strerror or str(exc), "check that it is there, and its rights"
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "nothing that was in the store is harmed: make room there"
-    if exc.errno == errno.EXDEV:
-        why = "its folder leads to another file system, and what is complete is renamed into it"
-        remedy = "move all of the store to that file system, and link the store's own directory"
-    return StorageError(f"cannot use {name} in {place}", why=why, remedy=remedy)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in it durable. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -28,7 +28,7 @@ from obstore.store import S3Store
 
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import CREATED_ONCE, Buffer, MissingError
-from vmckpt.store.backends.local import append_only_error
+from vmckpt.store.backends.files import append_only_error
 from vmckpt.store.errors import there_already
 from vmckpt.store.files.config import CONFIG
 from vmckpt.units import format_size

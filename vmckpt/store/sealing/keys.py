@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
-from vmckpt.store.backends.local import sync_folder
+from vmckpt.state.durable import sync_directory
 from vmckpt.store.files.config import SECRET_BYTES
 
 KEY_FILE, KEY_COMMAND = "VMCKPT_STORE_KEY_FILE", "VMCKPT_STORE_KEY_COMMAND"
@@ -56,7 +56,9 @@ def make_key_file(path: Path) -> None:
             file.write(_MADE_BY_US + secrets.token_hex(SECRET_BYTES).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        sync_folder(path.absolute().parent)  # else a power cut may lose the key, and all it opens
+        sync_directory(
+            path.absolute().parent
+        )  # else a power cut may lose the key, and all it opens
     except OSError as exc:
         raise StorageError(
             f"cannot make the key file {path}",
