@@ -26,6 +26,7 @@ class Comparison:
     name = "comparison"
     # A write before the next scan is found then, in flight or not.
     needs_stop = False
+    others = None
 
     def __init__(self, ram: RamFile) -> None:
         self._ram = ram

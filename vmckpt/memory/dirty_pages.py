@@ -222,8 +222,11 @@ def _mark(bitmap: bytearray, first: int, end: int) -> None:
 
 
 @contextmanager
-def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[DirtyPages]:
-    """Track the pages of `ram_file` that process `pid` writes, for the block.
+def tracked(
+    pid: int, ram_file: Path, ram_bytes: int | None = None, also: Sequence[Mapping] = ()
+) -> Iterator[DirtyPages]:
+    """Track the pages of `ram_file` that process `pid` writes, for the block; `also` other memory,
+    whose offsets continue behind the file's.
 
     Initially every page counts as not written. Nothing remains in the process, however
     this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
@@ -240,14 +243,14 @@ def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
     with open_fd(descriptor_from(pid, _NR_USERFAULTFD, flags)) as uffd:
         fcntl.ioctl(uffd, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
-        for start, end, _ in mappings:
+        for start, end, _ in (*mappings, *also):
             span = struct.pack("QQ", start, end - start)
             fcntl.ioctl(uffd, _REGISTER, bytearray(span + struct.pack("QQ", _MODE_WP, 0)))
             # Include pages that the process has not accessed yet, or reading them would look like
             # writing.
             fcntl.ioctl(uffd, _WRITEPROTECT, bytearray(span + struct.pack("Q", 1)))
         with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
-            yield DirtyPages(pagemap, mappings, is_narrow=uses_kvm(pid))
+            yield DirtyPages(pagemap, (*mappings, *also), is_narrow=uses_kvm(pid))
 
 
 def find_mappings(pid: int, ram_file: Path) -> tuple[Mapping, ...]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from vmckpt.memory.comparison import compared
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import RamFile, Span, mapped
 from vmckpt.memory.soft_dirty import SoftDirty, is_sound, soft_dirty
 
@@ -25,6 +26,10 @@ class Tracker(Protocol):
     @property
     def needs_stop(self) -> bool:
         """See the class."""
+
+    @property
+    def others(self) -> OtherBlocks | None:
+        """The process's other memory, as it was asked for; None: this tracker cannot see it."""
 
     def count(self) -> int:
         """How many pages were written since they were last taken. Costs the guest nothing."""
@@ -45,22 +50,36 @@ class WriteProtection:
     name = "page protection"
     needs_stop = True
 
-    def __init__(self, dirty: DirtyPages, ram: RamFile) -> None:
-        self.count, self.take_spans = dirty.count, dirty.take_spans
+    def __init__(self, dirty: DirtyPages, ram: RamFile, others: OtherBlocks) -> None:
+        self.count, self._dirty = dirty.count, dirty
         self.extents, self.copy = ram.extents, ram.copy
+        self.others = others
+
+    def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
+        """Those of the file; those of other memory are noted there."""
+        return self.others.noted(self._dirty.take_spans(spared))
 
 
 @contextmanager
-def tracking(pid: int, ram_file: Path, how: str, ram_bytes: int | None = None) -> Iterator[Tracker]:
-    """Track what process `pid` writes to its RAM file, for the block.
+def tracking(
+    pid: int,
+    ram_file: Path,
+    how: str,
+    ram_bytes: int | None = None,
+    others: Sequence[Span] = (),
+) -> Iterator[Tracker]:
+    """Track what process `pid` writes to its RAM file, for the block; `others` are addresses of
+    other memory there.
 
     Initially every page counts as not written. `how` is the name of the best method that the kernel
     allows (`hosts/processes/kernel.py`); soft-dirty bits that could get lost are not trusted: then
     everything is compared. Raises OSError as `tracked`, `soft_dirty` and `compared` do.
     """
     if how == WriteProtection.name:
-        with tracked(pid, ram_file, ram_bytes) as dirty, mapped(ram_file, ram_bytes) as ram:
-            yield WriteProtection(dirty, ram)
+        with mapped(ram_file, ram_bytes) as ram:
+            blocks = OtherBlocks(pid, others, ram.size_bytes)
+            with tracked(pid, ram_file, ram_bytes, blocks.mappings) as dirty:
+                yield WriteProtection(dirty, ram, blocks)
     elif how == SoftDirty.name and is_sound(ram_file):
         with soft_dirty(pid, ram_file, ram_bytes) as marked:
             yield marked
