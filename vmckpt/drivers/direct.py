@@ -56,6 +56,24 @@ class DirectVm(NamedTuple):
         await self._require_decided()
         return started(await start_vm(self.vm))
 
+    async def pause(self) -> None:
+        """Pause its guest; one that is paused is left alone. Raises RefusedError if it is off."""
+        from vmckpt.vm.lifecycle import pause_vm
+
+        await pause_vm(self.vm)
+
+    async def resume(self) -> None:
+        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off."""
+        from vmckpt.vm.lifecycle import resume_vm
+
+        await resume_vm(self.vm)
+
+    async def reboot(self, *, force: bool, timeout_s: float) -> None:
+        """Power it off by its button and start it again; with `force` reset it at once."""
+        from vmckpt.vm.lifecycle import reboot_vm
+
+        await reboot_vm(self.vm, force=force, timeout_s=timeout_s)
+
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
         from vmckpt.vm.lifecycle import stop_vm
