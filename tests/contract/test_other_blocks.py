@@ -6,6 +6,7 @@ import pytest
 
 from tests.ram_writer import CARD_PAGES, PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.tracker import tracking
@@ -32,7 +33,9 @@ def page(number: int, count: int = 1) -> Span:
 
 def test_its_written_pages_are_found_apart_from_those_of_the_file(writer: Writer) -> None:
     how = PageTracking.PROTECTION
-    with tracking(writer.pid, writer.path, how, PAGES * PAGE_BYTES, halves(writer)) as tracker:
+    with tracking(
+        writer.pid, GuestRam(writer.path), how, PAGES * PAGE_BYTES, halves(writer)
+    ) as tracker:
         others = tracker.others
         assert others is not None
         writer.does("write", 3, PAGES - 1)

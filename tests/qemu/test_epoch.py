@@ -17,6 +17,7 @@ from vmckpt.epoch.head import others
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, mapped
 from vmckpt.qemu import commands
@@ -59,7 +60,7 @@ async def captured(made: World, host: str, name: str) -> AsyncIterator[tuple[Vm,
     async with session(await vm.host.connect(vm.qemu.files.operator), name) as monitor:
         output = HeldOutput(monitor, [f"net{number}" for number in range(len(vm.spec.nics))])
         await output.hold()
-        async with capturing(vm.qemu.process.pid, ram_file, monitor, output) as capture:
+        async with capturing(vm.qemu.process.pid, GuestRam(ram_file), monitor, output) as capture:
             yield vm, capture
         await output.let_go()
 
@@ -155,7 +156,7 @@ def test_devices_are_learned_before_an_epoch_and_not_saved_so_after_a_reset(
 async def _learned(directory: Path) -> None:
     async with (
         machine("7.2", directory) as (pid, ram, monitor),
-        capturing(pid, ram, monitor, HeldOutput(monitor, [])) as capture,
+        capturing(pid, GuestRam(ram), monitor, HeldOutput(monitor, [])) as capture,
     ):
         assert not capture.saves_devices()
         assert await capture.learn_devices() > 0
@@ -180,7 +181,7 @@ def test_a_screen_is_part_of_an_epoch_without_migrating_devices(tmp_path: Path) 
 
 async def _with_a_screen(directory: Path) -> None:
     async with machine("10.0", directory, *CARD) as (pid, ram, monitor):
-        async with capturing(pid, ram, monitor, HeldOutput(monitor, [])) as capture:
+        async with capturing(pid, GuestRam(ram), monitor, HeldOutput(monitor, [])) as capture:
             assert capture.saves_devices()
             assert await capture.learn_devices() == 0.0
             await capture.everything(_nothing, 1 << 20)
@@ -224,7 +225,7 @@ async def _reset(monitor: Monitor) -> None:
 
 
 async def _other_memory(pid: int, monitor: Monitor) -> dict[str, bytes]:
-    blocks = others(await query_ram_blocks(monitor))
+    blocks = others(await query_ram_blocks(monitor), "ram0")
     found = {}
     for block in blocks:
         assert block.address is not None

@@ -62,7 +62,7 @@ class Memory:
 
 
 def head_of(memory: Memory) -> ReadHead:
-    return ReadHead("pc-q35-1", BLOCKS, cast("OtherBlocks", memory))
+    return ReadHead("pc-q35-1", BLOCKS, "ram0", cast("OtherBlocks", memory))
 
 
 def expected(card: bytes, tables: bytes, blocks: Sequence[RamBlock] = BLOCKS) -> bytes:
@@ -119,8 +119,8 @@ def test_memory_that_changed_its_place_is_an_error(blocks: Sequence[RamBlock]) -
 
 
 def test_other_memory_is_all_but_the_guests_ram() -> None:
-    assert readable(BLOCKS) == [(0x10000, 0x12000), (0x20000, 0x22000)]
-    assert readable((RAM,)) == []
+    assert readable(BLOCKS, "ram0") == [(0x10000, 0x12000), (0x20000, 0x22000)]
+    assert readable((RAM,), "ram0") == []
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_other_memory_is_all_but_the_guests_ram() -> None:
     ],
 )
 def test_what_a_qemu_cannot_have_is_not_read(change: dict[str, Any]) -> None:
-    assert readable((RAM, TABLES, CARD._replace(**change))) is None
+    assert readable((RAM, TABLES, CARD._replace(**change)), "ram0") is None
 
 
 @pytest.mark.parametrize("blocks", [(), (CARD,), (RAM, RAM._replace(name="x/ram0"))])
 def test_without_one_ram_file_nothing_is_read(blocks: Sequence[RamBlock]) -> None:
-    assert readable(blocks) is None
+    assert readable(blocks, "ram0") is None

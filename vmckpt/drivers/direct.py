@@ -185,6 +185,13 @@ def started(vm: "Vm") -> Started:
     return Started(vm.qemu.process.pid, platform.accel, platform.machine, platform.cpu)
 
 
+def _cannot(vm: "Vm") -> tuple[str, ...]:
+    """What its QEMU rules out."""
+    if vm.ram_name is None:
+        return ("checkpoint", "replicate")
+    return () if vm.ram_is_shared else ("replicate",)
+
+
 def info(look: "VmStatus") -> VmInfo:
     """The VmInfo of an inspected VM."""
     vm, platform = look.vm, look.vm.qemu.platform
@@ -196,7 +203,7 @@ def info(look: "VmStatus") -> VmInfo:
         ended=look.ended or None,
         adopted=vm.spec.adopted is not None,
         started_by="another program" if vm.qemu.is_foreign else "vmckpt",
-        cannot=() if vm.ram_is_shared else ("checkpoint", "replicate"),
+        cannot=_cannot(vm),
         operation=look.owner.action if look.owner else None,
         migration_cut_off=look.migrating and look.owner is None,
         guest_agent=vm.spec.guest_agent,

@@ -18,7 +18,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from vmckpt.epoch.devices import Devices, devices_of, ram_blocks
@@ -30,11 +29,13 @@ from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.processes.kernel import page_tracking
 from vmckpt.hosts.processes.scheduling import in_real_time
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.vm.argv import RAM_NAME
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
 # Further commands for QEMU, in order: while the guest is paused, or just before.
@@ -53,14 +54,17 @@ class StandsStillError(RefusedError):
 @asynccontextmanager
 async def capturing(
     pid: int,
-    ram_file: Path,
+    ram: GuestRam,
     monitor: Monitor,
     output: HeldOutput,
     pausing: Pausing = nullcontext,
     *,
     ram_bytes: int | None = None,
+    ram_name: str = RAM_NAME,
 ) -> AsyncIterator["Capture"]:
     """Epochs of a VM for the block; before, between and after them the VM runs.
+
+    `ram_name` is the name that QEMU has for its guest's RAM.
 
     `monitor` is its operator monitor, used exclusively. With `guard`, a guard resumes the guest if
     this process dies during a pause. `pausing` is entered for each pass's pause. Raises OSError as
@@ -68,10 +72,10 @@ async def capturing(
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS):
         blocks = await ram_blocks(monitor)
-        others = readable(blocks)
-        with tracking(pid, ram_file, page_tracking(), ram_bytes, others or ()) as tracker:
+        others = readable(blocks, ram_name)
+        with tracking(pid, ram, page_tracking(), ram_bytes, others or ()) as tracker:
             memory = None if others is None else tracker.others
-            async with devices_of(monitor, blocks, memory) as devices:
+            async with devices_of(monitor, blocks, ram_name, memory) as devices:
                 yield Capture(
                     pid, monitor, output, tracker=tracker, devices=devices, pausing=pausing
                 )

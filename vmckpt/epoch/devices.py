@@ -28,15 +28,16 @@ from vmckpt.sequence.steps import finish
 
 @asynccontextmanager
 async def devices_of(
-    monitor: Monitor, blocks: Sequence[RamBlock], memory: OtherBlocks | None
+    monitor: Monitor, blocks: Sequence[RamBlock], ram: str, memory: OtherBlocks | None
 ) -> AsyncIterator["Devices"]:
-    """The means to save a VM's devices, for the block. `blocks`: all its RAM; `memory` is what of
-    it is in no file, if that can be read. Raises as `Monitor.ask` does.
+    """The means to save a VM's devices, for the block. `blocks`: all its RAM, `ram` its guest's
+    by name; `memory`: the others, if they can be read. Raises as `Monitor.ask` does.
     """
     with monitor.events("RESET") as resets, _memory() as (fd, writer):
-        head: Head = LearnedHead(resets, has_only_roms=has_only_roms(blocks))
+        head: Head = LearnedHead(resets, has_only_roms=has_only_roms(blocks, ram))
         if memory is not None:
-            head = ReadHead(await device_state.query_machine_type(monitor), blocks, memory)
+            machine = await device_state.query_machine_type(monitor)
+            head = ReadHead(machine, blocks, ram, memory)
         is_of_use = head.is_known() or head.can_be_learned()
         fdset = await monitor.add_fd(writer) if is_of_use else None
         try:

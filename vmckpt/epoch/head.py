@@ -30,8 +30,8 @@ NO_DESCRIPTION = struct.pack(">BI", 6, 2) + b"{}"
 _MOST_DIFFERING_BYTES = 128
 # By then firmware has read its tables, on slow machines too.
 _SETTLED_AFTER_RESET_S = 60.0
-# Names of blocks: a VM's own RAM as in `vm/argv.py`, and ROMs of the machine and of devices.
-RAM, _ROMS, _ROM_BEGINS, _ROM_ENDS = "ram0", ("pc.bios", "pc.rom"), "/rom@", ".rom"
+# Names of blocks: ROMs of the machine and of devices.
+_ROMS, _ROM_BEGINS, _ROM_ENDS = ("pc.bios", "pc.rom"), "/rom@", ".rom"
 # What QEMU says is bounded: more than this is read of no guest's cards and ROMs.
 MOST_OTHER_BYTES = 1 << 30
 
@@ -60,8 +60,11 @@ class Head(Protocol):
 class ReadHead:
     """The head, from the memory of QEMU's process."""
 
-    def __init__(self, machine: str, blocks: Sequence[RamBlock], memory: OtherBlocks) -> None:
+    def __init__(
+        self, machine: str, blocks: Sequence[RamBlock], ram: str, memory: OtherBlocks
+    ) -> None:
         self._machine, self._blocks, self._memory = machine, tuple(blocks), memory
+        self._ram = ram
         self._image = bytearray()
         self._content: bytes | None = None
 
@@ -92,7 +95,7 @@ class ReadHead:
 
     def content(self, blocks: Sequence[RamBlock]) -> bytes:
         """See `Head`."""
-        is_sound = all(map(_is_sound, others(blocks)))
+        is_sound = all(map(_is_sound, others(blocks, self._ram)))
         if not is_sound or _places(blocks) != _places(self._blocks):
             raise OperationFailedError(
                 "the VM has got other memory",
@@ -102,7 +105,7 @@ class ReadHead:
         if self._content is None or tuple(blocks) != self._blocks:
             self._blocks, self._content = tuple(blocks), None
             contents, at = dict[str, bytes](), 0
-            for block in others(blocks):
+            for block in others(blocks, self._ram):
                 contents[block.name] = bytes(self._image[at : at + block.used_bytes])
                 at += block.total_bytes
             self._content = stream_head(self._machine, blocks, contents)
@@ -159,15 +162,27 @@ def head_of(migrated: bytes, saved: bytes) -> bytes | None:
     return migrated[:at] if np.count_nonzero(differing) <= _MOST_DIFFERING_BYTES else None
 
 
-def others(blocks: Sequence[RamBlock]) -> list[RamBlock]:
+def ram_block(blocks: Sequence[RamBlock], ram: str) -> RamBlock | None:
+    """The guest's RAM, by its name; None: it is not one block."""
+    named = [block for block in blocks if _is_called(block, ram)]
+    return named[0] if len(named) == 1 else None
+
+
+def others(blocks: Sequence[RamBlock], ram: str) -> list[RamBlock]:
     """All blocks except the guest's RAM."""
-    return [block for block in blocks if block.name.rpartition("/")[2] != RAM]
+    return [block for block in blocks if not _is_called(block, ram)]
 
 
-def readable(blocks: Sequence[RamBlock]) -> list[Span] | None:
-    """The addresses of all other blocks; None: they are not known, or not what QEMU can have."""
-    rest, spans = others(blocks), list[Span]()
-    if len(rest) != len(blocks) - 1:
+def _is_called(block: RamBlock, ram: str) -> bool:
+    return block.name.rpartition("/")[2] == ram
+
+
+def readable(blocks: Sequence[RamBlock], ram: str) -> list[Span] | None:
+    """The addresses of all blocks but the guest's RAM; None: they are not known, or not what QEMU
+    can have.
+    """
+    rest, spans = others(blocks, ram), list[Span]()
+    if ram_block(blocks, ram) is None:
         return None
     for block in rest:
         if block.address is None or not _is_sound(block):
@@ -177,10 +192,10 @@ def readable(blocks: Sequence[RamBlock]) -> list[Span] | None:
     return spans if total_bytes <= MOST_OTHER_BYTES else None
 
 
-def has_only_roms(blocks: Sequence[RamBlock]) -> bool:
-    """Whether all of a VM's RAM except its file is ROMs. False if QEMU does not list it."""
-    rest = others(blocks)
-    return len(rest) == len(blocks) - 1 and all(_is_rom(block.name) for block in rest)
+def has_only_roms(blocks: Sequence[RamBlock], ram: str) -> bool:
+    """Whether all of a VM's RAM except its own is ROMs. False if QEMU does not list it."""
+    is_there = ram_block(blocks, ram) is not None
+    return is_there and all(_is_rom(block.name) for block in others(blocks, ram))
 
 
 def _is_rom(name: str) -> bool:

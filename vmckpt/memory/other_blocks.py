@@ -1,26 +1,14 @@
 """Memory of a QEMU that is not its guest's RAM file: of graphics cards, and ROMs.
 
-It has no file that another process could map, so it is read by process_vm_readv(2). Its pages are
-found together with those of the RAM file: in offsets behind the file's end.
+It has no file that another process could map, so it is read from the process. Its pages are found
+together with those of the RAM file: in offsets behind the file's end.
 """
 
-import ctypes
-import errno
-import os
 from collections.abc import Iterator, Sequence
 
 from vmckpt.memory.dirty_pages import Mapping
+from vmckpt.memory.process_memory import read_memory
 from vmckpt.memory.ram_file import Span
-
-_MOST_PARTS = 1024  # UIO_MAXIOV
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-
-
-class _Part(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = [("start", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 class OtherBlocks:
@@ -50,20 +38,7 @@ class OtherBlocks:
 
     def copy(self, spans: Sequence[Span]) -> bytes:
         """The current content of the spans, in sequence. Raises OSError."""
-        buffer = bytearray(sum(end - start for start, end in spans))
-        at, address = 0, ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
-        parts = list(self._addresses(spans))
-        for first in range(0, len(parts), _MOST_PARTS):
-            some = parts[first : first + _MOST_PARTS]
-            length = sum(end - start for start, end in some)
-            theirs = (_Part * len(some))(*(_Part(start, end - start) for start, end in some))
-            ours = _Part(address + at, length)
-            read = _libc.process_vm_readv(self._pid, ctypes.byref(ours), 1, theirs, len(some), 0)
-            if read != length:
-                code = ctypes.get_errno() if read < 0 else errno.EFAULT
-                raise OSError(code, f"process_vm_readv: {os.strerror(code)}")
-            at += length
-        return bytes(buffer)
+        return read_memory(self._pid, list(self._addresses(spans)))
 
     def _addresses(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Where they are in the process."""
