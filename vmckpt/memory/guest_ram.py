@@ -16,7 +16,7 @@ _SWAPS = Path("/proc/swaps")
 
 
 class GuestRam(NamedTuple):
-    """The RAM of one guest: a `file` that its QEMU shares with whoever maps it.
+    """The RAM of one guest: a `file` that its QEMU shares with all that map it.
 
     `private`: the addresses at which its QEMU has it alone instead. A `file` is then what it held
     before QEMU wrote (a fork's), None: zeroes.
