@@ -22,6 +22,7 @@ accel = "tcg"
 cpu = "qemu64,+aes"
 guest_agent = true
 ram_dir = "/dev/hugepages"
+autostart = true
 heartbeat_id = 7
 
 [boot]
@@ -85,6 +86,7 @@ def test_a_full_spec_is_read_whole() -> None:
         guest_agent=True,
         sandbox=True,
         ram_dir=Path("/dev/hugepages"),
+        autostart=True,
         overcommit=False,
         heartbeat_id=7,
         placement=Placement(("web",), ("shop",), ("a", "b")),

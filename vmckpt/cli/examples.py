@@ -51,7 +51,7 @@ vm console
     vmckpt vm console db
 vm start
     vmckpt vm start web
-    vmckpt vm start web --json
+    vmckpt vm start --autostart
 vm pause
     vmckpt vm pause web
     vmckpt vm pause web --json
@@ -64,6 +64,9 @@ vm reboot
 vm network
     vmckpt vm network web-copy isolated
     vmckpt vm network web-copy plugged
+vm autostart
+    vmckpt vm autostart web on
+    vmckpt vm autostart web off
 vm stop
     vmckpt vm stop web
     vmckpt vm stop web --timeout 30s --force

@@ -25,13 +25,23 @@ def show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
 def print_error(error: VmckptError, *, as_json: bool) -> int:
     """Print an error and return its exit code."""
     if as_json:
-        words = {"kind": error.kind, "what": error.what, "why": error.why, "remedy": error.remedy}
-        print(json.dumps({"error": words | {"exit_code": error.exit_code}}))
+        print(json.dumps({"error": facts_of(error)}))
     # The last is meant for pasting; the others may contain what a program has printed, whose lines
     # would pass for ours if they started where ours do.
     what, why = (_indented(text) for text in (error.what, error.why))
     warn_in_lines(f"error: {what}\n  why: {why}\n  do:  {one_line(error.remedy)}")
     return error.exit_code
+
+
+def facts_of(error: VmckptError) -> dict[str, Any]:
+    """An error, for programs."""
+    return {
+        "kind": error.kind,
+        "what": error.what,
+        "why": error.why,
+        "remedy": error.remedy,
+        "exit_code": error.exit_code,
+    }
 
 
 def _indented(text: str) -> str:

@@ -213,6 +213,7 @@ def info(look: "VmStatus") -> VmInfo:
         accel=platform.accel,
         cpu=platform.cpu,
         placement=vm.spec.placement,
+        autostart=vm.spec.autostart,
         pid=vm.qemu.process.pid if look.state != "stopped" else None,
         disks=tuple(_disks(vm)),
         console_log=str(vm.qemu.files.console_log),

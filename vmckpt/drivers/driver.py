@@ -54,6 +54,7 @@ class VmInfo(NamedTuple):
     qmp_socket: str | None = None
     uuid: str | None = None
     persistent: bool | None = None
+    autostart: bool | None = None
 
     @property
     def is_on(self) -> bool:
@@ -64,7 +65,7 @@ class VmInfo(NamedTuple):
         """For programs; without the fields that only the other driver fills."""
         lists = {"cannot": list(self.cannot), "disks": list(self.disks)}
         facts = self._asdict() | lists | {"placement": self.placement._asdict()}
-        of_one_driver = ("guest_agent", "uuid", "persistent")
+        of_one_driver = ("guest_agent", "uuid", "persistent", "autostart")
         return {k: v for k, v in facts.items() if v is not None or k not in of_one_driver}
 
 

@@ -198,6 +198,13 @@ async def set_network(vm: Vm, *, plugged: bool) -> None:
         await now.host.write_text(now.directory.spec, written(now.spec._replace(nics=nics)))
 
 
+async def set_autostart(vm: Vm, *, on: bool) -> None:
+    """Choose whether the VM starts when its host has booted; the spec goes with the VM."""
+    async with held(vm, "vm autostart", whole=False, runs_again=False) as now:
+        spec = now.spec._replace(autostart=on)
+        await now.host.write_text(now.directory.spec, written(spec))
+
+
 async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     """Press the power button and wait for the end; with `force` end QEMU at once.
 

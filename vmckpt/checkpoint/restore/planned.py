@@ -177,6 +177,7 @@ def plan_copy(
         disks=disks,
         firmware=firmware,
         heartbeat_id=None,
+        autostart=False,
         passthrough=devices,
     )
     new = [

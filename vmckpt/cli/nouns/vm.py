@@ -8,6 +8,8 @@ import typer
 
 from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.results import facts_of
+from vmckpt.errors import UsageError
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -122,12 +124,47 @@ def console(name: Name) -> None:
 
 
 @app.command()
-def start(name: Name, json: Json = False) -> None:
-    """Start a VM that is off, or resume one that is paused."""
+def start(
+    name: Annotated[
+        str | None, typer.Argument(help="The VM's name.", metavar="VM", show_default=False)
+    ] = None,
+    autostart: Annotated[
+        bool, typer.Option("--autostart", help="All VMs that start with this machine.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Start a VM that is off, or resume one that is paused.
+
+    Exit code 1 if --autostart could not start some.
+    """
+    if autostart == (name is not None):
+        raise UsageError(
+            "name a VM, or say --autostart",
+            why="both were given" if autostart else "neither was given",
+            remedy="vmckpt vm start web",
+        )
+    if name is None:
+        _start_all(as_json=json)
+        return
     from vmckpt.cli.found import find
 
     vm = run(find(name))
     _show_started(name, vm.host.name, run(vm.start()), as_json=json)
+
+
+def _start_all(*, as_json: bool) -> None:
+    from vmckpt.fleet.autostart import autostart
+
+    found = run(autostart(warn))
+    rows = [{"vm": one.vm, "error": one.error and facts_of(one.error)} for one in found]
+    lines = [
+        f"{one.vm} runs" if one.error is None else f"{one.vm} is off: {one_line(str(one.error))}"
+        for one in found
+    ]
+    show({"vms": rows}, "\n".join(lines) or "no VM of this machine had to be started",
+         as_json=as_json)  # fmt: skip
+    if any(one.error for one in found):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -170,6 +207,34 @@ def reboot(
     facts = {"vm": name, "host": vm.host.name, "state": "running", "reset": force}
     done = "was reset" if force else "was shut down and started again"
     show(facts, f"{name} {done} on {vm.host.name}", as_json=json)
+
+
+class Autostart(StrEnum):
+    """Whether a VM starts with its host."""
+
+    on = "on"
+    off = "off"
+
+
+@app.command()
+def autostart(
+    name: Name,
+    setting: Annotated[Autostart, typer.Argument(help="on or off.")],
+    json: Json = False,
+) -> None:
+    """Choose whether a VM starts when its host has booted.
+
+    The setting goes with the VM when it migrates. The unit vmckpt-autostart does it.
+    """
+    from vmckpt.cli.found import find_own
+    from vmckpt.vm.lifecycle import set_autostart
+
+    vm = run(find_own(name))
+    is_on = setting is Autostart.on
+    run(set_autostart(vm, on=is_on))
+    facts = {"vm": name, "host": vm.host.name, "autostart": is_on}
+    starts = "starts" if is_on else "does not start"
+    show(facts, f"{name} {starts} with its host", as_json=json)
 
 
 class NicConnection(StrEnum):

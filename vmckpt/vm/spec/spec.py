@@ -109,6 +109,7 @@ class Spec(NamedTuple):
     ram_dir: Path
     heartbeat_id: int | None
     overcommit: bool
+    autostart: bool
     placement: Placement
     adopted: Adopted | None
     text: str
@@ -162,6 +163,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         ram_dir=top.path("ram_dir", "/dev/shm"),
         heartbeat_id=top.optional_integer("heartbeat_id"),
         overcommit=top.boolean("overcommit", False),
+        autostart=top.boolean("autostart", False),
         placement=_placement(top.table("placement")),
         adopted=_adopted(adopted),
         text=text,

@@ -26,6 +26,7 @@ def written(spec: Spec) -> str:
     if spec.heartbeat_id is not None:
         lines.append(_line("heartbeat_id", spec.heartbeat_id))
     lines += [_line("overcommit", True)] if spec.overcommit else []
+    lines += [_line("autostart", True)] if spec.autostart else []
     if spec.boot:
         lines += ["", "[boot]", _line("kernel", str(spec.boot.kernel))]
         if spec.boot.initrd:
