@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import pytest
 
 from vmckpt.hosts.host import FreeMemory, Promise
-from vmckpt.hosts.processes import memory, promises
+from vmckpt.hosts.processes import memory, process, promises
 
 MIB = 1 << 20
 NOBODY = "-pidfile\0/nowhere/vmckpt-test"
@@ -94,6 +95,36 @@ def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:
     assert first.file is not None
     first.file.write_bytes(b"x" * (50 * MIB))  # the kernel says 50 MiB less are available now
     assert ask(tmp_path, promise(tmp_path, "two", 40 * MIB), 50 * MIB).is_given
+
+
+@pytest.mark.parametrize("what", ["cmdline", "promised"])
+def test_without_a_free_descriptor_nothing_is_promised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """What could not be read then was left out, and its memory promised to another VM."""
+    mark = f"-pidfile\0{tmp_path}/pid"
+    words = [sys.executable, "-c", "input()", *mark.split("\0")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as holder:
+        first = promise(tmp_path, "one", 60 * MIB)._replace(holder=mark)
+        assert ask(tmp_path, first, 100 * MIB).is_given
+        given = json.loads(first.record.read_text())
+        first.record.write_text(json.dumps(given | {"asker": [1, 1]}))  # which has ended since
+        second = promise(tmp_path, "two", 60 * MIB)
+        assert not ask(tmp_path, second, 100 * MIB).is_given
+        is_out = 0
+
+        def no_descriptor(path: object, *_: object, **__: object) -> NoReturn:
+            nonlocal is_out
+            is_out += 1
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+        where, name = (process, "said_of") if what == "cmdline" else (promises, "_text")
+        monkeypatch.setattr(where, name, no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            ask(tmp_path, second, 100 * MIB)
+        assert is_out
+        assert not second.record.exists()
+        holder.communicate(b"\n")
 
 
 def test_one_of_a_process_that_is_gone_does_not_count(tmp_path: Path) -> None:
