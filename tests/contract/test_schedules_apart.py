@@ -210,13 +210,10 @@ def test_schedules_that_cannot_be_read_are_not_none() -> None:
             with pytest.raises(StorageError, match="schedules"):
                 await scheduler.run_due([], tools)
             serving = asyncio.ensure_future(scheduler.serve(tools))
-            async with asyncio.timeout(10):
-                while not told:
-                    await asyncio.sleep(0.02)
-        async with asyncio.timeout(10):  # and they go on once they can be read
-            while not is_done("web"):
-                assert not serving.done(), serving.result()
-                await asyncio.sleep(0.02)
+            assert await poll(lambda: bool(told), every_s=0.02, within_s=10)
+        # They go on once they can be read.
+        assert await poll(lambda: is_done("web"), every_s=0.02, within_s=10)
+        assert not serving.done()
         serving.cancel()
         await asyncio.wait({serving})
 
