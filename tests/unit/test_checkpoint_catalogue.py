@@ -14,7 +14,7 @@ from vmckpt.checkpoint.catalogue.catalogue import (
     _is_ours,
     _merged,
 )
-from vmckpt.checkpoint.catalogue.place import StoreLocation, own
+from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
 from vmckpt.checkpoint.origin import marked, run_key
 from vmckpt.errors import HostDownError, NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
@@ -43,6 +43,15 @@ def test_what_two_stores_have_is_one_checkpoint() -> None:
 def test_a_directory_of_this_machine_is_looked_into_once() -> None:
     shared = [StoreLocation(A, "/srv/points"), StoreLocation(B, "/srv/points")]
     assert _different([own(A), *shared, BUCKET, BUCKET]) == [own(A), shared[0], BUCKET]
+
+
+def test_a_directory_of_another_host_is_named_in_full() -> None:
+    """It was one of wherever a process there began, and no list looked into it."""
+    far = Elsewhere("far", Path("/far"), "192.0.2.1")
+    assert parse_place("/srv/points", far) == StoreLocation(far, "/srv/points")
+    with pytest.raises(UsageError, match="no store can be in points"):
+        parse_place("points", far)
+    assert parse_place("points", A).path == str(Path("points").absolute())
 
 
 def test_by_name_or_by_the_beginning_of_its_id() -> None:
