@@ -152,6 +152,8 @@ class Taking:
         self._passes = 0
         self._member: Member | Alone = ALONE
         self._tell_guard: Callable[[str], None] = _ignored
+        # Why the VM's history lacks the committed checkpoint.
+        self._unwritten: str | None = None
 
     def join(self, member: Member | Alone, tell_guard: Callable[[str], None]) -> None:
         """Take it together with the other members of a group, if any."""
@@ -200,7 +202,7 @@ class Taking:
             )
         finally:
             not_ended = await finish(self._end(new))
-        return replace(taken, not_ended=not_ended)
+        return replace(taken, not_ended=not_ended or self._unwritten)
 
     async def _commit(
         self, new: Transaction, facts: CheckpointFacts, history: History, store: Store
@@ -215,7 +217,10 @@ class Taking:
         now = history.then(
             manifest.id, self._vm.host, store.place, manifest.sequence, version=version
         )
-        await self._vm.host.write_text(self._vm.directory.point, now.text)
+        try:
+            await self._vm.host.write_text(self._vm.directory.point, now.text)
+        except StorageError as exc:  # a full disk: the checkpoint is there all the same
+            self._unwritten = f"{exc.what}: {exc.why}"
         return manifest
 
     async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
