@@ -187,7 +187,7 @@ def test_a_vm_that_ends_meanwhile_keeps_no_other_from_memory(
     assert ask(tmp_path, promise(tmp_path, "web", 1 << 20), 1 << 30).is_given
 
 
-def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
+def test_a_cgroups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "site/inner"
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
@@ -196,6 +196,13 @@ def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
     assert list(memory._left(tmp_path, "/site/inner", *names)) == [400]
     assert memory.available_bytes("here") > 0
+
+    def no_descriptor(path: Path) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(Path, "read_text", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):  # it counted as no limit
+        list(memory._left(tmp_path, "/site/inner", *names))
 
 
 NAMES_ITSELF = """\

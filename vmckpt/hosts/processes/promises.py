@@ -21,7 +21,7 @@ from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.procfs import read_lines, read_text, status_fields
+from vmckpt.procfs import NOT_NOW, read_lines, read_text, status_fields
 
 PLACE = Path("/dev/shm")
 NAME = "promised"
@@ -30,8 +30,6 @@ _TURN_S, _POLL_S = 2.0, 0.01
 # A QEMU is started within this time of its reservation, or never.
 _STARTED_WITHIN_NS = 120 * 10**9
 _BLOCK_BYTES = 512
-# Errors of this process or machine, not of the file: its reservation may count.
-_NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 _HUGETLBFS = "hugetlbfs"
 _MOST_CHARS = 1 << 16
 
@@ -115,7 +113,7 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
         except (ValueError, KeyError, TypeError):
             continue
         except OSError as exc:
-            if exc.errno in _NOT_NOW:
+            if exc.errno in NOT_NOW:  # it may count
                 raise
             continue
         if not (holder := one.promise.holder.encode()):
