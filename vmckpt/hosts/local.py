@@ -357,7 +357,8 @@ class LocalHost(HostEntry):
 
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
-        return memory.available_bytes(self.name)
+        with self._readable(Path("/proc/meminfo")):
+            return memory.available_bytes(self.name)
 
     async def memory_room(self, directory: Path) -> FreeMemory:
         """Memory for files below `directory` that is neither used nor reserved, in bytes."""
