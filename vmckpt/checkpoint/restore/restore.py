@@ -32,7 +32,7 @@ from vmckpt.checkpoint.group_member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
+from vmckpt.checkpoint.restore.making import PendingQemu, committed, settle, write_down
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -415,12 +415,8 @@ class _Restoring:
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
         """Only forward: the guest runs. Returns warnings, also about what could not be done."""
         vm = self._planned.vm
-        left = list[str]()
-        for work in (self._write_history, self._end_old, partial(settle, self._host, vm.name)):
-            try:
-                await work()
-            except VmckptError as exc:  # such as a full disk: the VM was restored all the same
-                left.append(f"left for the next command on '{vm.name}': {exc.what}: {exc.why}")
+        settled = partial(settle, self._host, vm.name)
+        left = await committed(vm, self._write_history, self._end_old, settled)
         # If it stayed on, the next migration would leave the memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         plugged, facts = self._wish.plugged, self._planned.facts
