@@ -9,18 +9,22 @@ from tempfile import NamedTemporaryFile
 
 from vmckpt.memory.ram_file import PAGE_BYTES
 
-PAGES = 1024
-# Maps the file at the second page, as a QEMU may; writes or reads the pages it is told.
+PAGES, CARD_PAGES = 1024, 64
+# Maps the file at the second page, as a QEMU may; writes or reads the pages it is told. "card":
+# writes to memory of its own, as a QEMU does for a graphics card.
 WRITER = """
-import mmap, sys
+import ctypes, mmap, sys
 file = open(sys.argv[1], "r+b")
 ram = mmap.mmap(file.fileno(), 0)
-print("ready", flush=True)
+card = mmap.mmap(-1, int(sys.argv[2]) * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+print(ctypes.addressof(ctypes.c_char.from_buffer(card)), flush=True)
 for line in sys.stdin:
     what, *pages = line.split()
     for page in map(int, pages):
         if what == "write":
             ram[page * 4096 + 7] = ram[page * 4096 + 7] ^ 1 | 2
+        elif what == "card":
+            card[page * 4096 + 7] += 1
         else:
             ram[page * 4096]
     print("done", flush=True)
@@ -28,17 +32,17 @@ for line in sys.stdin:
 
 
 class Writer:
-    """A process that maps a RAM file."""
+    """A process that maps a RAM file; `card` is the address of memory of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)],
+            [sys.executable, "-c", WRITER, str(path), str(CARD_PAGES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer()
+        self.card = int(self._answer())
 
     @property
     def pid(self) -> int:
@@ -50,9 +54,11 @@ class Writer:
         self.child.stdin.flush()
         self._answer()
 
-    def _answer(self) -> None:
+    def _answer(self) -> str:
         assert self.child.stdout
-        assert self.child.stdout.readline()
+        line = self.child.stdout.readline()
+        assert line
+        return line
 
     def descriptors(self) -> list[str]:
         return sorted(str(path.readlink()) for path in Path(f"/proc/{self.pid}/fd").iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripted_qmp import Server, play
 from vmckpt.epoch.capture import Capture
-from vmckpt.epoch.devices import devices_of
+from vmckpt.epoch.devices import devices_of, ram_blocks
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.memory.ram_file import Span
 from vmckpt.qemu.monitor import Monitor
@@ -32,7 +32,7 @@ DONE = {
 class Still:
     """A guest that writes nothing."""
 
-    name, needs_stop = "none", True
+    name, needs_stop, others = "none", True, None
 
     def count(self) -> int:
         return 0
@@ -82,7 +82,7 @@ def test_the_guest_waits_for_nobody_until_it_runs_again(process: int, fails: boo
             return
 
     async def client(monitor: Monitor) -> None:
-        async with devices_of(monitor) as devices:
+        async with devices_of(monitor, await ram_blocks(monitor), "ram0", None) as devices:
             still = Still()
             capture = Capture(
                 process, monitor, HeldOutput(monitor, []), tracker=still, devices=devices

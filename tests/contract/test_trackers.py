@@ -10,6 +10,7 @@ import pytest
 from tests.ram_writer import PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.memory.dirty_pages import Mapping
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.memory.tracker import Tracker, tracking
@@ -30,7 +31,7 @@ def writer() -> Iterator[Writer]:
 @pytest.fixture(params=[BY_KERNEL, PageTracking.COMPARISON])
 def tracker(request: pytest.FixtureRequest, writer: Writer) -> Iterator[Tracker]:
     writer.does("write", 3, 4, 5)
-    with tracking(writer.pid, writer.path, request.param) as made:
+    with tracking(writer.pid, GuestRam(writer.path), request.param) as made:
         assert made.name == request.param.value
         yield made
 
@@ -89,7 +90,7 @@ def test_copies_and_what_is_found_later_are_all_there_is(writer: Writer, tracker
 
 
 def test_comparing_gives_no_memory_to_holes_and_finds_new_ones(writer: Writer) -> None:
-    with tracking(writer.pid, writer.path, PageTracking.COMPARISON) as tracker:
+    with tracking(writer.pid, GuestRam(writer.path), PageTracking.COMPARISON) as tracker:
         writer.does("write", *range(64))
         assert len(numbers(tracker.take_spans())) == 64
         blocks = writer.path.stat().st_blocks
@@ -107,7 +108,7 @@ def punch(path: Path, page: int, count: int) -> None:
 
 
 def test_writes_of_others_are_compared_too(writer: Writer) -> None:
-    with tracking(writer.pid, writer.path, PageTracking.COMPARISON) as tracker:
+    with tracking(writer.pid, GuestRam(writer.path), PageTracking.COMPARISON) as tracker:
         with writer.path.open("r+b") as file:
             file.seek(9 * PAGE_BYTES)
             file.write(b"x" * PAGE_BYTES)
@@ -127,14 +128,20 @@ def test_a_file_that_its_qemu_has_stretched_is_not_tracked(
     if how is PageTracking.PROTECTION:
         end = Mapping(0, PAGE_BYTES, (1 << 40) - PAGE_BYTES)
         monkeypatch.setattr("vmckpt.memory.dirty_pages.find_mappings", lambda *_: (end,))
-    with pytest.raises(OSError) as refused, tracking(writer.pid, writer.path, how, 32 << 20):
+    with (
+        pytest.raises(OSError) as refused,
+        tracking(writer.pid, GuestRam(writer.path), how, 32 << 20),
+    ):
         pass
     assert refused.value.errno == errno.EFBIG
 
 
 def test_a_second_one_is_told_that_the_first_is_there(writer: Writer) -> None:
-    with tracking(writer.pid, writer.path, BY_KERNEL) as tracker:
-        with pytest.raises(OSError) as refused, tracking(writer.pid, writer.path, BY_KERNEL):
+    with tracking(writer.pid, GuestRam(writer.path), BY_KERNEL) as tracker:
+        with (
+            pytest.raises(OSError) as refused,
+            tracking(writer.pid, GuestRam(writer.path), BY_KERNEL),
+        ):
             pass
         assert refused.value.errno == errno.EBUSY
         writer.does("write", 12)

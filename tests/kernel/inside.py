@@ -16,6 +16,7 @@ from tests.qemu import world
 from tests.qemu.world import World, eventually
 from tests.ram_writer import Writer
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.memory.tracker import tracking
 
@@ -81,7 +82,7 @@ def looks() -> None:
 def look_ms(writer: Writer, how: PageTracking) -> float:
     """The median of some."""
     pages, took = range(100, 2100, 2), []
-    with tracking(writer.pid, writer.path, how) as tracker:
+    with tracking(writer.pid, GuestRam(writer.path), how) as tracker:
         assert tracker.name == how.value
         for _ in range(LOOKS):
             writer.does("write", *pages)

@@ -1,4 +1,4 @@
-"""VMs that can do no better are saved as a whole: adopted ones, forks; and who dies meanwhile."""
+"""VMs that have their memory alone: adopted ones, forks. Taken in passing, or saved as a whole."""
 
 import asyncio
 import os
@@ -12,6 +12,7 @@ from tests.jobs import at_work
 from tests.qemu.test_adopt import BLOCKDEV, HAND, adopt, by_hand
 from tests.qemu.test_checkpoint import all_there, console, guest, load, sound
 from tests.qemu.world import World, eventually, qemu, world
+from vmckpt.hosts.processes.process import is_alive
 from vmckpt.lab.guests.guest import GuestControl
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.argv import default_mac
@@ -43,7 +44,6 @@ def test_a_fork_is_saved_and_becomes_another_vm() -> None:
         asyncio.run(_loaded(made))
         (fork,) = made.ok("fork", "guest", "--count", "1", "--name", "f")["forks"]
         assert (fork["error"], fork["warnings"]) == ("", [])
-        assert made.vmckpt("checkpoint", "create", "f-1").code == 4
         too_long = made.vmckpt(
             "checkpoint", "create", "f-1", "--kind", "file", "--max-pause", "1ms"
         )
@@ -77,11 +77,52 @@ def test_a_fork_is_saved_and_becomes_another_vm() -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_fork_is_taken_as_it_runs_and_goes_back() -> None:
+    """Also what it has not touched, which only the file below its memory holds."""
+    with world(qemu("10.0")) as made:
+        made.run_guest(guest(), "lab-a")
+        asyncio.run(_loaded(made))
+        made.ok("fork", "guest", "--count", "1", "--name", "f")
+        taken = made.ok("checkpoint", "create", "f-1", "--name", "of-a-fork")
+        assert taken["kind"] == "epoch"
+        restored = made.ok("checkpoint", "restore", "of-a-fork", "--as", "copy")
+        assert restored["warnings"] == []
+        ticks = console(made, "copy").count("VK tick=")
+        eventually(lambda: console(made, "copy").count("VK tick=") > ticks + 1, 60, "it ticks")
+        for name in ("f-1", "copy"):
+            last = [line for line in console(made, name).splitlines() if "VK tick=" in line][-1]
+            assert "mem_errors=0 disk_errors=0" in last
+            asyncio.run(all_there(made, name))
+
+
+@pytest.mark.timeout(300)
+def test_an_adopted_vm_is_taken_as_it_runs_and_goes_back() -> None:
+    with world(qemu("10.0")) as made, by_hand(made, BLOCKDEV, monitors=3) as process:
+        adopt(made)
+        assert made.ok("vm", "show", "hand")["cannot"] == ["replicate"]
+        asyncio.run(_by_hand_loaded(made))
+        taken = made.ok("checkpoint", "create", "hand", "--name", "running")
+        assert taken["kind"] == "epoch"
+        again = made.ok("checkpoint", "create", "hand", "--name", "again")
+        assert again["stored"] < taken["stored"]
+        asyncio.run(_by_hand_sound(made))
+        assert is_alive(process)
+        made.ok("checkpoint", "restore", "running", "--in-place")
+        assert not is_alive(process)
+        asyncio.run(_by_hand_sound(made))
+        # From now on it is a VM like any: its memory is a file.
+        assert made.ok("vm", "show", "hand")["cannot"] == []
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", ["7.2", pytest.param("10.0", marks=pytest.mark.long)])
 def test_an_adopted_vm_goes_back(version: str) -> None:
     with world(qemu(version)) as made, by_hand(made, BLOCKDEV, monitors=2):
         adopt(made)
         asyncio.run(_by_hand_loaded(made))
+        refused = made.vmckpt("checkpoint", "create", "hand")
+        code = "memory-file" if version == "7.2" else "guard"
+        assert (refused.code, f"[{code}]" in refused.error["why"]) == (4, True)
         taken = made.ok("checkpoint", "create", "hand", "--kind", "file", "--name", "whole")
         assert taken["saved_as"] == ("stream" if version == "7.2" else "mapped-ram")
         asyncio.run(_by_hand_sound(made))

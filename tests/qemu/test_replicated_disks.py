@@ -19,6 +19,7 @@ from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.epoch import Pages
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
@@ -41,7 +42,7 @@ async def captured(made: World) -> AsyncIterator[tuple[Vm, Monitor, Capture]]:
     ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
     async with session(await vm.host.connect(vm.qemu.files.operator), "guest") as monitor:
         output = HeldOutput(monitor, [])
-        async with capturing(vm.qemu.process.pid, ram_file, monitor, output) as capture:
+        async with capturing(vm.qemu.process.pid, GuestRam(ram_file), monitor, output) as capture:
             yield vm, monitor, capture
 
 

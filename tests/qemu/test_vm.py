@@ -7,10 +7,11 @@ import signal
 import stat
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, eventually, image, qemu, read, world
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, session
@@ -120,6 +121,41 @@ async def _strangers_channels(made: World) -> None:
     assert vm is not None
     async with session(await vm.host.connect(vm.qemu.files.operator), "one") as monitor:
         await commands.migrate_set_capabilities(monitor, {"multifd": True})
+
+
+def test_a_vm_is_paused_resumed_and_rebooted(made: World) -> None:
+    """It does what it is told once, is the same machine after a reset, another after a reboot."""
+
+    async def booted() -> None:
+        await (await guest().control(made.lab)).close()
+
+    asyncio.run(booted())
+    pid = made.ok("vm", "show", "one")["pid"]
+    for _ in range(2):
+        made.ok("vm", "pause", "one")
+        assert made.ok("vm", "show", "one")["state"] == "paused"
+    refused = made.vmckpt("vm", "reboot", "one")
+    assert (refused.code, refused.error["remedy"]) == (
+        4,
+        "resume it first: vmckpt vm resume one",
+    )
+    for _ in range(2):
+        made.ok("vm", "resume", "one")
+        assert made.ok("vm", "show", "one")["state"] == "running"
+    console = Path(made.ok("vm", "show", "one")["console_log"])
+    boots = read(console).count("VK-READY")
+    made.ok("vm", "reboot", "one", "--force")
+    eventually(lambda: read(console).count("VK-READY") > boots, 60, "it has booted again")
+    assert made.ok("vm", "show", "one")["pid"] == pid
+    asyncio.run(booted())
+    started = made.ok("vm", "reboot", "one", "--timeout", "80s")
+    assert (started["state"], started["reset"]) == ("running", False)
+    assert made.ok("vm", "show", "one")["pid"] != pid
+    assert len(made.qemus("one")) == 1
+    made.ok("vm", "stop", "one", "--force")
+    for word in ("pause", "resume", "reboot"):
+        refused = made.vmckpt("vm", word, "one")
+        assert (refused.code, refused.error["remedy"]) == (4, "start it: vmckpt vm start one")
 
 
 @pytest.mark.parametrize("kind", ["raw", "none"])

@@ -151,6 +151,32 @@ def test_a_killed_command_is_tidied_up_after_and_libvirt_goes_on(own_disk: Machi
     assert own_disk.inside("lab-a", "ls", str(OWN_DISK.parent)).stdout.split() == []
 
 
+def test_a_domain_is_paused_resumed_and_rebooted(domain: Machines) -> None:
+    name = GUEST.name
+    domain.ok("vm", "pause", name)
+    assert domain.virsh("lab-a", "domstate", name) == "paused"
+    refused = domain.vmckpt("vm", "reboot", name)
+    assert (refused.code, refused.error["remedy"]) == (
+        4,
+        f"resume it first: vmckpt vm resume {name}",
+    )
+    for _ in range(2):
+        domain.ok("vm", "resume", name)
+        assert domain.virsh("lab-a", "domstate", name) == "running"
+    before = domain.virsh("lab-a", "domid", name)
+    domain.ok("vm", "reboot", name, "--force")
+    assert domain.virsh("lab-a", "domid", name) == before
+
+    async def booted() -> None:
+        async with loaded(domain, GUEST):
+            pass
+
+    asyncio.run(booted())  # so that it hears its power button
+    domain.ok("vm", "reboot", name, "--timeout", "80s")
+    assert domain.virsh("lab-a", "domid", name) != before
+    assert states(domain) == {"lab-a": "running"}
+
+
 def test_snapshots_are_libvirts_and_keep_a_domain_from_moving(domain: Machines) -> None:
     domain.ok("snapshot", "save", GUEST.name, "one")
     assert domain.virsh("lab-a", "snapshot-list", "--name", GUEST.name).split() == ["one"]

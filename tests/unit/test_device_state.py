@@ -2,7 +2,7 @@
 
 import struct
 
-from vmckpt.epoch.devices import base_of
+from vmckpt.epoch.head import head_of
 
 HEAD = b"QEVM" + bytes([0, 0, 0, 3]) + b"\x07\0\0\0\x03q35" + b"\x01\0\0\0\x02\x03ram" + b"rom" * 99
 
@@ -21,7 +21,7 @@ DESCRIPTION = b"\x06\0\0\0\x02{}"
 
 def test_it_is_all_before_the_first_device() -> None:
     migrated = HEAD + devices(b"paused") + b'\x06\0\0\0\x0f{"devices": []}'
-    assert base_of(migrated, devices(b"running") + DESCRIPTION) == HEAD
+    assert head_of(migrated, devices(b"running") + DESCRIPTION) == HEAD
 
 
 def test_where_the_devices_are_others_there_is_none() -> None:
@@ -35,5 +35,5 @@ def test_where_the_devices_are_others_there_is_none() -> None:
         fewer + bytes(1 << 12),
         b"\x01" + devices(b"paused")[1:],
     ):
-        assert base_of(migrated, other) is None
-    assert base_of(devices(b"paused"), devices(b"paused")) is None  # a stream begins otherwise
+        assert head_of(migrated, other) is None
+    assert head_of(devices(b"paused"), devices(b"paused")) is None  # a stream begins otherwise

@@ -30,6 +30,7 @@ from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
+from vmckpt.epoch.ram import require_ram
 from vmckpt.errors import (
     OperationFailedError,
     RefusedError,
@@ -94,7 +95,7 @@ async def take(
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
         if member.is_grouped:
-            _require_no_devices(now)
+            _require_alike(now)
         guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member.is_grouped else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
@@ -112,14 +113,22 @@ def netdevs(vm: Vm) -> list[str]:
     return [f"net{number}" for number in range(len(vm.spec.nics))]
 
 
-def _require_no_devices(vm: Vm) -> None:
-    for device in vm.spec.passthrough:
-        raise RefusedError(
-            f"'{vm.name}' cannot have checkpoints together with others",
-            why=f"'{device.id}' is passed through ({device.strategy}): it takes its time to be "
-            "taken out, and what a NIC sends past QEMU cannot be held",
-            remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+def _require_alike(vm: Vm) -> None:
+    """Raises RefusedError unless all that it sends can be held until the others stand, too."""
+    why = "it was adopted: which of its network back ends send is not known"
+    if vm.spec.adopted is None:
+        if not vm.spec.passthrough:
+            return
+        device = vm.spec.passthrough[0]
+        why = (
+            f"'{device.id}' is passed through ({device.strategy}): it takes its time to be "
+            "taken out, and what a NIC sends past QEMU cannot be held"
         )
+    raise RefusedError(
+        f"'{vm.name}' cannot have checkpoints together with others",
+        why=why,
+        remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+    )
 
 
 class StopTimes(NamedTuple):
@@ -296,13 +305,14 @@ class Taking:
     async def _memory(self, new: Transaction) -> tuple[Epoch, float]:
         """Put all memory into the new checkpoint; returns its epoch and the time of it."""
         ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
-        ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
         pausing: Pausing = partial(self._member.pausing, self._tell_guard)
-        pid, ram_bytes = self._vm.qemu.process.pid, self._vm.spec.memory_bytes
+        vm = self._vm
+        where = await require_ram(vm, self._monitor)
         async with capturing(
-            pid, ram_file, self._monitor, output, pausing, ram_bytes=ram_bytes
-        ) as capture:
+            vm.qemu.process.pid, where.ram, self._monitor, output, pausing,
+            ram_bytes=vm.spec.memory_bytes, ram_name=where.name,
+        ) as capture:  # fmt: skip
             with pausing():
                 self._pauses_s.append(await capture.learn_devices())
             self._tell("reading memory")

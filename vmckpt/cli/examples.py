@@ -52,6 +52,15 @@ vm console
 vm start
     vmckpt vm start web
     vmckpt vm start web --json
+vm pause
+    vmckpt vm pause web
+    vmckpt vm pause web --json
+vm resume
+    vmckpt vm resume web
+    vmckpt vm resume web --json
+vm reboot
+    vmckpt vm reboot web --timeout 2m
+    vmckpt vm reboot web --force
 vm network
     vmckpt vm network web-copy isolated
     vmckpt vm network web-copy plugged

@@ -56,6 +56,24 @@ class DirectVm(NamedTuple):
         await self._require_decided()
         return started(await start_vm(self.vm))
 
+    async def pause(self) -> None:
+        """Pause its guest; one that is paused is left alone. Raises RefusedError if it is off."""
+        from vmckpt.vm.lifecycle import pause_vm
+
+        await pause_vm(self.vm)
+
+    async def resume(self) -> None:
+        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off."""
+        from vmckpt.vm.lifecycle import resume_vm
+
+        await resume_vm(self.vm)
+
+    async def reboot(self, *, force: bool, timeout_s: float) -> None:
+        """Power it off by its button and start it again; with `force` reset it at once."""
+        from vmckpt.vm.lifecycle import reboot_vm
+
+        await reboot_vm(self.vm, force=force, timeout_s=timeout_s)
+
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
         from vmckpt.vm.lifecycle import stop_vm
@@ -167,6 +185,13 @@ def started(vm: "Vm") -> Started:
     return Started(vm.qemu.process.pid, platform.accel, platform.machine, platform.cpu)
 
 
+def _cannot(vm: "Vm") -> tuple[str, ...]:
+    """What its QEMU rules out."""
+    if vm.ram_name is None:
+        return ("checkpoint", "replicate")
+    return () if vm.ram_is_shared else ("replicate",)
+
+
 def info(look: "VmStatus") -> VmInfo:
     """The VmInfo of an inspected VM."""
     vm, platform = look.vm, look.vm.qemu.platform
@@ -178,7 +203,7 @@ def info(look: "VmStatus") -> VmInfo:
         ended=look.ended or None,
         adopted=vm.spec.adopted is not None,
         started_by="another program" if vm.qemu.is_foreign else "vmckpt",
-        cannot=() if vm.ram_is_shared else ("checkpoint", "replicate"),
+        cannot=_cannot(vm),
         operation=look.owner.action if look.owner else None,
         migration_cut_off=look.migrating and look.owner is None,
         guest_agent=vm.spec.guest_agent,

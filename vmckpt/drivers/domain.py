@@ -59,6 +59,24 @@ class LibvirtDomain:
         what = self.domain.description
         return Started(None, what.accel_word, what.machine, what.cpu)
 
+    async def pause(self) -> None:
+        """Pause its guest; one that is paused is left alone. Raises RefusedError if it is off."""
+        from vmckpt.vm.domains.lifecycle import pause_domain
+
+        await pause_domain(self.domain)
+
+    async def resume(self) -> None:
+        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off."""
+        from vmckpt.vm.domains.lifecycle import resume_domain
+
+        await resume_domain(self.domain)
+
+    async def reboot(self, *, force: bool, timeout_s: float) -> None:
+        """Power it off by its button and start it again; with `force` reset it at once."""
+        from vmckpt.vm.domains.lifecycle import reboot_domain
+
+        await reboot_domain(self.domain, force=force, timeout_s=timeout_s)
+
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
         from vmckpt.vm.domains.lifecycle import stop_domain

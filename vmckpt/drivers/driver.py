@@ -124,6 +124,15 @@ class Driver(Protocol):
     async def start(self) -> Started:
         """Start it on its host."""
 
+    async def pause(self) -> None:
+        """Pause its guest; one that is paused is left alone. Raises RefusedError if it is off."""
+
+    async def resume(self) -> None:
+        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off."""
+
+    async def reboot(self, *, force: bool, timeout_s: float) -> None:
+        """Power it off by its button and start it again; with `force` reset it at once."""
+
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
 

@@ -18,22 +18,24 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
-from vmckpt.epoch.devices import Devices, devices_of
+from vmckpt.epoch.devices import Devices, devices_of, ram_blocks
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
+from vmckpt.epoch.head import readable
 from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.processes.kernel import page_tracking
 from vmckpt.hosts.processes.scheduling import in_real_time
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.vm.argv import RAM_NAME
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
 # Further commands for QEMU, in order: while the guest is paused, or just before.
@@ -52,22 +54,31 @@ class StandsStillError(RefusedError):
 @asynccontextmanager
 async def capturing(
     pid: int,
-    ram_file: Path,
+    ram: GuestRam,
     monitor: Monitor,
     output: HeldOutput,
     pausing: Pausing = nullcontext,
     *,
     ram_bytes: int | None = None,
+    ram_name: str = RAM_NAME,
 ) -> AsyncIterator["Capture"]:
     """Epochs of a VM for the block; before, between and after them the VM runs.
+
+    `ram_name` is the name that QEMU has for its guest's RAM.
 
     `monitor` is its operator monitor, used exclusively. With `guard`, a guard resumes the guest if
     this process dies during a pause. `pausing` is entered for each pass's pause. Raises OSError as
     `tracking` does, CommandRefusedError.
     """
-    async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
-        with tracking(pid, ram_file, page_tracking(), ram_bytes) as tracker:
-            yield Capture(pid, monitor, output, tracker=tracker, devices=devices, pausing=pausing)
+    async with saving(monitor, CAPABILITIES, PARAMETERS):
+        blocks = await ram_blocks(monitor)
+        others = readable(blocks, ram_name)
+        with tracking(pid, ram, page_tracking(), ram_bytes, others or ()) as tracker:
+            memory = None if others is None else tracker.others
+            async with devices_of(monitor, blocks, ram_name, memory) as devices:
+                yield Capture(
+                    pid, monitor, output, tracker=tracker, devices=devices, pausing=pausing
+                )
 
 
 class Capture:
@@ -99,7 +110,7 @@ class Capture:
 
     def saves_devices(self) -> bool:
         """Whether the next epoch's devices are saved quickly, and the disks stay this QEMU's."""
-        return not self._devices.may_change() and self._devices.base is not None
+        return self._devices.is_known()
 
     async def learn_devices(self) -> float:
         """Learn how to save them quickly, if possible, in a separate pause, which is returned.
@@ -138,6 +149,7 @@ class Capture:
         # Pages were protected while the guest ran; reads that were in flight then are complete
         # after a stop.
         _, pause_s = await self._scan()
+        self._devices.take_memory()
         for start, end in self._tracker.extents():
             for at in range(start, end, chunk_bytes):
                 span = (at, min(end, at + chunk_bytes))
@@ -189,10 +201,8 @@ class Capture:
         of its devices.
         """
         first = (lambda: [self._require_running(), *before()]) if before else None
-        if self.saves_devices() and self._devices.base is not None:
-            return await self._saved(
-                number, self._devices.base, at_stop, also, first, resume_guest=resume_guest
-            )
+        if self.saves_devices():
+            return await self._saved(number, at_stop, also, first, resume_guest=resume_guest)
         await self._require_running()
         async with device_migration(self._monitor) as migration:
             with in_real_time(self._pid):
@@ -204,7 +214,8 @@ class Capture:
                     if also:
                         await all_done([asyncio.ensure_future(step) for step in also()])
                     elif self._devices.can_be_learned():
-                        await self._devices.learn(device_state, self._devices.save())
+                        saved = asyncio.ensure_future(self._devices.save())
+                        await self._devices.learn(device_state, saved)
                 except BaseException as exc:
                     await finish(self._let_run_after(exc))
                     raise
@@ -216,7 +227,6 @@ class Capture:
     async def _saved(
         self,
         number: int,
-        base: bytes,
         at_stop: Callable[[], None] | None,
         also: InPause | None,
         first: InPause | None,
@@ -234,18 +244,19 @@ class Capture:
             steps = []
         elif first is None:
             await self._require_running()
-        with in_real_time(self._pid):
-            began_s = time.perf_counter()
-            try:
+        try:
+            with in_real_time(self._pid):
+                began_s = time.perf_counter()
                 steps.append(self._devices.save())
                 pages, pause, devices = await self._take(
                     began_s, at_stop, steps, also, first, resume_guest=resume_guest
                 )
-            except BaseException as exc:
-                await finish(self._let_run_after(exc))
-                raise
-            paused_s = time.perf_counter() - began_s
-        return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
+                paused_s = time.perf_counter() - began_s
+            head = self._devices.head()
+        except BaseException as exc:
+            await finish(self._let_run_after(exc))
+            raise
+        return Epoch(number, pages, head, devices, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
         """Resume the guest if it does not run."""
@@ -284,6 +295,7 @@ class Capture:
             spans = self._tracker.take_spans(self._hot.spared)
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._tracker.copy(spans))
+            self._devices.take_memory()
             copied_s = time.perf_counter()
             if resume_guest:
                 rest.append(asyncio.ensure_future(self.resume()))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, Span, mapped
-from vmckpt.memory.runs import runs
+from vmckpt.memory.runs import runs, union
 
 # A chunk stays in the processor's cache while it is compared.
 _CHUNK_BYTES = 64 * PAGE_BYTES
@@ -26,6 +26,7 @@ class Comparison:
     name = "comparison"
     # A write before the next scan is found then, in flight or not.
     needs_stop = False
+    others = None
 
     def __init__(self, ram: RamFile) -> None:
         self._ram = ram
@@ -68,27 +69,13 @@ class Comparison:
     def _differing(self) -> Iterator[Span]:
         """Differing spans, ascending; they may touch."""
         # Reading a hole would allocate it: compare only where there was memory.
-        for start, end in _union(self._held, self._ram.extents()):
+        for start, end in union(self._held, self._ram.extents()):
             for at in range(start, end, _CHUNK_BYTES):
                 words = slice(at // 8, min(end, at + _CHUNK_BYTES) // 8)
                 changed = self._now[words] != self._copy[words]
                 if changed.any():
                     pages = changed.reshape(-1, _WORDS).any(axis=1)
                     yield from ((at + a, at + b) for a, b in runs(pages))
-
-
-def _union(ours: Sequence[Span], theirs: Sequence[Span]) -> Iterator[Span]:
-    """The union of both, ascending and disjoint."""
-    begun: Span | None = None
-    for start, end in sorted([*ours, *theirs]):
-        if begun is not None and start <= begun[1]:
-            begun = begun[0], max(begun[1], end)
-            continue
-        if begun is not None:
-            yield begun
-        begun = start, end
-    if begun is not None:
-        yield begun
 
 
 @contextmanager

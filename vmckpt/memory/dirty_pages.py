@@ -31,7 +31,7 @@ _API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 # PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC.
 _FEATURES = 1 << 0 | 1 << 12 | 1 << 13 | 1 << 15
 _MODE_WP = 2
-_PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN = 0xC0606610, 1, 2
+_PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN, _IS_PRESENT = 0xC0606610, 1, 2, 8
 _SCAN_ARG = struct.Struct("12Q")
 _RANGES = 1 << 15  # three words each: start, end, categories
 # The number of calls with which a narrow scan protects what was written.
@@ -139,28 +139,41 @@ class DirtyPages:
         return parts
 
     def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:
-        """Ranges of three words each, ascending.
+        return _scanned(self._fd, self._words, mapping, flags, _IS_WRITTEN)
 
-        If there are more than 512 of them and nothing is protected again, the kernel (6.18) walks
-        some pages again and reports them twice.
-        """
-        at = told = mapping.start
-        while at < mapping.end:
-            address, _ = self._words.buffer_info()
-            argument = bytearray(
-                _SCAN_ARG.pack(
-                    _SCAN_ARG.size, flags, at, mapping.end, 0, address, _RANGES, 0,
-                    0, _IS_WRITTEN, 0, _IS_WRITTEN,
-                )
-            )  # fmt: skip
-            count = fcntl.ioctl(self._fd, _PAGEMAP_SCAN, argument)
-            found = self._words[: 3 * count]
-            yield found if flags & _WP_MATCHING else _once(found, told)
-            told = max((told, *found[-2:-1]))
-            walked = _SCAN_ARG.unpack(argument)[4]
-            if walked <= at:
-                return
-            at = walked
+
+def present(pagemap_fd: int, mapping: Mapping) -> Iterator[Span]:
+    """The spans of addresses that have memory of their own or of a file now. Raises OSError."""
+    words = array.array("Q", bytes(24 * _RANGES))
+    for found in _scanned(pagemap_fd, words, mapping, 0, _IS_PRESENT):
+        yield from zip(found[0::3], found[1::3], strict=True)
+
+
+def _scanned(
+    pagemap_fd: int, words: "array.array[int]", mapping: Mapping, flags: int, category: int
+) -> Iterator["array.array[int]"]:
+    """Ranges of pages of a category, three words each, ascending.
+
+    If there are more than 512 of them and nothing is protected again, the kernel (6.18) walks
+    some pages again and reports them twice.
+    """
+    at = told = mapping.start
+    while at < mapping.end:
+        address, _ = words.buffer_info()
+        argument = bytearray(
+            _SCAN_ARG.pack(
+                _SCAN_ARG.size, flags, at, mapping.end, 0, address, _RANGES, 0,
+                0, category, 0, category,
+            )
+        )  # fmt: skip
+        count = fcntl.ioctl(pagemap_fd, _PAGEMAP_SCAN, argument)
+        found = words[: 3 * count]
+        yield found if flags & _WP_MATCHING else _once(found, told)
+        told = max((told, *found[-2:-1]))
+        walked = _SCAN_ARG.unpack(argument)[4]
+        if walked <= at:
+            return
+        at = walked
 
 
 def _once(found: "array.array[int]", told: int) -> "array.array[int]":
@@ -225,16 +238,31 @@ def _mark(bitmap: bytearray, first: int, end: int) -> None:
 def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[DirtyPages]:
     """Track the pages of `ram_file` that process `pid` writes, for the block.
 
-    Initially every page counts as not written. Nothing remains in the process, however
-    this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
-    (another tracks it, or it cannot be stopped), ESRCH (gone), ENOENT (the file is not mapped
-    there), EINVAL or ENOTTY (the kernel is older than 6.7), EFBIG (see `require_size`), and what
-    `descriptor_from` raises.
+    Raises OSError as `tracked_at` does, and: ENOENT (the file is not mapped there), EFBIG (see
+    `require_size`).
     """
+    with tracked_at(pid, mappings_of(pid, ram_file, ram_bytes)) as dirty:
+        yield dirty
+
+
+def mappings_of(pid: int, ram_file: Path, ram_bytes: int | None) -> tuple[Mapping, ...]:
+    """Where a process maps its RAM file. Raises OSError: ENOENT, ESRCH, EFBIG."""
     mappings = find_mappings(pid, ram_file)
     if not mappings:
         raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
     require_size(max(one.offset + one.end - one.start for one in mappings), ram_bytes)
+    return mappings
+
+
+@contextmanager
+def tracked_at(pid: int, mappings: tuple[Mapping, ...]) -> Iterator[DirtyPages]:
+    """Track the pages that process `pid` writes in some of its memory, for the block.
+
+    Initially every page counts as not written. Nothing remains in the process, however
+    this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
+    (another tracks it, or it cannot be stopped), ESRCH (gone), EINVAL or ENOTTY (the kernel is
+    older than 6.7), and what `descriptor_from` raises.
+    """
     # It applies to that process's memory wherever it is. A copy left there would outlive us, and
     # the next tracker would find the memory taken.
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY

@@ -36,6 +36,7 @@ class SoftDirty:
 
     name = "soft-dirty bits"
     needs_stop = True
+    others = None
 
     def __init__(
         self, pagemap: int, clear_refs: int, mappings: tuple[Mapping, ...], ram: RamFile

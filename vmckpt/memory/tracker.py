@@ -1,12 +1,14 @@
 """Finds the pages that a guest writes, and copies them, by the best available method."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Protocol
 
 from vmckpt.memory.comparison import compared
-from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.dirty_pages import DirtyPages, Mapping, mappings_of, tracked_at
+from vmckpt.memory.guest_ram import GuestRam, PrivateRam, private_ram
+from vmckpt.memory.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import RamFile, Span, mapped
 from vmckpt.memory.soft_dirty import SoftDirty, is_sound, soft_dirty
 
@@ -25,6 +27,10 @@ class Tracker(Protocol):
     @property
     def needs_stop(self) -> bool:
         """See the class."""
+
+    @property
+    def others(self) -> OtherBlocks | None:
+        """The process's other memory, as it was asked for; None: this tracker cannot see it."""
 
     def count(self) -> int:
         """How many pages were written since they were last taken. Costs the guest nothing."""
@@ -45,25 +51,56 @@ class WriteProtection:
     name = "page protection"
     needs_stop = True
 
-    def __init__(self, dirty: DirtyPages, ram: RamFile) -> None:
-        self.count, self.take_spans = dirty.count, dirty.take_spans
+    def __init__(self, dirty: DirtyPages, ram: RamFile | PrivateRam, others: OtherBlocks) -> None:
+        self.count, self._dirty = dirty.count, dirty
         self.extents, self.copy = ram.extents, ram.copy
+        self.others = others
+
+    def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
+        """Those of the RAM; those of other memory are noted there."""
+        return self.others.noted(self._dirty.take_spans(spared))
 
 
 @contextmanager
-def tracking(pid: int, ram_file: Path, how: str, ram_bytes: int | None = None) -> Iterator[Tracker]:
-    """Track what process `pid` writes to its RAM file, for the block.
+def tracking(
+    pid: int,
+    ram: GuestRam,
+    how: str,
+    ram_bytes: int | None = None,
+    others: Sequence[Span] = (),
+) -> Iterator[Tracker]:
+    """Track what process `pid` writes to its guest's RAM, for the block; `others` are addresses of
+    other memory there.
 
     Initially every page counts as not written. `how` is the name of the best method that the kernel
     allows (`hosts/processes/kernel.py`); soft-dirty bits that could get lost are not trusted: then
-    everything is compared. Raises OSError as `tracked`, `soft_dirty` and `compared` do.
+    everything is compared. Raises OSError as `tracked_at`, `soft_dirty` and `compared` do, and
+    EOPNOTSUPP: RAM that a process has alone is tracked by write protection only.
     """
     if how == WriteProtection.name:
-        with tracked(pid, ram_file, ram_bytes) as dirty, mapped(ram_file, ram_bytes) as ram:
-            yield WriteProtection(dirty, ram)
-    elif how == SoftDirty.name and is_sound(ram_file):
-        with soft_dirty(pid, ram_file, ram_bytes) as marked:
+        with _content(pid, ram, ram_bytes) as (content, mappings):
+            blocks = OtherBlocks(pid, others, content.size_bytes)
+            with tracked_at(pid, (*mappings, *blocks.mappings)) as dirty:
+                yield WriteProtection(dirty, content, blocks)
+    elif ram.private or ram.file is None:
+        raise OSError(errno.EOPNOTSUPP, f"memory that QEMU has alone is not tracked by {how}")
+    elif how == SoftDirty.name and is_sound(ram.file):
+        with soft_dirty(pid, ram.file, ram_bytes) as marked:
             yield marked
     else:
-        with compared(ram_file, ram_bytes) as comparison:
+        with compared(ram.file, ram_bytes) as comparison:
             yield comparison
+
+
+@contextmanager
+def _content(
+    pid: int, ram: GuestRam, ram_bytes: int | None
+) -> Iterator[tuple[RamFile | PrivateRam, tuple[Mapping, ...]]]:
+    """The RAM's content, and where it is in the process."""
+    if ram.private or ram.file is None:
+        with private_ram(pid, ram, ram_bytes) as alone:
+            yield alone, (alone.mapping,)
+    else:
+        mappings = mappings_of(pid, ram.file, ram_bytes)
+        with mapped(ram.file, ram_bytes) as shared:
+            yield shared, mappings

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Iterator
 
+from vmckpt.epoch.ram import find_ram
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
@@ -19,8 +20,34 @@ BYPASSES = {
 }
 
 
-def memory(vm: Vm) -> Iterator[Finding]:
-    """Its memory must be a named file of vmckpt's."""
+async def memory(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
+    """Whether its memory can be read, and writes to it be seen, from outside its QEMU."""
+    if vm.ram_is_shared:
+        yield Finding("memory-file", OK, "its memory is a named file")
+        return
+    if await find_ram(vm, monitor) is None:
+        reason = "its QEMU has its memory alone, and does not say where (10.0 does), or in pieces"
+        yield Finding("memory-file", REFUSE, reason, _otherwise(vm))
+    elif await vm.host.page_tracking() != PageTracking.PROTECTION:
+        reason = f"its QEMU has its memory alone: the kernel of {vm.host.name} cannot track that"
+        yield Finding("memory-file", REFUSE, reason, f"boot Linux 6.7 there, or {_otherwise(vm)}")
+    else:
+        yield Finding("memory-file", OK, "its memory is read from its QEMU")
+
+
+async def guarded(vm: Vm) -> AsyncIterator[Finding]:
+    """Whether a guard can watch its pauses: by a monitor of its own."""
+    if vm.qemu.is_foreign and not await vm.host.exists(vm.qemu.files.rescue):
+        reason = "it was adopted with fewer than three monitors: none is left for the guard"
+        remedy = (
+            f"adopt it again with three: vmckpt vm rm {vm.name}, then vmckpt vm adopt {vm.name} "
+            f"--qmp A --qmp B --qmp C; or {_otherwise(vm)}"
+        )
+        yield Finding("guard", REFUSE, reason, remedy)
+
+
+def shared(vm: Vm) -> Iterator[Finding]:
+    """A replicated VM's memory must be a named file of vmckpt's."""
     if vm.spec.adopted is not None:
         reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
         yield Finding("spec", REFUSE, reason, _from_a_spec(vm))
@@ -29,6 +56,10 @@ def memory(vm: Vm) -> Iterator[Finding]:
     else:
         reason = "its memory is no named file of its own"
         yield Finding("memory-file", REFUSE, reason, _from_a_spec(vm))
+
+
+def _otherwise(vm: Vm) -> str:
+    return f"save it as a whole, paused: vmckpt checkpoint create {vm.name} --kind file"
 
 
 def _from_a_spec(vm: Vm) -> str:

@@ -46,8 +46,8 @@ async def capture_checks(vm: Vm) -> list[Finding]:
     """For a running VM: whether its state can be captured while it runs. Raises HostDownError."""
     away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        found = await ask(capture.memory(vm), capture.devices(monitor, away))
-    return [*found, *await ask(hook_checks(vm), capture.tracking(vm))]
+        found = await ask(capture.memory(vm, monitor), capture.devices(monitor, away))
+    return [*found, *await ask(hook_checks(vm), capture.guarded(vm), capture.tracking(vm))]
 
 
 async def save_checks(vm: Vm) -> list[Finding]:

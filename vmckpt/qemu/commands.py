@@ -45,6 +45,11 @@ async def system_powerdown(monitor: Monitor) -> None:
     await monitor.tell("system_powerdown")
 
 
+async def system_reset(monitor: Monitor) -> None:
+    """Reset the machine, like its reset button; the guest boots."""
+    await monitor.tell("system_reset")
+
+
 async def quit_(monitor: Monitor) -> None:
     """End QEMU, which removes its sockets and its pid file; the guest goes with it."""
     await monitor.tell("quit")

@@ -15,6 +15,8 @@ from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec.spec import Disk, Nic, Spec
 
 FIRST_SLOT = 3
+# What QEMU calls the guest's RAM.
+RAM_NAME = "ram0"
 # System calls that no QEMU of vmckpt needs but a compromised one would use: to become another user,
 # start programs, or raise its priority. The same as libvirt's. What vmckpt itself has QEMU do (a
 # userfaultfd, real-time priority for a pause) is not among them, or is done from outside.
@@ -89,7 +91,7 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         "-accel",
         platform.accel + (",thread=multi" if platform.accel == "tcg" else ""),
         "-machine",
-        f"{platform.machine},memory-backend=ram0",
+        f"{platform.machine},memory-backend={RAM_NAME}",
         "-cpu",
         platform.cpu,
         "-smp",
@@ -199,7 +201,7 @@ def _ram(spec: Spec, files: QemuDir, *, private: bool) -> dict[str, Any]:
     # A named, shared file, which outside access to guest RAM requires.
     return {
         "qom-type": "memory-backend-file",
-        "id": "ram0",
+        "id": RAM_NAME,
         "size": spec.memory_bytes,
         "mem-path": str(files.ram(spec.ram_dir)),
         "share": not private,

@@ -20,6 +20,7 @@ from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import both
 from vmckpt.state.documents import EMPTY, damaged, is_empty
+from vmckpt.vm.argv import RAM_NAME
 from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
@@ -51,15 +52,17 @@ class Vm(NamedTuple):
     @property
     def ram_is_shared(self) -> bool:
         """Whether its memory is in a file of vmckpt's, from which it is captured from outside."""
-        return not (self.qemu.is_foreign or self.qemu.private_ram or self._has_own_ram)
+        is_alone = self.qemu.is_foreign or self.qemu.private_ram
+        return not is_alone and self.ram_name is not None
 
     @property
-    def _has_own_ram(self) -> bool:
+    def ram_name(self) -> str | None:
+        """What QEMU calls the guest's RAM; None: an adopted VM has it elsewhere, or in pieces."""
         if (adopted := self.spec.adopted) is None:
-            return False
-        from vmckpt.vm.adopted.holes import RAM
+            return RAM_NAME
+        from vmckpt.vm.adopted.holes import ram_name
 
-        return not any(RAM in word for word in adopted.arguments)
+        return ram_name(adopted.arguments)
 
     async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""

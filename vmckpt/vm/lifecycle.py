@@ -18,7 +18,7 @@ from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.inventory.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import session
+from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import identity_of
@@ -104,6 +104,85 @@ async def start_vm(vm: Vm) -> Vm:
             return await _go_on(now)
         # "auto" values were resolved when it first ran.
         return await _boot(now.spec, now.host, now.qemu.platform)
+
+
+async def pause_vm(vm: Vm) -> None:
+    """Pause the guest; one that is paused is left alone.
+
+    Raises RefusedError if the VM is off or in a state that only its operation may end.
+    """
+    async with held(vm, "vm pause", whole=False, runs_again=False) as now:
+        await _require_on(now)
+        async with _operator(now) as monitor:
+            if await _status(now, monitor) not in STANDING_STILL:
+                await commands.stop(monitor)
+
+
+async def resume_vm(vm: Vm) -> None:
+    """Resume a paused guest; one that runs is left alone.
+
+    Raises RefusedError as `pause_vm` does, CommandRefusedError if QEMU cannot resume it.
+    """
+    async with held(vm, "vm resume") as now:
+        await _require_on(now)
+        async with _operator(now) as monitor:
+            if await _status(now, monitor) in STANDING_STILL:
+                await commands.cont(monitor)
+
+
+async def reboot_vm(vm: Vm, *, force: bool, timeout_s: float) -> Vm:
+    """Power the guest off by its button and start it again; with `force` reset it at once.
+
+    Raises RefusedError if it does not run; TimedOutError if the guest does not power off within
+    `timeout_s`: it continues to run.
+    """
+    async with held(vm, "vm reboot") as now:
+        await _require_on(now)
+        async with _operator(now) as monitor:
+            if await _status(now, monitor) in STANDING_STILL:
+                raise RefusedError(
+                    f"'{now.name}' is paused",
+                    why="its guest cannot act on its power button",
+                    remedy=f"resume it first: vmckpt vm resume {now.name}",
+                )
+            if force:
+                await commands.system_reset(monitor)
+                return now
+        await power_off(now.name, lambda: _press_button(now), now.is_alive, timeout_s)
+        return await to_the_end(_started_again(now))
+
+
+async def _started_again(vm: Vm) -> Vm:
+    await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+    return await _boot(vm.spec, vm.host, vm.qemu.platform)
+
+
+async def _require_on(vm: Vm) -> None:
+    if not await vm.is_alive():
+        raise RefusedError(
+            f"'{vm.name}' is off",
+            why="it has no QEMU",
+            remedy=f"start it: vmckpt vm start {vm.name}",
+        )
+
+
+async def _status(vm: Vm, monitor: Monitor) -> str:
+    """Raises RefusedError unless the guest runs or is paused."""
+    status = await commands.query_status(monitor)
+    if not status.running and status.status not in STANDING_STILL:
+        raise RefusedError(
+            f"'{vm.name}' neither runs nor is paused",
+            why=f"its state is '{status.status}'",
+            remedy=f"see what it is doing: vmckpt vm show {vm.name}",
+        )
+    return status.status
+
+
+@asynccontextmanager
+async def _operator(vm: Vm) -> AsyncIterator[Monitor]:
+    connected = await vm.host.connect(vm.qemu.files.operator)
+    async with session(connected, vm.name) as monitor:
+        yield monitor
 
 
 async def set_network(vm: Vm, *, plugged: bool) -> None:
@@ -241,7 +320,7 @@ async def _go_on(vm: Vm) -> Vm:
 
     Raises RefusedError if the VM runs already, CommandRefusedError if QEMU cannot resume it.
     """
-    async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+    async with _operator(vm) as monitor:
         status = (await commands.query_status(monitor)).status
         if status == "prelaunch" and not vm.qemu.is_foreign:
             await plug_taps(vm.host, vm.spec, vm.qemu.files)
@@ -382,5 +461,5 @@ def qemu_img(host: Host) -> Path:
 
 
 async def _press_button(vm: Vm) -> None:
-    async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+    async with _operator(vm) as monitor:
         await commands.system_powerdown(monitor)

@@ -1,4 +1,4 @@
-"""vmckpt vm: run, adopt, list, show, console, start, stop, rm."""
+"""vmckpt vm: run, adopt, list, show, console, start, pause, resume, reboot, stop, rm."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,11 @@ app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mo
 Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 HostOption = Annotated[
     str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
+]
+
+ShutdownLimit = Annotated[
+    str,
+    typer.Option("--timeout", help="Time limit for the guest's shutdown.", metavar="DURATION"),
 ]
 
 
@@ -125,6 +130,48 @@ def start(name: Name, json: Json = False) -> None:
     _show_started(name, vm.host.name, run(vm.start()), as_json=json)
 
 
+@app.command()
+def pause(name: Name, json: Json = False) -> None:
+    """Pause the VM's guest; `vm resume` continues it."""
+    from vmckpt.cli.found import find
+
+    vm = run(find(name))
+    run(vm.pause())
+    facts = {"vm": name, "host": vm.host.name, "state": "paused"}
+    show(facts, f"{name} is paused on {vm.host.name}", as_json=json)
+
+
+@app.command()
+def resume(name: Name, json: Json = False) -> None:
+    """Resume a VM that is paused."""
+    from vmckpt.cli.found import find
+
+    vm = run(find(name))
+    run(vm.resume())
+    facts = {"vm": name, "host": vm.host.name, "state": "running"}
+    show(facts, f"{name} runs on {vm.host.name}", as_json=json)
+
+
+@app.command()
+def reboot(
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Reset it immediately, without a shutdown.")
+    ] = False,
+    timeout: ShutdownLimit = "60s",
+    json: Json = False,
+) -> None:
+    """Shut the guest down and start the VM again."""
+    from vmckpt.cli.found import find
+    from vmckpt.units import parse_duration_s
+
+    vm = run(find(name))
+    run(vm.reboot(force=force, timeout_s=parse_duration_s(timeout)))
+    facts = {"vm": name, "host": vm.host.name, "state": "running", "reset": force}
+    done = "was reset" if force else "was shut down and started again"
+    show(facts, f"{name} {done} on {vm.host.name}", as_json=json)
+
+
 class NicConnection(StrEnum):
     """Whether a VM's NICs are connected."""
 
@@ -159,9 +206,7 @@ def stop(
     force: Annotated[
         bool, typer.Option("--force", help="End it immediately, like a power cut.")
     ] = False,
-    timeout: Annotated[
-        str, typer.Option(help="Time limit for the guest's shutdown.", metavar="DURATION")
-    ] = "60s",
+    timeout: ShutdownLimit = "60s",
     json: Json = False,
 ) -> None:
     """Press the VM's power button and wait until it is off."""

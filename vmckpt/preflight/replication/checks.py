@@ -23,9 +23,9 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
     if not await vm.is_alive():
         remedy = f"start it: vmckpt vm start {vm.name}"
         stopped = Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)
-        return await ask(capture.memory(vm), [stopped])
+        return await ask(capture.shared(vm), [stopped])
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        found = await ask(capture.memory(vm), capture.devices(monitor))
+        found = await ask(capture.shared(vm), capture.devices(monitor))
         images = await query_disk_images(monitor)
     theirs, shares = await abilities(standby), options.disks == SHARED
     read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]

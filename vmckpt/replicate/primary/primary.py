@@ -22,6 +22,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
+from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.preflight.replication.memory import primary_bytes
@@ -102,11 +103,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )
         nics = [f"net{number}" for number in range(len(vm.spec.nics))]
         output = HeldOutput(monitor, nics if request.options.holds_output else [])
-        ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
+        ram = GuestRam(vm.qemu.files.ram(vm.spec.ram_dir))
         capture = await stack.enter_async_context(
-            capturing(
-                vm.qemu.process.pid, ram_file, monitor, output, ram_bytes=vm.spec.memory_bytes
-            )
+            capturing(vm.qemu.process.pid, ram, monitor, output, ram_bytes=vm.spec.memory_bytes)
         )
         sources = await _sources(monitor, request, vm)
         let_in = partial(let_write_here, vm.qemu.files)

@@ -1,5 +1,6 @@
 """Placeholders in an adopted VM's command line, which each of its QEMUs fills in."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def fill(
     values |= {tap(number): files.tap(number) for number in range(taps)}
     values |= {disk(number): str(path) for number, path in enumerate(disks)}
     return [substitute(argument, values) for argument in arguments]
+
+
+def ram_name(arguments: Iterable[str]) -> str | None:
+    """The name of the guest's RAM in QEMU; None: it is not where vmckpt puts it."""
+    for argument in arguments:
+        if RAM in argument and argument.startswith("{"):
+            return str(json.loads(argument)["id"])
+    return None
 
 
 def substitute(argument: str, values: dict[str, str]) -> str:

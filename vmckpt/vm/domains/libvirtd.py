@@ -127,6 +127,18 @@ class Libvirtd(LibvirtConnection):
         """Ask the guest to power off."""
         await self._tell("shut the domain down", lambda: self._domain(uuid).shutdown())
 
+    async def suspend(self, uuid: str) -> None:
+        """Pause the domain."""
+        await self._tell("pause the domain", lambda: self._domain(uuid).suspend())
+
+    async def resume(self, uuid: str) -> None:
+        """Resume a paused domain."""
+        await self._tell("resume the domain", lambda: self._domain(uuid).resume())
+
+    async def reset(self, uuid: str) -> None:
+        """Reset the domain's machine; the guest boots."""
+        await self._tell("reset the domain", lambda: self._domain(uuid).reset())
+
     async def destroy(self, uuid: str) -> None:
         """End it at once, like a power cut."""
         await self._tell("end the domain", lambda: self._domain(uuid).destroy())

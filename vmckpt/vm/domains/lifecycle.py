@@ -1,8 +1,10 @@
-"""start, stop and rm of a domain, by its libvirtd."""
+"""start, pause, resume, reboot, stop and rm of a domain, by its libvirtd."""
 
 from shlex import quote
 
 from vmckpt.errors import RefusedError
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.power_off import power_off
@@ -39,6 +41,63 @@ async def stop_domain(domain: Domain, *, force: bool, timeout_s: float) -> None:
                 lambda: _runs(now, session),
                 timeout_s,
             )
+
+
+async def pause_domain(domain: Domain) -> None:
+    """Have libvirt pause it; one that is paused is left alone. Raises RefusedError if it is off."""
+    async with held_domain(domain, "vm pause") as (now, session):
+        _require_on(now)
+        if now.seen.state is not DomainState.PAUSED:
+            await session.suspend(now.uuid)
+
+
+async def resume_domain(domain: Domain) -> None:
+    """Have libvirt resume it; one that runs is left alone. Raises RefusedError if it is off."""
+    async with held_domain(domain, "vm resume") as (now, session):
+        _require_on(now)
+        if now.seen.state is DomainState.PAUSED:
+            await session.resume(now.uuid)
+
+
+async def reboot_domain(domain: Domain, *, force: bool, timeout_s: float) -> None:
+    """Power the guest off by its button and start it again; with `force` reset it at once.
+
+    Raises RefusedError if it does not run, or is transient (it would be gone when it is off);
+    TimedOutError if the guest does not power off within `timeout_s`: it continues to run.
+    """
+    async with held_domain(domain, "vm reboot") as (now, session):
+        _require_on(now)
+        if now.seen.state is DomainState.PAUSED:
+            raise RefusedError(
+                f"'{now.name}' is paused",
+                why="its guest cannot act on its power button",
+                remedy=f"resume it first: vmckpt vm resume {quote(now.name)}",
+            )
+        if force:
+            await session.reset(now.uuid)
+            return
+        if not now.seen.persistent:
+            raise RefusedError(
+                f"'{now.name}' is a transient domain",
+                why="libvirt forgets it when it is off, so that it could not be started again",
+                remedy="reboot it from inside the guest, or reset it: --force",
+            )
+        await power_off(
+            now.name,
+            lambda: session.press_power_button(now.uuid),
+            lambda: _runs(now, session),
+            timeout_s,
+        )
+        await to_the_end(session.start(now.uuid))
+
+
+def _require_on(domain: Domain) -> None:
+    if not domain.is_active:
+        raise RefusedError(
+            f"'{domain.name}' is off",
+            why=f"libvirt on {domain.host.name} says that it is {domain.state}",
+            remedy=f"start it: vmckpt vm start {quote(domain.name)}",
+        )
 
 
 async def _runs(domain: Domain, session: Libvirtd) -> bool:

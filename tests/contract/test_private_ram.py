@@ -1,0 +1,93 @@
+"""RAM that a process has alone: which of its pages are written, what they hold, what is zero."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ram_writer import CARD_PAGES, Writer, writing
+from vmckpt.hosts.processes.kernel import PageTracking
+from vmckpt.memory import guest_ram
+from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.memory.tracker import Tracker, tracking
+
+pytestmark = pytest.mark.contract
+SIZE_BYTES = CARD_PAGES * PAGE_BYTES
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    with writing() as made:
+        yield made
+
+
+def alone(writer: Writer, file: Path | None = None) -> GuestRam:
+    return GuestRam(file, (writer.card, writer.card + SIZE_BYTES))
+
+
+def page(number: int, count: int = 1) -> Span:
+    return (number * PAGE_BYTES, (number + count) * PAGE_BYTES)
+
+
+def everything(tracker: Tracker) -> bytes:
+    content = bytearray(SIZE_BYTES)
+    for start, end in tracker.extents():
+        content[start:end] = tracker.copy([(start, end)])
+    return bytes(content)
+
+
+def test_what_is_written_is_found_and_the_rest_is_zero(writer: Writer) -> None:
+    writer.does("card", 0, 1, 9)
+    with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+        assert tracker.extents() == [page(0, 2), page(9)]
+        assert tracker.count() == 0
+        writer.does("card", 9, 9, CARD_PAGES - 1)
+        assert tracker.take_spans() == [page(9), page(CARD_PAGES - 1)]
+        assert tracker.take_spans() == []
+        content = everything(tracker)
+        assert [n for n in range(CARD_PAGES) if any(content[slice(*page(n))])] == [0, 1, 9, 63]
+        assert content[9 * PAGE_BYTES + 7] == 3
+
+
+def test_with_swap_all_of_it_is_read(
+    writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is swapped out looks like one that was never there."""
+    swaps = tmp_path / "swaps"
+    swaps.write_text("Filename\tType\n/swap\tfile\n")
+    monkeypatch.setattr(guest_ram, "_SWAPS", swaps)
+    with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+        assert tracker.extents() == [page(0, CARD_PAGES)]
+
+
+def test_what_a_file_below_it_holds_is_read_too(writer: Writer, tmp_path: Path) -> None:
+    """A fork's, which its process has not touched yet."""
+    below = tmp_path / "below"
+    with below.open("wb") as file:
+        file.truncate(SIZE_BYTES)
+        file.seek(5 * PAGE_BYTES)
+        file.write(b"x" * PAGE_BYTES)
+    writer.does("card", 4)
+    ram = alone(writer, below)
+    with tracking(writer.pid, ram, PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+        assert tracker.extents() == [page(4, 2)]
+
+
+@pytest.mark.parametrize("how", [PageTracking.SOFT_DIRTY, PageTracking.COMPARISON])
+def test_without_write_protection_it_is_refused(writer: Writer, how: PageTracking) -> None:
+    with pytest.raises(OSError) as refused, tracking(writer.pid, alone(writer), how, SIZE_BYTES):
+        pass
+    assert refused.value.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize("span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096)])
+def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -> None:
+    ram = GuestRam(None, span)
+    with (
+        pytest.raises(OSError) as refused,
+        tracking(writer.pid, ram, PageTracking.PROTECTION, PAGE_BYTES),
+    ):
+        pass
+    assert refused.value.errno == errno.EFAULT

@@ -1,0 +1,144 @@
+"""The head of a migration stream, and what is read of a QEMU for it."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.epoch.head import MOST_OTHER_BYTES, ReadHead, readable
+from vmckpt.errors import OperationFailedError
+from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.qemu.stream_head import RamBlock, stream_head
+
+RAM = RamBlock("ram0", 1 << 26, 1 << 26, 0x7F0000000000)
+CARD = RamBlock("0000:00:01.0/vga.vram", 2 * PAGE_BYTES, 2 * PAGE_BYTES, 0x10000)
+TABLES = RamBlock("/rom@etc/acpi/tables", PAGE_BYTES, 2 * PAGE_BYTES, 0x20000)
+BLOCKS = (RAM, CARD, TABLES)
+
+# As QEMU 10.0 wrote it for such a machine, but for the RAM section's number, its parent addresses
+# (which are read for shared files alone, and are 0 for theirs), and sections of nothing at its end.
+GOLDEN = (
+    b"QEVM\0\0\0\3" + b"\x07\0\0\0\x08pc-q35-1"
+    b"\x05\x1aconfiguration/capabilities\0\0\0\1" + b"\0\0\0\1\x0fx-ignore-shared"
+    b"\x01\0\0\x27\x0f\3ram\0\0\0\0\0\0\0\4" + b"\0\0\0\0\x04\0\x30\x04"
+    b"\x04ram0\0\0\0\0\x04\0\0\0" + bytes(8) + b"\x150000:00:01.0/vga.vram"
+    b"\0\0\0\0\0\0\x20\0" + bytes(8) + b"\x14/rom@etc/acpi/tables\0\0\0\0\0\0\x10\0" + bytes(8)
+    + b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f" + b"\x03\0\0\x27\x0f"
+    b"\0\0\0\0\0\0\0\x02\x150000:00:01.0/vga.vram\0"
+    b"\0\0\0\0\0\0\x10\x28" + b"v" * PAGE_BYTES
+    + b"\0\0\0\0\0\0\0\x08\x14/rom@etc/acpi/tables" + b"t" * PAGE_BYTES
+    + b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f"
+)  # fmt: skip
+
+
+def test_its_bytes() -> None:
+    contents = {CARD.name: bytes(PAGE_BYTES) + b"v" * PAGE_BYTES, TABLES.name: b"t" * PAGE_BYTES}
+    assert stream_head("pc-q35-1", BLOCKS, contents) == GOLDEN
+
+
+class Memory:
+    """Other memory of a QEMU: the card's two pages, and the tables' two."""
+
+    size_bytes = 4 * PAGE_BYTES
+
+    def __init__(self) -> None:
+        self.content = bytearray(b"01t\0")
+        self.written: list[Span] = []
+        self.copied = 0
+
+    def write(self, page: int, byte: bytes) -> None:
+        self.content[page : page + 1] = byte
+        self.written.append((page * PAGE_BYTES, (page + 1) * PAGE_BYTES))
+
+    def take_spans(self) -> list[Span]:
+        taken, self.written = self.written, []
+        return taken
+
+    def copy(self, spans: Sequence[Span]) -> bytes:
+        whole = b"".join(bytes([byte]) * PAGE_BYTES for byte in self.content)
+        self.copied += sum(end - start for start, end in spans) // PAGE_BYTES
+        return b"".join(whole[start:end] for start, end in spans)
+
+
+def head_of(memory: Memory) -> ReadHead:
+    return ReadHead("pc-q35-1", BLOCKS, "ram0", cast("OtherBlocks", memory))
+
+
+def expected(card: bytes, tables: bytes, blocks: Sequence[RamBlock] = BLOCKS) -> bytes:
+    grown = {
+        name: b"".join(bytes([byte]) * PAGE_BYTES for byte in content)
+        for name, content in ((CARD.name, card), (TABLES.name, tables))
+    }
+    return stream_head("pc-q35-1", blocks, grown)
+
+
+def test_only_what_was_written_is_copied_again() -> None:
+    memory = Memory()
+    head = head_of(memory)
+    memory.write(1, b"x")
+    head.take()
+    assert memory.copied == 4
+    first = head.content(BLOCKS)
+    assert first == expected(b"0x", b"t")
+    head.take()
+    assert head.content(BLOCKS) is first
+    memory.write(0, b"y")
+    head.take()
+    assert head.content(BLOCKS) == expected(b"yx", b"t")
+    assert memory.copied == 5
+
+
+def test_a_block_that_grew_at_a_reset_is_sent_as_it_is_now() -> None:
+    memory = Memory()
+    head = head_of(memory)
+    head.take()
+    head.content(BLOCKS)
+    memory.write(3, b"T")
+    head.take()
+    grown = (RAM, CARD, TABLES._replace(used_bytes=2 * PAGE_BYTES))
+    assert head.content(grown) == expected(b"01", b"tT", grown)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        (RAM, CARD),
+        (*BLOCKS, CARD._replace(name="another")),
+        (RAM, CARD._replace(address=0x40000), TABLES),
+        (RAM, CARD._replace(total_bytes=3 * PAGE_BYTES), TABLES),
+        (RAM, CARD, TABLES._replace(used_bytes=3 * PAGE_BYTES)),
+        (RAM, CARD, TABLES._replace(used_bytes=17)),
+    ],
+)
+def test_memory_that_changed_its_place_is_an_error(blocks: Sequence[RamBlock]) -> None:
+    head = head_of(Memory())
+    head.take()
+    with pytest.raises(OperationFailedError, match="other memory"):
+        head.content(blocks)
+
+
+def test_other_memory_is_all_but_the_guests_ram() -> None:
+    assert readable(BLOCKS, "ram0") == [(0x10000, 0x12000), (0x20000, 0x22000)]
+    assert readable((RAM,), "ram0") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"address": None},
+        {"address": 0x10001},
+        {"used_bytes": 0},
+        {"used_bytes": 3 * PAGE_BYTES},
+        {"used_bytes": 100},
+        {"total_bytes": 2 * PAGE_BYTES + 1},
+        {"total_bytes": MOST_OTHER_BYTES},
+    ],
+)
+def test_what_a_qemu_cannot_have_is_not_read(change: dict[str, Any]) -> None:
+    assert readable((RAM, TABLES, CARD._replace(**change)), "ram0") is None
+
+
+@pytest.mark.parametrize("blocks", [(), (CARD,), (RAM, RAM._replace(name="x/ram0"))])
+def test_without_one_ram_file_nothing_is_read(blocks: Sequence[RamBlock]) -> None:
+    assert readable(blocks, "ram0") is None

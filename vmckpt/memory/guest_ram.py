@@ -1,0 +1,72 @@
+"""Where a guest's RAM is, and its content where no other process can map it."""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.memory.dirty_pages import Mapping, present
+from vmckpt.memory.process_memory import read_memory
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
+from vmckpt.memory.runs import union
+
+_SWAPS = Path("/proc/swaps")
+
+
+class GuestRam(NamedTuple):
+    """The RAM of one guest: a `file` that its QEMU shares with all that map it.
+
+    `private`: the addresses at which its QEMU has it alone instead. A `file` is then what it held
+    before QEMU wrote (a fork's), None: zeroes.
+    """
+
+    file: Path | None
+    private: Span | None = None
+
+
+class PrivateRam:
+    """RAM that its process has alone; offsets are from its first address."""
+
+    def __init__(self, pid: int, pagemap: int, span: Span, before: Sequence[Span]) -> None:
+        self._pid, self._pagemap, self._span = pid, pagemap, span
+        self._before = before
+        self.size_bytes = span[1] - span[0]
+
+    @property
+    def mapping(self) -> Mapping:
+        """It, in the process."""
+        return Mapping(*self._span, 0)
+
+    def extents(self) -> list[Span]:
+        """The spans that may hold something else than zeroes."""
+        # Tracked pages without memory look as if they were swapped out: where there is swap, all is
+        # read, and else what is present.
+        if len(_SWAPS.read_text().splitlines()) > 1:
+            return [(0, self.size_bytes)]
+        start, _ = self._span
+        here = [(a - start, b - start) for a, b in present(self._pagemap, self.mapping)]
+        return list(union(self._before, here))
+
+    def copy(self, spans: Sequence[Span]) -> bytes:
+        """The content of the spans, in sequence. Raises OSError."""
+        start, _ = self._span
+        return read_memory(self._pid, [(start + a, start + b) for a, b in spans])
+
+
+@contextmanager
+def private_ram(pid: int, ram: GuestRam, ram_bytes: int | None) -> Iterator[PrivateRam]:
+    """The RAM that process `pid` has alone, for the block. Raises OSError."""
+    start, end = span = ram.private or (0, 0)
+    if start % PAGE_BYTES or not start < end or (ram_bytes or end - start) != end - start:
+        raise OSError(errno.EFAULT, f"no RAM of {ram_bytes} bytes can be at {start:#x} to {end:#x}")
+    with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
+        yield PrivateRam(pid, pagemap, span, _held_before(ram.file, end - start))
+
+
+def _held_before(file: Path | None, size_bytes: int) -> list[Span]:
+    if file is None:
+        return []
+    with open_fd(os.open(file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        return list(extents(fd, size_bytes))
