@@ -4,7 +4,11 @@ A name holds any bytes, UTF-8 or not. The kernel escapes a newline in it, but no
 reader may take for a line end: split at newlines only.
 """
 
+import errno
 from pathlib import Path
+
+# Errors of this process or machine, not of the file: what it says is unknown, not nothing.
+NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 def read_text(path: Path) -> str:

@@ -13,12 +13,21 @@ from typing import Any
 
 import pytest
 
+from tests.unit.test_checkpoint_catalogue import Elsewhere
 from tests.unit.test_guard_records import record
-from vmckpt.cli.nouns.guard import _tools
+from vmckpt.cli.nouns.guard import _tools, run_
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.fleet.guard import command, guard
 from vmckpt.fleet.guard.guard import GuardTools, _Guarding
-from vmckpt.fleet.guard.record import GuardPhase, GuardWorker, ended, load_all, save
+from vmckpt.fleet.guard.record import (
+    GuardPhase,
+    GuardRecord,
+    GuardRequest,
+    GuardWorker,
+    ended,
+    load_all,
+    save,
+)
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.local import LocalHost
 
@@ -199,3 +208,24 @@ def test_a_copy_that_cannot_be_removed_yet_is_removed_by_resume(
     is_down = False
     assert asyncio.run(guard.resume(still, tools)) is None
     assert (removed, load_all().require_sound()) == (["proof-r"], [])
+
+
+def test_a_guards_store_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named relative to the one where it was begun, `guard rollback` in another found nothing."""
+    asked = list[GuardRequest]()
+
+    async def captured(_: str, request: GuardRequest, __: object) -> GuardRecord:
+        asked.append(request)
+        return record("r", GuardPhase.KEPT)
+
+    monkeypatch.setattr(guard, "guard", captured)
+    monkeypatch.chdir(tmp_path)
+    run_("web", ["true"], store="points")
+    assert asked[0].store == str(tmp_path / "points")
+    # And a directory is one of the VM's host, also where the checkpoint is looked for.
+    far: Any = SimpleNamespace(host=Elsewhere("far", Path("/far"), "192.0.2.1"))
+    at_far = guard._located(replace(asked[0], store="/srv/points"), far)
+    assert at_far.store == "far:/srv/points"
+    assert guard._located(replace(asked[0], store=None), far).store is None

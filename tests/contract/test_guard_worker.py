@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.test_store_full import small_disk
 from vmckpt.errors import HostDownError
 from vmckpt.fleet.guard import cgroup
 from vmckpt.fleet.guard.command import end_worker, release_worker
@@ -115,14 +116,19 @@ WITHOUT_GROUP = (
 )
 
 
-def begin_daemon(place: Path, then: str, *, grouped: bool) -> "tuple[subprocess.Popen[bytes], int]":
-    """A command that makes a daemon, then does `then`; its workers, and the daemon."""
-    script = DAEMON.format(place.parent) + "; " + then
+def begin_daemon(
+    place: Path, then: str, *, grouped: bool, said: Path | None = None
+) -> "tuple[subprocess.Popen[bytes], int]":
+    """A command that makes a daemon, which says who it is in the directory `said`, then does
+    `then`; its workers, and the daemon.
+    """
+    said = said or place.parent
+    script = DAEMON.format(said) + "; " + then
     how = ["-m", "vmckpt.fleet.guard.worker"] if grouped else ["-c", WITHOUT_GROUP]
     words = [sys.executable, *how, str(place / "result"), "sh", "-c", script]
     worker = subprocess.Popen(words)
-    until_there_is(place.parent / "daemon", worker)
-    return worker, int((place.parent / "daemon").read_text())
+    until_there_is(said / "daemon", worker)
+    return worker, int((said / "daemon").read_text())
 
 
 def runner_of(worker: "subprocess.Popen[bytes]") -> int:
@@ -218,6 +224,49 @@ def test_after_a_reboot_nothing_of_it_can_run(place: Path) -> None:
     assert claim(place, Workers("another", (me,), Path("/sys/fs/cgroup")))
     end(place)
     assert not place.exists()
+
+
+FILLS = "cat /dev/zero >{0}/fill 2>{0}/said; "
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_how_a_command_ended_that_has_filled_the_disk_is_known(
+    tmp_path: Path, grouped: bool
+) -> None:
+    """With the disk of the guard's own files full, the VM could not be rolled back."""
+    with small_disk(tmp_path / "disk", "1M") as disk:
+        place = disk / "guarded" / "1"
+        place.mkdir(parents=True)
+        then = FILLS.format(disk) + "exit 3"
+        worker, daemon = begin_daemon(place, then, grouped=grouped, said=tmp_path)
+        until_there_is(place / "result", worker)
+        assert told(place / "result") == {"returncode": 3}
+        end(place)
+        assert until_gone(daemon)
+        assert worker.wait(30) == 0
+        assert not place.exists()
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_command_is_ended_although_it_has_filled_the_disk(
+    tmp_path: Path, grouped: bool, killed: bool
+) -> None:
+    """It did not end in time, or its worker was killed: by itself, or by the keeper's end."""
+    with small_disk(tmp_path / "disk", "1M") as disk:
+        place = disk / "guarded" / "1"
+        place.mkdir(parents=True)
+        then = FILLS.format(disk) + f"mkdir {tmp_path}/full; exec sleep 60"
+        worker, daemon = begin_daemon(place, then, grouped=grouped, said=tmp_path)
+        while not (tmp_path / "full").exists():
+            assert worker.poll() is None
+            time.sleep(0.01)
+        if killed:
+            worker.kill()
+        end(place)
+        assert until_gone(daemon)
+        worker.wait(30)
+        assert not place.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', '{"boot": "x", "processes": 3}'])

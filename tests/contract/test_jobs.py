@@ -361,6 +361,32 @@ def test_a_disk_that_is_full_keeps_no_job_from_telling_its_end(
         subprocess.run(["umount", "--lazy", str(state)], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("tell", ["tell", "tell finally"])
+def test_what_is_done_is_done_although_a_full_disk_keeps_it_from_being_told_at_once(
+    one: JobKind[Any, Any], tmp_path: Path, tell: str
+) -> None:
+    """As a restore, which tells it when the guest runs: it was said to have failed."""
+    state = tmp_path / "small"
+    state.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "tmpfs", str(state)]
+    subprocess.run(mount, check=True)
+    host = Playing("far", state, "127.0.0.1")
+    plan(host, "note one", "fill", tell)
+
+    async def play() -> None:
+        job = await started(one, host)
+        assert await job.outcome(unheard) == EXAMPLES[one.name].result
+        await until(lambda: not process.find_by_argument(f"{state}/jobs/"))
+
+    try:
+        played(host, play)
+    finally:
+        for left in process.find_by_argument(f"{state}/jobs/"):
+            process.kill(left)
+        subprocess.run(["umount", "--lazy", str(state)], check=True)
+
+
 def test_one_that_is_revoked_before_it_begins_never_does(
     kind: JobKind[Any, Any], host: Playing
 ) -> None:

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import pytest
 
 from vmckpt.hosts.host import FreeMemory, Promise
-from vmckpt.hosts.processes import memory, promises
+from vmckpt.hosts.processes import memory, process, promises
 
 MIB = 1 << 20
 NOBODY = "-pidfile\0/nowhere/vmckpt-test"
@@ -96,6 +97,36 @@ def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:
     assert ask(tmp_path, promise(tmp_path, "two", 40 * MIB), 50 * MIB).is_given
 
 
+@pytest.mark.parametrize("what", ["cmdline", "promised"])
+def test_without_a_free_descriptor_nothing_is_promised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """What could not be read then was left out, and its memory promised to another VM."""
+    mark = f"-pidfile\0{tmp_path}/pid"
+    words = [sys.executable, "-c", "input()", *mark.split("\0")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as holder:
+        first = promise(tmp_path, "one", 60 * MIB)._replace(holder=mark)
+        assert ask(tmp_path, first, 100 * MIB).is_given
+        given = json.loads(first.record.read_text())
+        first.record.write_text(json.dumps(given | {"asker": [1, 1]}))  # which has ended since
+        second = promise(tmp_path, "two", 60 * MIB)
+        assert not ask(tmp_path, second, 100 * MIB).is_given
+        is_out = 0
+
+        def no_descriptor(path: object, *_: object, **__: object) -> NoReturn:
+            nonlocal is_out
+            is_out += 1
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+        where, name = (process, "said_of") if what == "cmdline" else (promises, "_text")
+        monkeypatch.setattr(where, name, no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            ask(tmp_path, second, 100 * MIB)
+        assert is_out
+        assert not second.record.exists()
+        holder.communicate(b"\n")
+
+
 def test_one_of_a_process_that_is_gone_does_not_count(tmp_path: Path) -> None:
     first = promise(tmp_path, "one", 60 * MIB)
     assert ask(tmp_path, first, 100 * MIB).is_given
@@ -156,7 +187,7 @@ def test_a_vm_that_ends_meanwhile_keeps_no_other_from_memory(
     assert ask(tmp_path, promise(tmp_path, "web", 1 << 20), 1 << 30).is_given
 
 
-def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
+def test_a_cgroups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "site/inner"
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
@@ -165,6 +196,13 @@ def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
     assert list(memory._left(tmp_path, "/site/inner", *names)) == [400]
     assert memory.available_bytes("here") > 0
+
+    def no_descriptor(path: Path) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(Path, "read_text", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):  # it counted as no limit
+        list(memory._left(tmp_path, "/site/inner", *names))
 
 
 NAMES_ITSELF = """\

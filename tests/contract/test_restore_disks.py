@@ -18,7 +18,13 @@ from vmckpt.checkpoint.restore import restore_disks as module
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import settle
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored, restore_disks
-from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, RefusedError
+from vmckpt.errors import (
+    BusyError,
+    NotFoundError,
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+)
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.preflight.finding import OK, REFUSE, Finding
@@ -105,6 +111,27 @@ def test_in_place_the_vm_stays_as_it_is_described_now(host: LocalHost) -> None:
     assert told.checkpoint in vm.directory.point.read_text()
     assert not vm.directory.qemu("old").path.exists()
     restored(host)  # and once more
+
+
+@pytest.mark.parametrize("full", ["checkpoint", "spec.toml"])
+def test_a_disk_that_is_full_after_the_commit_makes_it_no_failure(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """It said "nothing was changed", and the VM had the checkpoint's disks."""
+    write, is_full = LocalHost.write_text, True
+
+    async def write_text(self: LocalHost, path: Path, text: str) -> None:
+        if is_full and path.name == full:
+            raise StorageError(f"cannot write {path}", why="no space left", remedy="-")
+        await write(self, path, text)
+
+    monkeypatch.setattr(LocalHost, "write_text", write_text)
+    (said,) = restored(host).warnings
+    assert said.startswith("left for the next command on 'web'")
+    assert (host.state_dir / "web.raw").read_bytes() == content()
+    is_full = False
+    asyncio.run(settle(host, "web"))
+    assert not vm_dir(host.state_dir, "web").restoring.exists()
 
 
 def test_a_disk_that_was_renamed_is_known_by_its_order_and_has_its_own_format(

@@ -19,6 +19,7 @@ from vmckpt.checkpoint.restore.fork import ForkOptions
 from vmckpt.checkpoint.restore.planned import images_of
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes import promises
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.checkpoint import Wanted, _disks
 from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
@@ -170,6 +171,42 @@ def test_a_cancelled_fork_leaves_no_part_of_an_image(
     monkeypatch.setattr(Area, "stream", slow)
     asyncio.run(cancelled())
     assert list((host.state_dir / "images").iterdir()) == []
+
+
+@pytest.mark.parametrize("ends", ["made", "cancelled"])
+def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """A VM that was started meanwhile was promised the same memory, and its guest died of that."""
+    all_fits(monkeypatch, forks, lambda: None)
+    no_qemu(monkeypatch, forks)
+    monkeypatch.setattr(forks, "no_room", lambda *_: pytest.fail("there is room"))
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    with open_store(asked.place) as store:
+        one = store.find("one")
+    ram, memory_bytes = one.area("ram"), one.facts["memory_bytes"]
+    assert ram is not None
+    stream, seen = Area.stream, list[int]()
+    kept = promises.PLACE / "vmckpt-fork-r"
+
+    def watched(area: Area) -> Iterator[Chunks]:
+        given = [one.promise for path, one in promises._counting(promises.PLACE)]
+        seen.extend(one.size_bytes for one in given if one.record.parent == kept)
+        if ends == "cancelled":
+            raise asyncio.CancelledError
+        yield from stream(area)
+
+    monkeypatch.setattr(Area, "stream", watched)
+    work = forks.fork(host, asked.place, wish, run="r")
+    if ends == "cancelled":
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(work)
+    else:
+        assert len(asyncio.run(work)) == 2
+    assert seen[0] == ram.chunks * ram.chunk_bytes + 2 * memory_bytes
+    assert not kept.exists()
 
 
 def test_the_guest_of_an_interrupted_migration_stays(

@@ -13,12 +13,14 @@ from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home
 from vmckpt.checkpoint.group_member import ALONE
+from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore import _Restoring
 from vmckpt.drivers.find import _restored, find
 from vmckpt.errors import StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.qemu import commands
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
@@ -79,6 +81,47 @@ def test_a_full_disk_leaves_no_guest_standing(tmp_path: Path, room: int) -> None
     guest = asyncio.run(switch())
     assert guest.told == ["cont"]
     assert guest.run == "running"
+
+
+def test_a_disk_that_is_full_by_then_does_not_make_a_restore_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new guest ran, the old QEMU kept its memory, and the restore was said to have failed:
+    who did it again lost what the guest had done since.
+    """
+    ended = list[Path]()
+
+    async def end_qemu(_: object, __: object, files: Any) -> None:
+        ended.append(files.path)
+
+    async def nothing(*_: object, **__: object) -> list[str]:
+        return []
+
+    monkeypatch.setattr(restores, "end_qemu", end_qemu)
+    monkeypatch.setattr(restores, "tell_guest", nothing)
+    monkeypatch.setattr(restores, "bring_back", nothing)
+    monkeypatch.setattr(commands, "migrate_set_capabilities", nothing)
+
+    async def restored() -> list[str]:
+        host = Full("a", tmp_path, "127.0.0.1", guest=Guest("running", "none"), room=[0])
+        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
+        old = await read_vm(host, "web")
+        assert old is not None
+        new = Qemu(old.directory.qemu("89abcdef"), ProcessId(1, 2), PLATFORM)
+        old.directory.current.write_text(new.to_json())
+        old.directory.restoring.write_text(json.dumps({"qemu_id": "89abcdef", "spec": SPEC}))
+        work: Any = object.__new__(_Restoring)
+        work._planned = SimpleNamespace(vm=old, facts=None)
+        work._point = SimpleNamespace(manifest=SimpleNamespace(id="c" * 32, vm_id=None))
+        work._source = SimpleNamespace(place="/srv/points", checkpoint="c" * 32)
+        work._wish = SimpleNamespace(plugged=False)
+        work._old, work._host, work._identity = old, host, "-"
+        return list(await work._afterwards(new, None))
+
+    told = asyncio.run(restored())
+    assert [path.name for path in ended] == ["qemu-01234567"]
+    assert len(told) == 2
+    assert all("no space left" in one for one in told)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.schedule_work import OnlyTaking
+from tests.unreadable import nothing_is_listed
 from vmckpt.deadlines import poll
-from vmckpt.errors import HostDownError, NotFoundError
+from vmckpt.errors import HostDownError, NotFoundError, StorageError
 from vmckpt.fleet.schedule import scheduler
 from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.fleet.schedule.learned import VmSample
@@ -193,3 +194,28 @@ def test_run_due_ends_although_a_host_takes_long_to_say_nothing(
             return await scheduler.run_due([], SchedulerTools(clock, Slow(take), lambda _: None))
 
     assert [one.outcome for one in asyncio.run(main())] == ["done"]
+
+
+def test_schedules_that_cannot_be_read_are_not_none() -> None:
+    """Nothing was due then, without a word, and `run-due` ended with 0."""
+    scheduled("web")
+    told: list[Event] = []
+
+    async def take(_: str) -> None:
+        return None
+
+    async def main() -> None:
+        tools = SchedulerTools(clock, Scripted(take), told.append)
+        with nothing_is_listed():
+            with pytest.raises(StorageError, match="schedules"):
+                await scheduler.run_due([], tools)
+            serving = asyncio.ensure_future(scheduler.serve(tools))
+            assert await poll(lambda: bool(told), every_s=0.02, within_s=10)
+        # They go on once they can be read.
+        assert await poll(lambda: is_done("web"), every_s=0.02, within_s=10)
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.wait({serving})
+
+    asyncio.run(main())
+    assert [(one.event, "cannot read" in one.text) for one in told][:1] == [("failed", True)]

@@ -115,6 +115,26 @@ def test_checkpoints_are_carried_in_a_file(bench: Bench) -> None:
             require_same(store, manifest, ram)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_what_cannot_be_read_is_not_left_out_of_a_copy_without_a_word(
+    bench: Bench, named: bool
+) -> None:
+    """Of a store with a damaged checkpoint the copy elsewhere was said to be complete."""
+    path = bench.place / "checkpoints" / bench.states[0][0].id
+    path.write_bytes(b"\0" * 200 + path.read_bytes()[200:])
+    other, file = bench.folder / "other", bench.folder / "carried"
+    bench.run("init", str(other))
+    words = ["second"] if named else []
+    code = 0 if named else 11
+    told = bench.run("copy", str(other), *words, code=code)
+    assert named or "1 of 2 checkpoints were not copied" in told["error"]["what"]
+    with open_store(str(other)) as store:
+        require_same(store, *bench.states[1])
+    told = bench.run("export", str(file), *words, code=code)
+    assert named or "1 of 2 checkpoints were not copied" in told["error"]["what"]
+    assert file.exists() == named
+
+
 def test_copies_go_to_an_encrypted_store(bench: Bench) -> None:
     other, key = str(bench.folder / "other"), str(bench.folder / "key")
     made = bench.run("init", other, "--key-file", key)

@@ -248,6 +248,33 @@ def test_hostile_packs(bench: Bench, what: str) -> None:
         assert check(store).whole
 
 
+def test_a_pack_of_a_few_bytes_takes_no_memory_for_what_its_table_claims(bench: Bench) -> None:
+    """Whoever may add to a store makes one: 64 KiB that claim 2^45 chunks, or 2^32 in one frame."""
+    for number, frames in enumerate((1 << 13, 1)):
+        claims_chunks(bench, bytes([number]) * 16, frames)
+    with open_store(str(bench.place)) as store:
+        report = check(store)
+        assert {one.name for one in report.findings} == {
+            f"packs/{bytes([number]).hex() * 16}-0" for number in range(2)
+        }
+        assert not report.lost
+        require_same(store, bench.good, bench.ram)
+
+
+def claims_chunks(bench: Bench, pack_id: bytes, frames: int) -> None:
+    """A pack, sealed as it has to be, each of whose frames has 2^32 - 1 chunks."""
+    with open_store(str(bench.place)) as store:
+        packs, name = store.opened.packs, f"packs/{pack_id.hex()}-0"
+        header = packs.header.new()
+        seal = packs.sealer.file(header, name)
+        table = np.array([0] * frames + [0xFFFFFFFF] * frames, dtype="<u4").tobytes()
+        hashes = seal.seal(Box.HASHES, 0, b"")
+        sealed = seal.seal(Box.TABLE, 0, compress(table, 1))
+        numbers = (4096, frames, 1, len(hashes), len(sealed), 0)
+        trailer = seal.seal(Box.TRAILER, 0, _TRAILER.pack(*numbers))
+        store.opened.files.write(name, [header, hashes, sealed, trailer])
+
+
 def test_facts_of_any_type_are_unknown_facts() -> None:
     good = CheckpointFacts(
         name="n", host="h", taken_unix_s=1.0, trigger="", tags={}, spec="", platform={},

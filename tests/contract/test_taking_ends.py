@@ -71,6 +71,21 @@ def test_a_filter_that_does_not_go_away_fails_no_checkpoint(store: Store, tmp_pa
     assert taken.to_json()["not_ended"] == taken.not_ended
 
 
+def test_a_full_disk_after_it_was_stored_fails_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    """It was said to have failed, and was in the store."""
+    made = taking(tmp_path)
+    (made._vm.directory.path / ".checkpoint.part").mkdir()  # in the way of its record
+
+    async def end(*, keep_bitmap: bool) -> None:
+        assert keep_bitmap
+
+    made._disks.end = end
+    taken: TakenCheckpoint = asyncio.run(made._take(store))
+    assert store.ids() == [taken.id]
+    assert taken.not_ended is not None
+    assert "vms/web/checkpoint" in taken.not_ended
+
+
 def test_without_a_checkpoint_it_is_an_error(store: Store, tmp_path: Path) -> None:
     with pytest.raises(OperationFailedError, match="does not let go"):
         asyncio.run(taking(tmp_path, OperationFailedError("no", why="-", remedy="-"))._take(store))

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.contract.test_checkpoint_disks import ended, needs_fuse, running
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.store.open import open_store
+from vmckpt.store.transaction import Origin
 
 SECRET = "what the file says\n"
 
@@ -89,6 +92,43 @@ def test_exported_images_are_the_disks(made: World, tmp_path: Path) -> None:
             url = f"nbd+unix:///disk-{number}?socket={path}"
             qemu_img("compare", "-f", "raw", "-F", "raw", url, tmp_path / exported)
         ended(command)
+
+
+def test_a_checkpoint_in_the_place_of_the_last_one_is_no_start_for_the_next(
+    made: World, tmp_path: Path
+) -> None:
+    """A client that may only add puts it there once the owner has removed the right one: the next
+    checkpoint had its blocks wherever the guest had written nothing since.
+    """
+    last = made.ok("checkpoint", "create", "guest", "--name", "last")["id"]
+    with open_store(str(made.state("lab-a") / "checkpoints")) as store:
+        right = store.manifest(last)
+        store.remove([last])
+        origin = Origin(last, right.vm, right.parent, right.created_unix_s, right.vm_id)
+        with store.begin(right.vm, origin=origin._replace(sequence=right.sequence)) as new:
+            for one in right.areas:
+                sizes = {"size_bytes": one.size_bytes, "chunk_bytes": one.chunk_bytes}
+                number = np.arange(-(-one.size_bytes // one.chunk_bytes))
+                new.area(one.name, **sizes).put(number, b"\xee" * one.chunk_bytes * len(number))
+            for blob in right.blobs:
+                new.blob(blob.name, b"")
+            new.commit(right.facts)
+    made.ok("checkpoint", "create", "guest", "--name", "next")
+    files = tmp_path / "files.raw"
+    made.ok("checkpoint", "export-disk", "next", "disk-1", str(files))
+    qemu_img("compare", "-f", "raw", "-F", "raw", files, made.shared / "files.raw")
+    for name in ("next", "last"):
+        made.ok("checkpoint", "rm", name)
+
+
+def test_only_what_was_written_since_the_last_checkpoint_is_read(made: World) -> None:
+    made.ok("checkpoint", "create", "guest", "--name", "one")
+    again = made.ok("checkpoint", "create", "guest", "--name", "two")
+    with open_store(str(made.state("lab-a") / "checkpoints")) as store:
+        (raw,) = (one for one in store.manifest(again["id"]).areas if one.name == "disk-1")
+    assert raw.given_chunks == 0  # the guest does not use it
+    for name in ("one", "two"):
+        made.ok("checkpoint", "rm", name)
 
 
 @needs_fuse

@@ -7,11 +7,25 @@ from typing import Any
 import pytest
 
 from tests.unit.test_checkpoint_tree import entry
-from vmckpt.checkpoint.catalogue.catalogue import Catalogue, _agreeing, _different, _merged
-from vmckpt.checkpoint.catalogue.place import StoreLocation, own
+from vmckpt.checkpoint.catalogue.catalogue import (
+    Catalogue,
+    _agreeing,
+    _different,
+    _is_ours,
+    _merged,
+)
+from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
+from vmckpt.checkpoint.origin import marked, run_key
 from vmckpt.errors import HostDownError, NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.files.manifest import is_same
+
+
+class Elsewhere(LocalHost):
+    """A host that is not this machine."""
+
+    is_this_machine = False
+
 
 A, B = (LocalHost(name, Path(f"/{name}"), "127.0.0.1") for name in ("lab-a", "lab-b"))
 BUCKET = StoreLocation(None, "s3://bucket/web")
@@ -29,6 +43,15 @@ def test_what_two_stores_have_is_one_checkpoint() -> None:
 def test_a_directory_of_this_machine_is_looked_into_once() -> None:
     shared = [StoreLocation(A, "/srv/points"), StoreLocation(B, "/srv/points")]
     assert _different([own(A), *shared, BUCKET, BUCKET]) == [own(A), shared[0], BUCKET]
+
+
+def test_a_directory_of_another_host_is_named_in_full() -> None:
+    """It was one of wherever a process there began, and no list looked into it."""
+    far = Elsewhere("far", Path("/far"), "192.0.2.1")
+    assert parse_place("/srv/points", far) == StoreLocation(far, "/srv/points")
+    with pytest.raises(UsageError, match="no store can be in points"):
+        parse_place("points", far)
+    assert parse_place("points", A).path == str(Path("points").absolute())
 
 
 def test_by_name_or_by_the_beginning_of_its_id() -> None:
@@ -78,9 +101,26 @@ def test_what_one_store_says_of_anothers_checkpoint_does_not_count(
         [(BUCKET, hostile), (own(A), mine), (own(B), copy)],
         [(own(B), copy), (own(A), mine), (BUCKET, hostile)],
     ):
-        kept, [error] = _agreeing(found)
+        kept, [error] = _agreeing(found, lambda _: False)
         [one] = _merged(kept)
         assert BUCKET not in one.places
         assert len(one.places) == 2
         assert is_same(one.manifest, mine)
         assert BUCKET.label in error.what
+
+
+def test_a_checkpoint_of_this_sites_is_not_foreign_because_a_bucket_says_so(tmp_path: Path) -> None:
+    """A bucket counted as nearer than the store of a host elsewhere, which has the right one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+        bare = entry("a", 1, None).manifest
+        key = run_key(tmp_path, bare.vm)
+        mine = replace(bare, facts=marked({"name": "n"}, key, bare.id, bare.vm))
+        hostile = replace(mine, facts={**mine.facts, "spec": "of another guest"})
+        far = StoreLocation(Elsewhere("far", Path("/far"), "192.0.2.1"), "/srv/checkpoints")
+        for found in ([(BUCKET, hostile), (far, mine)], [(far, mine), (BUCKET, hostile)]):
+            kept, [error] = _agreeing(found, _is_ours)
+            assert kept == [(far, mine)]
+            assert BUCKET.label in error.what
+        (tmp_path / "site.key").write_text("damaged")
+        assert not _is_ours(mine)

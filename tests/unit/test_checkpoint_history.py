@@ -46,6 +46,13 @@ def test_a_host_that_the_inventory_has_no_more_leaves_the_directory() -> None:
     assert list(history.places(OTHER)) == [StoreLocation(OTHER, "/srv/points")]
 
 
+def test_which_object_the_last_one_was_is_of_the_last_one_alone() -> None:
+    taken = History("a").then("b", HOST, "/srv/points", 3, version="17 42")
+    assert History.parse(taken.text) == taken
+    assert taken.version == "17 42"
+    assert taken.then("c", HOST, "/srv/points").version == ""  # restored
+
+
 def test_what_cannot_be_read_says_nothing() -> None:
     for text in (None, "", "a" * 32, "{}", '{"last": "a"}', "[1]",
                  '{"stores": [], "sequence": -1}', '{"stores": ["a", 1]}'):  # fmt: skip

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unreadable import nothing_is_listed
 from vmckpt.errors import StorageError
 from vmckpt.state.documents import Documents, Schema
 
@@ -84,6 +85,14 @@ def test_what_cannot_be_written_or_read_is_said(notes: Documents[Note]) -> None:
         notes.load("n")
     with pytest.raises(StorageError, match=r"cannot remove .*n\.json"):
         notes.remove("n")
+
+
+def test_a_directory_that_cannot_be_read_is_not_an_empty_one(notes: Documents[Note]) -> None:
+    notes.save("n", Note("first"))
+    (notes.directory / ".n.json").write_text("of an editor")
+    with nothing_is_listed(), pytest.raises(StorageError, match="cannot read"):
+        notes.load_all()
+    assert notes.names() == ["n"]
 
 
 def test_an_infinity_is_not_written(notes: Documents[Note]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.unreadable import nothing_is_listed
 from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
@@ -287,3 +288,11 @@ def test_a_link_to_an_entry_that_is_not_there_is_no_host_that_was_removed(state:
     (state / "hosts/b.json").symlink_to("not-mounted/b.json")
     with pytest.raises(FileNotFoundError):
         all_hosts()
+
+
+def test_an_inventory_that_cannot_be_read_is_not_one_of_this_machine_alone(state: Path) -> None:
+    """A VM on another host would be run a second time: no host that has it was asked."""
+    add_host(state, "a")
+    with nothing_is_listed(), pytest.raises(StorageError, match="hosts"):
+        all_hosts()
+    assert [host.name for host in all_hosts()] == ["local", "a"]

@@ -41,7 +41,7 @@ class TakenCheckpoint:
     # Checkpoints of the same name that it replaced, and why one of them was not removed.
     replaced: tuple[str, ...] = ()
     not_replaced: str | None = None
-    # What could not be removed from QEMU again after the checkpoint.
+    # What could not be removed from QEMU again after the checkpoint, or recorded for the VM.
     not_ended: str | None = None
 
     def to_json(self) -> dict[str, Any]:

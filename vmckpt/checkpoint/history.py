@@ -19,12 +19,15 @@ class History:
     """`last`: the checkpoint last taken or restored, the parent of the next one.
 
     `sequence` is the largest number of any of its checkpoints (`store.manifest`). `stores` are
-    those it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`.
+    those it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`. `version` is the
+    store's version of `last` (`Backend.versions`), if that was taken: another checkpoint that takes
+    its place has another one. "": not known.
     """
 
     last: str | None = None
     stores: tuple[str, ...] = ()
     sequence: int = 0
+    version: str = ""
 
     def __post_init__(self) -> None:
         require_within("sequence", self.sequence, MOST_SEQUENCE)
@@ -45,17 +48,22 @@ class History:
         return json.dumps(asdict(self))
 
     def then(
-        self, checkpoint_id: str, host: Host, place: str, sequence: int | None = None
+        self,
+        checkpoint_id: str,
+        host: Host,
+        place: str,
+        sequence: int | None = None,
+        version: str = "",
     ) -> "History":
         """The history after `host` took or restored a checkpoint in the store at `place`."""
         largest = max(self.sequence, sequence or 0)
         name = place
         if not is_url(place):
             if place == own(host).path:
-                return History(checkpoint_id, self.stores, largest)
+                return History(checkpoint_id, self.stores, largest, version)
             name = f"{host.name}:{place}"
         others = tuple(one for one in self.stores if one != name)
-        return History(checkpoint_id, (*others, name), largest)
+        return History(checkpoint_id, (*others, name), largest, version)
 
     def places(self, home: Host) -> Sequence[StoreLocation]:
         """Where to search for a VM now on `home`, which may share a directory of another host."""

@@ -8,6 +8,7 @@ two checkpoints: unchanged pages are recognized by their content.
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,7 +31,13 @@ from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.epoch.ram import require_ram
-from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
+from vmckpt.errors import (
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    VmckptError,
+)
 from vmckpt.hosts.processes.deadman import attended
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.preflight.checkpoint import capture_checks
@@ -41,6 +48,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
+from vmckpt.store.files.checkpoint_file import CHECKPOINTS
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, MOST_SEQUENCE, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.files.naming import Called, IfTaken
 from vmckpt.store.files.order import of_vm
@@ -153,6 +161,8 @@ class Taking:
         self._passes = 0
         self._member: Member | Alone = ALONE
         self._tell_guard: Callable[[str], None] = _ignored
+        # Why the VM's history lacks the committed checkpoint.
+        self._unwritten: str | None = None
 
     def join(self, member: Member | Alone, tell_guard: Callable[[str], None]) -> None:
         """Take it together with the other members of a group, if any."""
@@ -178,13 +188,15 @@ class Taking:
         origin = Origin(self._wish.id, self._vm.name, parent, None, vm_id, sequence)
         new, damaged = await self._begin(store, await self._named(store, origin))
         try:
-            start = None if damaged else parent
+            # Only this one is what QEMU's bitmaps of later writes are about.
+            is_start = not damaged and await self._is_as_taken(store, history, parent)
+            start = parent if is_start else None
             await self._disks.prepare(self._written_disks(), new.id, start)
             moment = await self._moment(new)
             await self._store_disks(new)
             facts = replace(await self._facts(moment), name=new.name)
             facts = replace(facts, group=await self._member.all_stored(new.id))
-            manifest = await to_the_end(self._commit(new, facts, history, store.place))
+            manifest = await to_the_end(self._commit(new, facts, history, store))
             apart = history.last is not None and parent is None
             kept = new.not_replaced
             taken = TakenCheckpoint(
@@ -199,17 +211,25 @@ class Taking:
             )
         finally:
             not_ended = await finish(self._end(new))
-        return replace(taken, not_ended=not_ended)
+        return replace(taken, not_ended=not_ended or self._unwritten)
 
     async def _commit(
-        self, new: Transaction, facts: CheckpointFacts, history: History, place: str
+        self, new: Transaction, facts: CheckpointFacts, history: History, store: Store
     ) -> Manifest:
         """Commit it and record it in the VM's history, as the parent of the next one."""
         words = marked(facts.to_json(), self._wish.site_key, new.id, self._vm.name)
         commit = partial(new.commit, words, created_unix_s=facts.taken_unix_s)
         manifest = await self._aside(commit)
-        now = history.then(manifest.id, self._vm.host, place, manifest.sequence)
-        await self._vm.host.write_text(self._vm.directory.point, now.text)
+        version = ""
+        with suppress(StorageError, UsageError):  # unknown: the next one reads disks as a whole
+            version = (await self._aside(partial(_versions, store))).get(manifest.id, "")
+        now = history.then(
+            manifest.id, self._vm.host, store.place, manifest.sequence, version=version
+        )
+        try:
+            await self._vm.host.write_text(self._vm.directory.point, now.text)
+        except StorageError as exc:  # a full disk: the checkpoint is there all the same
+            self._unwritten = f"{exc.what}: {exc.why}"
         return manifest
 
     async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
@@ -217,6 +237,16 @@ class Taking:
         if history.last is not None and history.last in await self._aside(store.ids):
             return history.last
         return mine[-1].id if mine else None
+
+    async def _is_as_taken(self, store: Store, history: History, parent: str | None) -> bool:
+        """Whether the parent is the very object that was taken last.
+
+        Clients that may only add to the store can put another checkpoint in the place of one that
+        was removed. Call it once the parent has been read.
+        """
+        if parent is None or parent != history.last or not history.version:
+            return False
+        return (await self._aside(partial(_versions, store))).get(parent) == history.version
 
     async def _begin(self, store: Store, origin: Origin) -> tuple[Transaction, str | None]:
         """A new transaction, and why it does not reuse its parent: never one that is damaged."""
@@ -454,6 +484,12 @@ class Taking:
             kind=moment.kind,
             saved_as=moment.saved_as,
         )
+
+
+def _versions(store: Store) -> dict[str, str]:
+    """The versions of all checkpoints' objects. Raises StorageError, UsageError (an old `lend`)."""
+    found = store.opened.backend.versions(CHECKPOINTS)
+    return {one: version for one, (_, version) in found.items()}
 
 
 def _ignored(_: str) -> None:

@@ -357,17 +357,20 @@ class LocalHost(HostEntry):
 
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
-        return memory.available_bytes(self.name)
+        with self._readable(Path("/proc/meminfo")):
+            return memory.available_bytes(self.name)
 
     async def memory_room(self, directory: Path) -> FreeMemory:
         """Memory for files below `directory` that is neither used nor reserved, in bytes."""
-        return promises.room(directory, memory.available_bytes(self.name))
+        with self._readable(promises.PLACE):
+            return promises.room(directory, memory.available_bytes(self.name))
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Reserve free memory, or with `overcommit` any."""
         available = partial(memory.available_bytes, self.name)
         give = partial(promises.promise, promise, available, overcommit=overcommit)
-        return await asyncio.to_thread(give)
+        with self._readable(promises.PLACE):
+            return await asyncio.to_thread(give)
 
     async def unix_time_s(self) -> float:
         """The host's clock."""

@@ -1,7 +1,7 @@
 """Kinds of job, their request (`JobOrder`) and their result (`Outcome`)."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
@@ -89,11 +89,16 @@ class Job(Generic[Q, R]):
             self._outcome = OUTCOME.decode(path.read_bytes(), path, any_text=True)
 
     def tell(self, result: R, *, is_final: bool) -> None:
-        """Report the result before the job has finished. Raises OSError."""
+        """Report the result before the job has finished.
+
+        If it cannot be written now, as on a full disk, it is with the end of the job, which has its
+        room: what was done is done.
+        """
         self._outcome = Outcome(builtins(result), None, is_final, is_over=False)
         part = self.files.outcome.with_name(".told")
-        part.write_text(OUTCOME.encode(self._outcome))
-        part.rename(self.files.outcome)
+        with suppress(OSError):
+            part.write_text(OUTCOME.encode(self._outcome))
+            part.rename(self.files.outcome)
 
     def succeed(self, result: R | None) -> None:
         """Finish with this result, or with the one already reported. Raises StorageError."""

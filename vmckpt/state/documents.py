@@ -5,6 +5,7 @@ schema in a local directory. A store shared by hosts would have the methods of `
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,21 @@ class Listing(NamedTuple, Generic[T]):
         return list(self.records.values())
 
 
+def names_in(directory: Path) -> list[str]:
+    """The NAME of each NAME.json in a directory, sorted; none if the directory is missing.
+
+    Hidden files, such as editors' own, are left out. Raises StorageError if the directory cannot be
+    read, which `Path.glob` takes for an empty one.
+    """
+    with storage_errors(f"read {directory}"):
+        try:
+            found = os.listdir(directory)
+        except FileNotFoundError:
+            return []
+    names = (name.removesuffix(".json") for name in found if name.endswith(".json"))
+    return sorted(name for name in names if name and not name.startswith("."))
+
+
 @dataclass(frozen=True, slots=True)
 class Documents(Generic[T]):
     """The records NAME.json of a directory."""
@@ -147,7 +163,7 @@ class Documents(Generic[T]):
         return self.schema.decode(data, path, any_text=True)
 
     def load_all(self) -> Listing[T]:
-        """Load every record, and the errors of damaged ones."""
+        """Load every record, and the errors of damaged ones. Raises as `names`."""
         records, damaged = dict[str, T](), list[StorageError]()
         for name in self.names():
             try:
@@ -160,8 +176,8 @@ class Documents(Generic[T]):
         return Listing(records, damaged)
 
     def names(self) -> list[str]:
-        """The names of all records, sorted."""
-        return sorted(path.stem for path in self.directory.glob("*.json"))
+        """The names of all records, sorted. Raises StorageError: they are unknown."""
+        return names_in(self.directory)
 
     def remove(self, name: str) -> None:
         """Remove a record durably; a missing one is no error. Raises StorageError."""

@@ -1,8 +1,10 @@
 """Find checkpoints in all stores, wherever their VMs are now."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, is_there, open
 from vmckpt.checkpoint.catalogue.whose import vm_labels
 from vmckpt.checkpoint.facts import CheckpointFacts, UnknownFactsError
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.origin import is_own
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -20,6 +23,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import state_dir
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.files.manifest import Manifest, is_same
 from vmckpt.store.files.naming import meant
@@ -137,7 +141,8 @@ async def catalogue(
 
     found = await asyncio.gather(*(look(place) for place in places))
     unreadable = tuple(one for there in found for one in there.damaged)
-    manifests, others = _agreeing([one for there in found for one in there.manifests])
+    every = [one for there in found for one in there.manifests]
+    manifests, others = await in_thread(partial(_agreeing, every, _is_ours))
     silent += [*mute, *(one.error for one in unreadable), *others]
     pins: Pinned = {}
     for there in found:
@@ -147,20 +152,34 @@ async def catalogue(
 
 
 def _agreeing(
-    found: Sequence[tuple[StoreLocation, Manifest]],
+    found: Sequence[tuple[StoreLocation, Manifest]], is_ours: Callable[[Manifest], bool]
 ) -> tuple[list[tuple[StoreLocation, Manifest]], list[VmckptError]]:
-    """Each checkpoint as the nearest store describes it, with the other stores that agree.
+    """Each checkpoint as the store describes it that is right, with the other stores that agree.
 
-    Write access to one store must not suffice to make another store's checkpoint look old.
+    Of stores that contradict each other one with this site's mark is right (`origin.py`), else the
+    nearest: write access to one store must not suffice to make another store's checkpoint look old,
+    or foreign.
     """
-    nearest = dict[str, Manifest]()
+    nearest_first = sorted(found, key=lambda one: _distance(one[0]))
+    right = dict[str, Manifest]()
+    for _, one in nearest_first:
+        known = right.setdefault(one.id, one)
+        if not is_same(known, one) and is_ours(one) and not is_ours(known):
+            right[one.id] = one
     kept, errors = list[tuple[StoreLocation, Manifest]](), list[VmckptError]()
-    for place, manifest in sorted(found, key=lambda one: _distance(one[0])):
-        if is_same(nearest.setdefault(manifest.id, manifest), manifest):
+    for place, manifest in nearest_first:
+        if is_same(right[manifest.id], manifest):
             kept.append((place, manifest))
         else:
             errors.append(contradiction(place, manifest.id))
     return kept, errors
+
+
+def _is_ours(manifest: Manifest) -> bool:
+    """Whether this site took it, as far as its key can be read. Blocking."""
+    with suppress(StorageError):
+        return is_own(state_dir(), manifest)
+    return False
 
 
 def contradiction(place: StoreLocation, checkpoint_id: str) -> StorageError:

@@ -110,7 +110,15 @@ def parse_place(text: str, at: Host | None = None) -> StoreLocation:
         host = find_host(found[1])
         return StoreLocation(host, found[2]) if found[2] else own(host)
     here = at or local_host()
-    return StoreLocation(here, str(Path(text).absolute()) if here.is_this_machine else text)
+    if here.is_this_machine:
+        return StoreLocation(here, str(Path(text).absolute()))
+    if not Path(text).is_absolute():
+        raise UsageError(
+            f"no store can be in {text}",
+            why=f"a directory of {here.name} is meant, and the path is not absolute",
+            remedy=f"write all of it: {here.name}:/DIRECTORY",
+        )
+    return StoreLocation(here, text)
 
 
 async def is_there(place: StoreLocation) -> bool:

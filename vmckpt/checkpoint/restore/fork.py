@@ -7,9 +7,10 @@ it goes with the last fork. Disks are qcow2 overlays over one image each, which 
 """
 
 import os
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from vmckpt.checkpoint.restore.planned import (
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
+from vmckpt.hosts.host import Promise
 from vmckpt.hosts.inventory.inventory import check_name, local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
@@ -55,7 +57,7 @@ from vmckpt.store.store import Checkpoint
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import IMAGES, lock_path
+from vmckpt.vm.paths import IMAGES, IN_MEMORY, QemuDir, lock_path
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
@@ -114,8 +116,14 @@ async def fork(
         return await _Forking(host, point, wish, place, run).run()
 
 
+def _promise_files(run: str) -> QemuDir:
+    """Where a run records the memory that is reserved for its forks."""
+    return QemuDir(Path("-"), "fork", run)
+
+
 def remove_parts(host: LocalHost, run: str) -> None:
     """After a run has died: remove the disk image that it was writing. Blocking."""
+    shutil.rmtree(_promise_files(run).memory(IN_MEMORY), ignore_errors=True)
     for part in (host.state_dir / IMAGES).glob(f".*.{run}"):
         part.unlink(missing_ok=True)
 
@@ -171,16 +179,15 @@ class _Forking:
         ]
         if wish.is_foreign:  # a forged id must not get another checkpoint's image
             self._base = f"{manifest.id}-{digest(manifest)[:8]}"
-        # The room for all of them is checked below.
+        # The room for all of them is reserved below.
         first = overcommitted(planned[0])
         found = await checks(first, in_place=False, lazy=False, plugged=plugged)
         require(found, cannot_become(names[0], self._host))
         if wish.overcommit:
             planned = [overcommitted(one) for one in planned]
-        else:
-            await self._require_room(planned[0].spec)
         try:
-            await self._make_base(planned[0])
+            async with self._room_for_all(planned[0].spec):
+                await self._make_base(planned[0])
             state = await in_thread(partial(self._point.blob, DEVICES))
             async with AsyncExitStack() as locks:
                 ready: list[_Ready] = []
@@ -212,14 +219,27 @@ class _Forking:
                 "--as NAME",
             )
 
-    async def _require_room(self, spec: Spec) -> None:
-        """Check the room for what they share and what each may write. Raises RefusedError."""
+    @asynccontextmanager
+    async def _room_for_all(self, spec: Spec) -> AsyncIterator[None]:
+        """Reserve what they share and what each may write, until the former is there.
+
+        Then each reserves its own. Raises RefusedError.
+        """
         ram = self._point.manifest.area(RAM)
         shared = ram.chunks * ram.chunk_bytes if ram else 0
         needed = shared + len(self._wish.names) * self._facts.memory_bytes
-        found = await self._host.memory_room(spec.ram_dir)
-        if found.free_bytes < needed and not spec.overcommit:
-            raise no_room(self._host, needed, spec.ram_dir, found)
+        files = _promise_files(self._run_name)
+        try:
+            for ram_dir in {spec.ram_dir, IN_MEMORY}:
+                await self._host.make_private_dir(files.memory(ram_dir))
+            promise = Promise(files.promised, needed, files.ram(spec.ram_dir), False, holder="")
+            found = await self._host.promise_memory(promise, overcommit=spec.overcommit)
+            if not found.is_given:
+                raise no_room(self._host, needed, spec.ram_dir, found)
+            yield
+        finally:
+            for ram_dir in {spec.ram_dir, IN_MEMORY}:
+                await finish(self._host.remove(files.memory(ram_dir)))
 
     async def _told(self, fork: Forked, planned: PlannedRestore) -> Forked:
         """The outcome, once the guest was informed as far as possible."""

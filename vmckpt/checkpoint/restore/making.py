@@ -4,10 +4,12 @@ Its process may be killed. Until `vm.json` names the new QEMU, recovery removes 
 then on everything belongs to the VM, and recovery resumes the guest.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from vmckpt.errors import VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
@@ -43,6 +45,20 @@ _SCHEMA = Schema(
 async def write_down(vm: Vm, making: PendingQemu) -> None:
     """Write the record before the first file is created. Raises StorageError."""
     await save_to(vm.host, vm.directory.restoring, _SCHEMA, making)
+
+
+async def committed(vm: Vm, *works: Callable[[], Awaitable[None]]) -> list[str]:
+    """Do what follows a commit; returns what could not be done, in words.
+
+    The VM was restored all the same, also on a full disk: the next command on it settles the rest.
+    """
+    left = list[str]()
+    for work in works:
+        try:
+            await work()
+        except VmckptError as exc:
+            left.append(f"left for the next command on '{vm.name}': {exc.what}: {exc.why}")
+    return left
 
 
 async def settle(host: Host, name: str) -> None:

@@ -32,7 +32,7 @@ from vmckpt.checkpoint.group_member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
+from vmckpt.checkpoint.restore.making import PendingQemu, committed, settle, write_down
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -413,17 +413,10 @@ class _Restoring:
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
-        """Only forward: the guest runs. Returns warnings."""
+        """Only forward: the guest runs. Returns warnings, also about what could not be done."""
         vm = self._planned.vm
-        history = History.parse(await self._host.read_text(vm.directory.point))
-        manifest = self._point.manifest
-        is_itself = self._old is None and self._identity == manifest.vm_id
-        sequence = manifest.sequence if is_itself else None
-        history = history.then(manifest.id, self._host, self._source.place, sequence)
-        await self._host.write_text(vm.directory.point, history.text)
-        if self._old is not None:
-            await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
-        await settle(self._host, vm.name)
+        settled = partial(settle, self._host, vm.name)
+        left = await committed(vm, self._write_history, self._end_old, settled)
         # If it stayed on, the next migration would leave the memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         plugged, facts = self._wish.plugged, self._planned.facts
@@ -432,9 +425,22 @@ class _Restoring:
             if plugged:
                 await commands.announce_self(monitor)
         return [
+            *left,
             *unsaid,
             *await bring_back(vm._replace(qemu=qemu), monitor, self._source.checkpoint),
         ]
+
+    async def _end_old(self) -> None:
+        if self._old is not None:
+            await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
+
+    async def _write_history(self) -> None:
+        vm, manifest = self._planned.vm, self._point.manifest
+        history = History.parse(await self._host.read_text(vm.directory.point))
+        is_itself = self._old is None and self._identity == manifest.vm_id
+        sequence = manifest.sequence if is_itself else None
+        history = history.then(manifest.id, self._host, self._source.place, sequence)
+        await self._host.write_text(vm.directory.point, history.text)
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:

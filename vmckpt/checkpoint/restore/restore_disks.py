@@ -19,7 +19,7 @@ from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
-from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
+from vmckpt.checkpoint.restore.making import PendingQemu, committed, settle, write_down
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
     aside_path,
@@ -110,8 +110,8 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
     async with _undone_unless_committed(old.host, old.name):
         await write_down(old, making)
         await _write(point, made, [])
-        await to_the_end(_commit(old._replace(qemu=new), point, source))
-    return _told(old, point, images, warnings)
+        left = await to_the_end(_commit(old._replace(qemu=new), point, source))
+    return _told(old, point, images, [*warnings, *left])
 
 
 async def _anew(
@@ -151,8 +151,8 @@ async def _anew(
         identity = source.identity_for(point.manifest, wish.name)
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
-        await to_the_end(_commit(vm, point, source))
-    return _told(vm, point, images, warnings)
+        left = await to_the_end(_commit(vm, point, source))
+    return _told(vm, point, images, [*warnings, *left])
 
 
 def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], list[str]]:
@@ -196,13 +196,19 @@ async def _end(host: Host, name: str) -> None:
         await host.remove(vm_dir(host.state_dir, name).path)
 
 
-async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> None:
-    """The commit: `vm.json` names the VM with these disks. From here on only forward."""
+async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> list[str]:
+    """The commit: `vm.json` names the VM with these disks. From here on only forward.
+
+    Returns what could not be done after it.
+    """
+
+    async def write_history() -> None:
+        history = History.parse(await vm.host.read_text(vm.directory.point))
+        history = history.then(point.manifest.id, vm.host, source.place)
+        await vm.host.write_text(vm.directory.point, history.text)
+
     await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
-    await settle(vm.host, vm.name)
-    history = History.parse(await vm.host.read_text(vm.directory.point))
-    history = history.then(point.manifest.id, vm.host, source.place)
-    await vm.host.write_text(vm.directory.point, history.text)
+    return await committed(vm, partial(settle, vm.host, vm.name), write_history)
 
 
 async def _write(point: Checkpoint, images: dict[_Image, Path], created: list[Path]) -> None:

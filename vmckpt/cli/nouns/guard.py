@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from vmckpt.cli.options.which_checkpoint import StorePlace
+from vmckpt.cli.options.which_checkpoint import StorePlace, absolute_place
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import lines, one_line
 
@@ -159,7 +159,7 @@ def run_(
         keep_s=parse_duration_s(keep),
         max_pause_s=parse_duration_s(max_pause),
         after_rollback=tuple(after_rollback or ()),
-        store=store,
+        store=absolute_place(store),
     )
     _told(run(guard(new_run(), request, _tools(as_json=json))), as_json=json)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from vmckpt.cli.options.checkpoint_options import CheckpointKind, KindOption, MaxPause, Retention
-from vmckpt.cli.options.which_checkpoint import Stored
+from vmckpt.cli.options.which_checkpoint import Stored, absolute_place
 
 if TYPE_CHECKING:
     from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest
@@ -147,11 +147,11 @@ def asked(
         jitter_s=parse_duration_s(times.jitter) if times.jitter else 0.0,
         catch_up=_catch_up(times.catch_up),
         rule=None if rule.is_empty else rule,
-        store=_absolute(stored.store),
-        copies=tuple(text for text in map(_absolute, taking.copy_to or ()) if text),
+        store=absolute_place(stored.store),
+        copies=tuple(one for one in map(absolute_place, taking.copy_to or ()) if one is not None),
         kind=_kind(taking.kind),
         max_pause_s=_pause_s(taking.max_pause, taking.kind),
-        key_file=_absolute(stored.key_file),
+        key_file=absolute_place(stored.key_file),
         key_command=stored.key_command,
         check_percent=_check_percent(taking.check),
     )
@@ -266,10 +266,3 @@ def _pause_s(text: str | None, kind: CheckpointKind) -> float:
     from vmckpt.units import parse_duration_s
 
     return parse_duration_s(text) if text else usual_pause_s(kind.value)
-
-
-def _absolute(place: str | None) -> str | None:
-    """A path of this directory's as it is from any other; places of hosts and buckets stay."""
-    if place is None or ":" in place:
-        return place
-    return str(Path(place).absolute())

@@ -1,5 +1,6 @@
 """Which checkpoint a command means, what opens its store, and where it is restored."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -42,6 +43,16 @@ class Stored(NamedTuple):
     def key_source(self) -> "KeySource | None":
         """Where its key is had; see `key_source`."""
         return key_source(self.key_file, self.key_command)
+
+
+def absolute_place(place: str | None) -> str | None:
+    """A path of this directory's as it is from any other; places of hosts and buckets stay.
+
+    For what a later command, in another directory, has to find again.
+    """
+    if not place or ":" in place:
+        return place
+    return str(Path(place).absolute())
 
 
 def catalogue(store: str | None, key: "KeySource | None", vm: str | None = None) -> "Catalogue":

@@ -19,6 +19,7 @@ from typing import Any
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.look import remove, verify
+from vmckpt.checkpoint.catalogue.place import parse_place
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
 from vmckpt.checkpoint.restore.asked import RestoreOptions
@@ -100,6 +101,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         _require_none_open(request.vm)
         await expire()
         vm = await tools.find(request.vm, tools.tell)
+        request = _located(request, vm)
         checks = _checks(request)
         require_possible(vm, checks, in_guest=request.where is Where.GUEST)
         if found := await ailments(vm, checks):
@@ -217,6 +219,13 @@ def _require_none_open(vm: str) -> None:
                 why=record.why or f"it was interrupted: {record.phase.words}",
                 remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
             )
+
+
+def _located(request: GuardRequest, vm: Vm) -> GuardRequest:
+    """With the store as it is called from anywhere: a bare directory is of the VM's host."""
+    if request.store is None:
+        return request
+    return replace(request, store=parse_place(request.store, vm.host).label)
 
 
 def _checks(request: GuardRequest) -> tuple[HealthCheck, ...]:

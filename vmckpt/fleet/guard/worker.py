@@ -4,7 +4,8 @@ Two processes, parent and child, watch each other: the *runner* waits for the co
 for the runner. All descendants count as their own (PR_SET_CHILD_SUBREAPER), including daemons, and
 are in a control group if one can be created. If either process is killed, the other ends the
 command with all that it started; if both are, the group remains (`ending`). Processes that the
-command leaves running stay, and the keeper with them, until the guard is over.
+command leaves running stay, and the keeper with them, until the guard is over. The room for all
+records is reserved before the command begins, which may fill the disk.
 
     worker   the workers' ids; written before the command is begun, by them or to forbid it
     result   {"returncode": N} of the command, or {"error": WHY}
@@ -26,15 +27,18 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
+from vmckpt.errors import StorageError
 from vmckpt.fleet.guard import cgroup
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.hosts.processes.process import kill as kill_process
+from vmckpt.state.durable import fill, reserve
 
 WORKER, RESULT, OVER = "worker", "result", "over"
 # In the environment of the command: the directory of its guard.
 MARK = "VMCKPT_GUARDED"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 KILL_S = 20.0
+_KEEPER, _RUNNER, _ROOM_BYTES = "keeper", "runner", 4096
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.01
 # A terminal's signals are for the command, which decides the result; the processes that end it must
@@ -82,6 +86,7 @@ class _Given(NamedTuple):
     command: Sequence[str]
     group: Path | None
     ignored: Mapping[signal.Signals, bool]
+    role: str = _KEEPER
 
 
 def work(result: Path, command: Sequence[str]) -> None:
@@ -94,6 +99,12 @@ def work(result: Path, command: Sequence[str]) -> None:
         number: signal.signal(number, signal.SIG_IGN) == signal.SIG_IGN for number in _OF_TERMINALS
     }
     directory = result.parent
+    try:
+        for name in (RESULT, OVER):
+            for role in (_KEEPER, _RUNNER):
+                reserve(_by(role, directory / name), _ROOM_BYTES)
+    except StorageError as exc:
+        sys.exit(f"the command was not begun: {exc.what}: {exc.why}")
     group = cgroup.make(f"vmckpt-guard-{directory.name}-{os.getpid()}")
     given = _Given(directory, command, group, ignored)
     go_read, go_write = os.pipe()
@@ -105,7 +116,7 @@ def work(result: Path, command: Sequence[str]) -> None:
     if runner == 0:
         os.close(go_write)
         os.close(told_read)
-        _run_and_exit(given, keeper, go_read, told_write)
+        _run_and_exit(given._replace(role=_RUNNER), keeper, go_read, told_write)
     with suppress(_ReleasedError):
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
@@ -122,6 +133,8 @@ def work(result: Path, command: Sequence[str]) -> None:
 
 def claim(directory: Path, workers: Workers) -> bool:
     """Record the workers, unless a record exists; returns whether it was written now."""
+    if (directory / WORKER).exists():  # even on a full disk
+        return False
     part = directory / f".{WORKER}.{os.getpid()}"
     try:
         part.write_text(_encode(workers))
@@ -195,12 +208,12 @@ def _keep(given: _Given, told: int) -> None:
             return  # by its runner, on request
         _end_all(given, "its worker was killed, so it was ended")
         return
-    _write(given.directory / RESULT, said.decode())
+    _write(given, RESULT, said.decode())
     _let_go_of_output()
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    _write(given.directory / OVER, _encode(Over()))
+    _write(given, OVER, _encode(Over()))
 
 
 def _let_go_of_output() -> None:
@@ -218,10 +231,13 @@ def _end_all(given: _Given, why: str) -> None:
     if given.group is not None:
         with suppress(OSError):
             left |= set(cgroup.kill_all(given.group, KILL_S if not left else 0))
-    with suppress(FileNotFoundError):  # the sender only needs to see us end
+    try:
         if not (given.directory / RESULT).exists():
-            _write(given.directory / RESULT, _encode(CommandResult(error=why)))
-        _write(given.directory / OVER, _encode(Over(tuple(sorted(left)))))
+            _write(given, RESULT, _encode(CommandResult(error=why)))
+        _write(given, OVER, _encode(Over(tuple(sorted(left)))))
+    except (StorageError, FileNotFoundError):
+        if given.directory.exists():  # else the sender only needs to see us end
+            raise
 
 
 def _kill_descendants() -> list[int]:
@@ -257,10 +273,16 @@ def _encode(record: Workers | CommandResult | Over) -> str:
     return json.dumps(known, default=str)
 
 
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    part.rename(path)
+def _write(given: _Given, name: str, text: str) -> None:
+    """Write a record into its reserved room. Raises StorageError, FileNotFoundError."""
+    path = given.directory / name
+    fill(_by(given.role, path), text)
+    _by(given.role, path).rename(path)
+
+
+def _by(role: str, path: Path) -> Path:
+    """A record before it is in its place: both processes may write it."""
+    return path.with_name(f".{path.name}.{role}")
 
 
 def _prctl(option: int, value: int) -> None:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from vmckpt.errors import BusyError, NotFoundError, UsageError, VmckptError
+from vmckpt.errors import BusyError, NotFoundError, StorageError, UsageError, VmckptError
 from vmckpt.fleet.schedule.due import ClockReading, Wait, decide
 from vmckpt.fleet.schedule.learned import VmSample
 from vmckpt.fleet.schedule.record import (
@@ -40,7 +40,7 @@ async def run_due(names: Sequence[str], tools: SchedulerTools) -> list[RunResult
     """Run all due runs of these schedules (all without names), and return at the end.
 
     While a run is late (see TURN_S), the other schedules are served as by `serve`. Raises BusyError
-    if another scheduler is running, NotFoundError.
+    if another scheduler is running, NotFoundError, StorageError (the schedules cannot be read).
     """
     async with _only_one("schedule run-due"):
         for name in names:
@@ -123,7 +123,11 @@ class _Serving:
         """Serve until cancelled."""
         while True:
             now = self._tools.clock()
-            until_s = self._look_after_all(now)
+            try:
+                until_s = self._look_after_all(now)
+            except StorageError as exc:  # the schedules cannot be read now
+                self._tell_once("-", "-", exc)
+                until_s = now.wall_s + LOOK_S
             await asyncio.sleep(min(LOOK_S, max(_LEAST_S, until_s - now.wall_s)))
             self._forget_ended()
 
@@ -133,7 +137,11 @@ class _Serving:
         self._results = results
         while True:
             now = self._tools.clock()
-            self._look_after_all(now)
+            try:
+                self._look_after_all(now)
+            except StorageError:  # the schedules cannot be read now
+                if not self._tasks:
+                    raise
             if not self._tasks:
                 damaged = () if self._names else load_all().damaged
                 return results + [RunResult("-", None, exc) for exc in damaged]

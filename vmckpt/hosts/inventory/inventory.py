@@ -14,6 +14,7 @@ from vmckpt.hosts.host import Host, entry_fields
 from vmckpt.hosts.inventory.entries import LOCAL, entry_to_json, parse_entry
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ownership import require_own
+from vmckpt.state.documents import names_in
 from vmckpt.state.durable import write_durably
 
 if TYPE_CHECKING:
@@ -80,12 +81,15 @@ def check_name(name: str, what: str) -> str:
 def all_entries() -> "list[LocalHost | SshEntry]":
     """All inventory entries, `local` first, then by name.
 
-    Raises UsageError on a malformed file.
+    Raises UsageError on a malformed file, StorageError if the inventory cannot be read: it is not
+    empty then.
     """
     entries = {}
-    for path in sorted((state_dir() / "hosts").glob("[!.]*.json")):  # skip editors' own files
+    directory = state_dir() / "hosts"
+    for name in names_in(directory):
+        path = directory / f"{name}.json"
         try:
-            entries[path.stem] = _read(path)
+            entries[name] = _read(path)
         except FileNotFoundError:
             if path.is_symlink():
                 raise
@@ -96,8 +100,8 @@ def all_entries() -> "list[LocalHost | SshEntry]":
 def all_hosts() -> list[Host]:
     """All hosts in the same order; connections are made on first use.
 
-    A remote host is the same object each time, so that all users share one connection. Raises
-    UsageError on a malformed inventory file.
+    A remote host is the same object each time, so that all users share one connection. Raises as
+    `all_entries`.
     """
     return [host_of(entry) for entry in all_entries()]
 

@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vmckpt.errors import HostDownError
+from vmckpt.procfs import NOT_NOW
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes(host: str) -> int:
-    """The kernel's estimate, without swapping, within the limits of this process's cgroups."""
+    """The kernel's estimate, without swapping, within the limits of this process's cgroups.
+
+    Raises OSError if one of these cannot be read now.
+    """
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return max(0, min(int(line.split()[1]) * 1024, *_left_in(_CGROUPS)))
@@ -45,7 +49,9 @@ def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> It
                 continue
             used = int((group / usage).read_text())
             lines = (group / "memory.stat").read_text().splitlines()
-        except OSError:
+        except OSError as exc:
+            if exc.errno in NOT_NOW:
+                raise
             continue  # the root has no limit; a namespace shows its groups under other paths
         droppable = [int(line.split()[1]) for line in lines if line.split()[0] == reclaimable]
         yield int(most) - used + sum(droppable)

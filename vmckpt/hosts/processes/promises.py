@@ -21,7 +21,7 @@ from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.procfs import read_lines, read_text, status_fields
+from vmckpt.procfs import NOT_NOW, read_lines, read_text, status_fields
 
 PLACE = Path("/dev/shm")
 NAME = "promised"
@@ -101,20 +101,29 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
 
 
 def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
-    """Reservations whose holder runs or is being started. Another user's do not count."""
+    """Reservations whose holder runs or is being started. Another user's do not count.
+
+    Raises OSError if one that may count cannot be read now.
+    """
     users = trusted_users()
     holders = _command_lines(users)
     for path in _written(place):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        try:
             one = _read(path, users)
-            if not (holder := one.promise.holder.encode()):
-                if process.is_alive(one.asker):
-                    yield path, one._replace(holder_pid=one.asker.pid)
-                continue
-            pid = next((pid for pid, line in holders.items() if holder in line), None)
-            is_new = time.monotonic_ns() - one.since_ns < _STARTED_WITHIN_NS
-            if pid is not None or (is_new and process.is_alive(one.asker)):
-                yield path, one._replace(holder_pid=pid)
+        except (ValueError, KeyError, TypeError):
+            continue
+        except OSError as exc:
+            if exc.errno in NOT_NOW:  # it may count
+                raise
+            continue
+        if not (holder := one.promise.holder.encode()):
+            if process.is_alive(one.asker):
+                yield path, one._replace(holder_pid=one.asker.pid)
+            continue
+        pid = next((pid for pid, line in holders.items() if holder in line), None)
+        is_new = time.monotonic_ns() - one.since_ns < _STARTED_WITHIN_NS
+        if pid is not None or (is_new and process.is_alive(one.asker)):
+            yield path, one._replace(holder_pid=pid)
 
 
 def _written(place: Path) -> Iterator[Path]:
@@ -160,13 +169,14 @@ def _is_set_aside(directory: Path) -> bool:
 
 
 def _command_lines(users: Collection[int]) -> dict[int, bytes]:
+    """Raises OSError if /proc cannot be read now: memory of a holder left out would seem free."""
     found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            pid = int(path.parent.name)
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        # It has ended, or is hidden.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             # Includes processes of a VM's own user: this argument is within the first piece.
-            if b"-pidfile" in (line := process.said_of(pid, "cmdline", users)):
-                found[pid] = line
+            if b"-pidfile" in (line := process.said_of(int(name), "cmdline", users)):
+                found[int(name)] = line
     return found
 
 

@@ -230,6 +230,8 @@ class Pack:
             numbers = np.frombuffer(raw, dtype="<u4").astype(np.int64)
         stored, counts = numbers[:frames], numbers[frames : 2 * frames]
         chunks = int(counts.sum())
+        if chunks > slot_count:  # before memory is allocated for that many
+            raise damaged(f"{self.name} is damaged", "its table has more chunks than slots")
         slots = numbers[2 * frames :] if listed else np.arange(chunks, dtype=np.int64)
         if (
             len(counts) != frames

@@ -107,7 +107,7 @@ def create(
     if taken.not_replaced:
         warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
     if why := taken.not_ended:
-        warn(f"warning: QEMU still has something of it, which the next one removes: {why}")
+        warn(f"warning: something of it is left for the next checkpoint to settle: {why}")
     show({"vm": one, **taken.to_json()}, _taken_text(one, taken), as_json=json)
 
 

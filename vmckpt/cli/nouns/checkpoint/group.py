@@ -132,8 +132,9 @@ def _members(group: "Group") -> str:
 def settle(key: "KeySource | None") -> None:
     """Finish interrupted commits of groups."""
     from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.state.documents import names_in
 
-    if not any((state_dir() / "groups").glob("*.json")):
+    if not names_in(state_dir() / "groups"):
         return
     from vmckpt.group.journal import settle_left
 

@@ -391,9 +391,11 @@ def _copy(
     from vmckpt.cli.output import warn
     from vmckpt.errors import NotFoundError
     from vmckpt.store.copying import copy_checkpoints
+    from vmckpt.store.errors import damaged
     from vmckpt.units import format_size
 
-    wanted = [source.find(text) for text in checkpoints] if checkpoints else source.manifests()
+    there_are = source.catalogue()
+    wanted = [source.find(text) for text in checkpoints] if checkpoints else there_are.manifests
 
     def heard(manifest: "Manifest") -> None:
         warn(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
@@ -406,6 +408,12 @@ def _copy(
             f"{len(gone)} of {len(wanted)} checkpoints are not in {place}",
             why=f"another command has removed them from {source.place}: {', '.join(gone)}",
             remedy="see: vmckpt checkpoint list",
+        )
+    if there_are.damaged and not checkpoints:
+        raise damaged(
+            f"{len(there_are.damaged)} of {len(wanted) + len(there_are.damaged)} checkpoints were "
+            "not copied",
+            "; ".join(f"{one}: {exc.why}" for one, exc in list(there_are.damaged.items())[:5]),
         )
     added = sum(manifest.added_bytes for manifest in copied)
     result = {
