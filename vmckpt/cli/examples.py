@@ -31,6 +31,9 @@ undrain
 serve
     vmckpt serve --scheduler
     vmckpt serve --scheduler --json
+notify
+    vmckpt notify
+    vmckpt notify --undelivered
 config
     vmckpt config
     vmckpt config --json
