@@ -106,7 +106,7 @@ def test_it_has_manuals_completion_and_units(root: Root) -> None:
     assert (
         "complete --command vmckpt" in (share / "fish/vendor_completions.d/vmckpt.fish").read_text()
     )
-    units = {unit.name for unit in (REPOSITORY / "units").iterdir()}
+    units = {unit.name for unit in (REPOSITORY / "units").rglob("*") if unit.is_file()}
     assert {Path(file).name for file in root.files() if "/usr/lib/systemd/system/" in file} == units
 
 

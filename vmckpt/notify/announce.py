@@ -6,6 +6,7 @@ It is started and left alone, so that what it reports on neither waits for it no
 import sys
 from contextlib import suppress
 
+from vmckpt.errors import VmckptError
 from vmckpt.hosts.processes.process import own_command, spawn
 from vmckpt.notify.notification import Notification
 from vmckpt.notify.undelivered import notifications_dir
@@ -20,7 +21,7 @@ def announce(notification: Notification) -> None:
     try:
         notifications_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         spawn([*own_command(), "deliver", text], notifications_dir() / "log")
-    except (OSError, RuntimeError) as exc:  # no thread that waits for it
+    except (OSError, RuntimeError, VmckptError) as exc:  # no thread, no state directory
         with suppress(OSError):
             sys.stderr.write(f"no process delivers the notification: {exc}: {text}\n")
             sys.stderr.flush()
