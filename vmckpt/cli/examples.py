@@ -45,6 +45,7 @@ vm adopt
     vmckpt vm adopt web --qmp /run/web.qmp --host h2
 vm list
     vmckpt vm list
+    vmckpt vm list --host h1
     vmckpt vm list --json
 vm show
     vmckpt vm show web
