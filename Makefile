@@ -15,7 +15,7 @@ APT_PACKAGES := fuse3 gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-
 	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
-CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py debian/*.py))))
+CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py cluster/*.py tests/*.py benchmarks/*.py debian/*.py))))
 
 # Pythons that hosts may have: Debian 12, Ubuntu 24.04, Debian 13.
 WHEELS_FOR ?= 3.11 3.12 3.13
@@ -27,9 +27,10 @@ COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-ex
 QUICK_TESTS ?= -m "not slow" tests/unit tests/contract
 
 # All that the tests without QEMU take.
-TOOLS = build/etcd-3.4 build/promtool-2.42
+TOOLS = build/etcd-3.4 build/promtool-2.42 build/ocf-4.12
 TOOLS_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)" \
-	VMCKPT_TEST_PROMTOOL="$$(tail -n 1 build/promtool-2.42)"
+	VMCKPT_TEST_PROMTOOL="$$(tail -n 1 build/promtool-2.42)" \
+	VMCKPT_TEST_OCF_TESTER="$$(tail -n 1 build/ocf-4.12)"
 # `make test QEMU=...` has no meaning: tests take both.
 TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 	VMCKPT_TEST_QEMU_7_2="$$(tail -n 1 build/qemu-7.2)" \
@@ -108,10 +109,9 @@ test-packages: APT_PACKAGES += buildah mmdebstrap
 test-packages: dist ## The Debian package in bare Debian 12 and 13, and the image (minutes, as root)
 	$(BIN)/pytest -m packages tests/packages
 
-role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)
+role: .venv-ansible/made build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)
 	cd ansible && PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" ansible-lint
-	PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" \
-		$(BIN)/pytest -m role tests/role
+	PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" $(TEST_ENV) $(BIN)/pytest -m role tests/role
 
 lock: setup ## Resolve the dependencies in pyproject.toml and of ansible/ anew
 	$(COMPILE) --extra libvirt --extra mount --extra s3 --extra dev --extra bench --output-file requirements.lock pyproject.toml
@@ -166,3 +166,7 @@ build/etcd-%: always | setup
 build/promtool-%: always | setup
 	@mkdir -p build
 	$(PYTHON) images/promtool.py $* >$@
+
+build/ocf-%: always | setup
+	@mkdir -p build
+	$(PYTHON) images/ocf.py $* >$@

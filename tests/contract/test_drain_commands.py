@@ -30,6 +30,35 @@ def test_an_empty_host_is_closed_at_once_and_opened_again(tmp_path: Path) -> Non
     assert (code, refused["error"]["what"]) == (4, "local is not drained")
 
 
+def test_what_a_reason_drained_is_undone_by_the_same_reason_alone(tmp_path: Path) -> None:
+    mark, reason = tmp_path / "drained.json", ("--reason", "shutdown")
+    assert said(tmp_path, "undrain", "local", *reason)[0] == 0
+    assert said(tmp_path, "drain", "local", *reason)[0] == 0
+    assert said(tmp_path, "undrain", "local", "--reason", "repair")[0] == 0
+    assert mark.exists()
+    # Again, and with another reason: it keeps the first.
+    assert said(tmp_path, "drain", "local", *reason)[0] == 0
+    assert said(tmp_path, "drain", "local", "--reason", "repair")[0] == 0
+    assert said(tmp_path, "undrain", "local", *reason)[0] == 0
+    assert not mark.exists()
+
+
+def test_a_host_that_an_operator_has_drained_is_not_opened_at_boot(tmp_path: Path) -> None:
+    mark, reason = tmp_path / "drained.json", ("--reason", "shutdown")
+    assert said(tmp_path, "drain", "local")[0] == 0
+    operators = mark.read_text()
+    assert said(tmp_path, "drain", "local", *reason)[0] == 0
+    code, result = said(tmp_path, "undrain", "local", *reason)
+    assert (code, result["moved"]) == (0, [])
+    assert mark.read_text() == operators
+    assert said(tmp_path, "undrain", "local")[0] == 0
+    # And one that an operator elsewhere drained since.
+    assert said(tmp_path, "drain", "local", *reason)[0] == 0
+    mark.write_text(operators)
+    assert said(tmp_path, "undrain", "local", *reason)[0] == 0
+    assert mark.read_text() == operators
+
+
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     assert said(tmp_path, "drain", "nowhere")[0] == 3
     assert said(tmp_path, "drain", "local", "--to", "nowhere")[0] == 3

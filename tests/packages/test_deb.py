@@ -106,8 +106,13 @@ def test_it_has_manuals_completion_and_units(root: Root) -> None:
     assert (
         "complete --command vmckpt" in (share / "fish/vendor_completions.d/vmckpt.fish").read_text()
     )
-    units = {unit.name for unit in (REPOSITORY / "units").iterdir()}
+    units = {unit.name for unit in (REPOSITORY / "units").rglob("*") if unit.is_file()}
     assert {Path(file).name for file in root.files() if "/usr/lib/systemd/system/" in file} == units
+
+
+def test_it_has_a_resource_agent(root: Root) -> None:
+    described = root.run("/usr/lib/ocf/resource.d/vmckpt/vm", "meta-data")
+    assert '<resource-agent name="vm" version="1.0">' in described
 
 
 def test_it_is_not_replaced_while_its_jobs_run(root: Root) -> None:

@@ -10,6 +10,7 @@ import typer.main
 from vmckpt.cli import defaults
 from vmckpt.cli.main import COMMANDS, NOUNS, command_line
 from vmckpt.errors import UsageError
+from vmckpt.state import config_files
 
 pytestmark = pytest.mark.unit
 KNOWN = (*COMMANDS, *NOUNS)
@@ -18,7 +19,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    monkeypatch.setattr(defaults, "SYSTEM_FILE", tmp_path / "etc.toml")
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", tmp_path / "etc.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def written(which: str, text: str) -> Path:
@@ -37,19 +38,19 @@ def given(word: str) -> dict[str, Any]:
 def test_the_environment_comes_before_the_users_file_and_that_before_the_systems(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not defaults.are_there("migrate")
+    assert not config_files.are_there("migrate")
     assert given("migrate") == {}
     write("etc", '[migrate]\nbandwidth = "1GB/s"\nparallel = 2\ntls = "require"\n')
     write("user", '[migrate]\nbandwidth = "2GB/s"\nparallel = 4\n[vm.stop]\ntimeout = "5s"\n')
     monkeypatch.setenv("VMCKPT_MIGRATE_PARALLEL", "8")
-    assert defaults.are_there("migrate")
+    assert config_files.are_there("migrate")
     assert set(given("migrate")["migrate"].values()) == {"2GB/s", "8", "require"}
     assert given("vm") == {"vm": {"stop": {"timeout": "5s"}}}
 
 
 def test_a_variable_alone_is_enough(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_CHECKPOINT_CREATE_TAG", "by=ops 'why=a test'")
-    assert (defaults.are_there("checkpoint"), defaults.are_there("vm")) == (True, False)
+    assert (config_files.are_there("checkpoint"), config_files.are_there("vm")) == (True, False)
     assert given("checkpoint")["checkpoint"]["create"]["tag"] == ["by=ops", "why=a test"]
 
 

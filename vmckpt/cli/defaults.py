@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vmckpt.state.config_files import files, variable
+
 if TYPE_CHECKING:
     import click
 
-SYSTEM_FILE = Path("/etc/vmckpt/config.toml")
 _MOST_BYTES = 1 << 20
 # Options without defaults. The output format depends on the program that reads it. That a host is
 # dead, or that a VM of a silent host should run on another one, must be said each time: otherwise
@@ -35,22 +36,6 @@ class Setting(NamedTuple):
     option: str
     value: Any
     origin: str
-
-
-def files() -> list[Path]:
-    """Configuration files, whether they are there or not: a later one replaces an earlier one."""
-    found = [SYSTEM_FILE]
-    if given := os.environ.get("XDG_CONFIG_HOME"):
-        found.append(Path(given) / "vmckpt/config.toml")
-    elif home := os.environ.get("HOME"):
-        found.append(Path(home) / ".config/vmckpt/config.toml")
-    return found
-
-
-def are_there(word: str) -> bool:
-    """Whether the command `word` may have any."""
-    prefix = _variable((word, ""))
-    return any(map(os.path.exists, files())) or any(name.startswith(prefix) for name in os.environ)
 
 
 def settings(root: "click.Group", known: Sequence[str]) -> list[Setting]:
@@ -128,13 +113,13 @@ def _of_environment(words: tuple[str, ...], command: "click.Command") -> Iterato
     import shlex
 
     for name, option in _options(command).items():
-        variable = _variable((*words, name))
-        if value := os.environ.get(variable):
+        name_there = variable((*words, name))
+        if value := os.environ.get(name_there):
             try:
                 given = shlex.split(value) if option.multiple else value
             except ValueError as exc:
-                raise _refused(f"${variable}", str(exc), "quote it as for a shell") from exc
-            yield Setting(words, name, given, f"${variable}")
+                raise _refused(f"${name_there}", str(exc), "quote it as for a shell") from exc
+            yield Setting(words, name, given, f"${name_there}")
 
 
 def _leaves(
@@ -164,10 +149,6 @@ def _options(command: "click.Command") -> Mapping[str, "click.Option"]:
 
 def _may_be_set(command: "click.Command", option: str) -> bool:
     return option not in _NEVER and (command.name, option) not in _NEVER_OF
-
-
-def _variable(words: Sequence[str]) -> str:
-    return "_".join(("VMCKPT", *words)).upper().replace("-", "_")
 
 
 def _refused(origin: Path | str, why: str, remedy: str) -> Exception:

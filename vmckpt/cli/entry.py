@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
-from vmckpt.cli.defaults import are_there
+from vmckpt.state.config_files import are_there
 
 # Imports create tens of thousands of permanent objects: collecting garbage among them took a
 # quarter of the start-up time.

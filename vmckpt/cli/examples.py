@@ -31,6 +31,9 @@ undrain
 serve
     vmckpt serve --scheduler
     vmckpt serve --scheduler --json
+notify
+    vmckpt notify
+    vmckpt notify --undelivered
 config
     vmckpt config
     vmckpt config --json
@@ -42,6 +45,7 @@ vm adopt
     vmckpt vm adopt web --qmp /run/web.qmp --host h2
 vm list
     vmckpt vm list
+    vmckpt vm list --host h1
     vmckpt vm list --json
 vm show
     vmckpt vm show web

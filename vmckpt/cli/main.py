@@ -13,10 +13,11 @@ from typer.core import TyperGroup
 
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
-from vmckpt.cli.defaults import are_there, default_map
+from vmckpt.cli.defaults import default_map
 from vmckpt.cli.output import end_running, print_error
 from vmckpt.cli.renamed import renamed
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
+from vmckpt.state.config_files import are_there
 
 EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing
 changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown;
@@ -33,12 +34,13 @@ COMMANDS = (
     "drain",
     "undrain",
     "serve",
+    "notify",
     "config",
 )
 # `checkpoint --kind internal` by its former name: not in --help.
 FORMER = ("snapshot",)
 # Started by vmckpt itself: not in --help.
-HIDDEN = ("link", "job", "replica", "observe", "lend", "settle-groups")
+HIDDEN = ("link", "job", "replica", "observe", "lend", "settle-groups", "deliver")
 NOUNS = (
     "vm",
     "replicate",
@@ -62,7 +64,7 @@ SECTIONS = {
     "Migration": ("migrate", "check", "plan", "dirty-rate", "drain", "undrain"),
     "Protection": ("replicate", "guard", "schedule", "serve"),
     "Hosts, stores and settings": ("host", "store", "pki", "config", "lab"),
-    "Monitoring": ("top", "metrics", "runs"),
+    "Monitoring": ("top", "metrics", "runs", "notify"),
 }
 
 

@@ -56,22 +56,25 @@ async def find_own(name: str, tell: "Tell") -> "Vm":
     raise not_for_domains(name)
 
 
-async def look_at_all() -> "Answers[VmInfo]":
-    """Every VM of every host, by name, and which hosts or libvirtds do not answer."""
+async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
+    """Every VM of `hosts` (without: of all), by name, and which hosts or libvirtds do not answer.
+
+    The homes that a migration or a takeover left behind are recognized only among `hosts`.
+    """
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.migrate.outcome.left import without_stale
     from vmckpt.vm.inventory import look_all
 
-    everywhere = all_hosts()
+    everywhere = all_hosts() if hosts is None else hosts
     looks = await look_all(everywhere)
     given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
     silent, unheard, unread = looks.silent, looks.unheard, looks.unread
-    if hosts := _with_libvirt(everywhere):
+    if with_libvirt := _with_libvirt(everywhere):
         from vmckpt.drivers.domain import info as domain_info
         from vmckpt.vm.domains.inventory import all_domains
 
-        found = await all_domains(hosts)
+        found = await all_domains(with_libvirt)
         given += [await domain_info(domain) for domain in found.given]
         silent, unheard = silent + found.silent, unheard + found.unheard
         unread += found.unread

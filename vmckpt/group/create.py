@@ -1,7 +1,6 @@
 """Checkpoints of several VMs, on any hosts, as of one consistent cut: all of them, or none."""
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle
 from vmckpt.group.services import Service, at_work
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.processes.deadman import armed
+from vmckpt.hosts.processes.process import own_command
 from vmckpt.sequence.steps import all_of, to_the_end
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm
@@ -56,7 +56,7 @@ async def create(
             tell(f"{vm.name} has no network: nothing that it says is held")
     group_id = secrets.token_hex(8)
     await local_host().make_dir(groups_dir())
-    switch = [sys.executable, "-m", "vmckpt.cli.entry", "settle-groups"]
+    switch = [*own_command(), "settle-groups"]
     with armed(switch, groups_dir() / f"{group_id}.log"):
         async with led(group_id):
             return await _taken(works, asked, group_id, tell, key)

@@ -5,7 +5,6 @@ import hashlib
 import os
 import socket
 import stat
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
@@ -35,7 +34,7 @@ from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes import kernel, memory, process, promises
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
 from vmckpt.hosts.processes.other_user import leave_session
-from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.hosts.processes.process import ProcessId, own_command
 from vmckpt.hosts.sockets.tcp_table import listening_ports
 from vmckpt.hosts.sockets.unix_socket import connected, listens_as
 from vmckpt.hosts.uids import Uids
@@ -408,7 +407,7 @@ class LocalHost(HostEntry):
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""
-        return [sys.executable, "-m", "vmckpt.cli.entry"]
+        return own_command()
 
     def _readable(self, path: Path) -> AbstractContextManager[None]:
         """For a block that reads there: a failed read counts as this host's error, like any

@@ -1,7 +1,6 @@
 """The frame of every migration, of VMs and domains: its events and its record."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.hosts.processes.deadman import armed
+from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.files import new_run
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import WARN, Finding
@@ -132,9 +132,8 @@ async def recorded(
 async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
     """If this process dies in the block, another process recovers the VM at once."""
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "vmckpt.cli.entry"]
     # A domain's name may begin with a dash.
-    command += ["migrate", "--recover", "--insist", "--json", "--", name]
+    command = [*own_command(), "migrate", "--recover", "--insist", "--json", "--", name]
     with armed(command, runs_dir() / f"{run}.recovery.log"):
         yield
 

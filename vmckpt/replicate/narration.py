@@ -20,6 +20,8 @@ from vmckpt.foreign import parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.hosts.processes.process import APPENDED
+from vmckpt.notify.announce import announce
+from vmckpt.replicate.notices import Noticing
 from vmckpt.replicate.paths import UNHEARD
 from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.vm.paths import file_name
@@ -65,13 +67,14 @@ def events_file(host: Host | HostEntry, vm: str) -> Path:
 async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
     """For the block: report each change of a service's status, including the last."""
     told: list[dict[str, Any]] = []
+    noticing = Noticing()
 
     def tell() -> None:
         said = status()
         facts = {name: getattr(said, name) for name in TOLD_BY} | {"unheard": _unheard(said)}
         if not told or told[-1] != facts:
             told[:] = [facts]
-            tell_event(host, said)
+            tell_event(host, said, noticing)
 
     async def watch() -> None:
         while True:
@@ -93,8 +96,13 @@ def _unheard(said: ReplicaStatus) -> list[str]:
     return [path for path, how in (said.paths or {}).items() if how in UNHEARD]
 
 
-def tell_event(host: HostEntry, said: ReplicaStatus) -> None:
-    """Append an event with the current status. A file that cannot be written stops nothing."""
+def tell_event(host: HostEntry, said: ReplicaStatus, noticing: Noticing | None = None) -> None:
+    """Append an event with the current status, and notify of it if it is a reason to.
+
+    A file that cannot be written stops nothing. Without `noticing` it is the first one.
+    """
+    for notification in (noticing or Noticing()).noticed(host.name, said):
+        announce(notification)
     known = said.to_json()
     facts = {name: known[name] for name in (*TOLD_BY, *ALSO_TOLD) if name in known}
     time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

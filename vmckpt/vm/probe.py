@@ -13,6 +13,7 @@ from vmckpt.codec import builtins, convert
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Executable, Host
+from vmckpt.installing import OS_RELEASE, Need, advice
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
@@ -113,7 +114,7 @@ async def _binary(host: Host) -> Executable:
     raise RefusedError(
         f"{host.name} has no QEMU",
         why=f"'{host.qemu}' is not there or not executable",
-        remedy="install it: apt-get install qemu-system-x86 qemu-utils",
+        remedy=f"install it: {advice(Need.QEMU, await host.read_text(OS_RELEASE) or '')}",
     )
 
 

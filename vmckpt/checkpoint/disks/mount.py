@@ -21,6 +21,7 @@ from vmckpt.checkpoint.disks.stored_disks import DiskReader
 from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory.inventory import local_host
+from vmckpt.installing import Need, advice_here
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 
@@ -79,7 +80,7 @@ def _missing(why: str) -> RefusedError:
     return RefusedError(
         "a checkpoint cannot be mounted here",
         why=why,
-        remedy="apt-get install fuse3, and pip install 'vmckpt[mount]'; or use "
+        remedy=f"{advice_here(Need.FUSE)}, and pip install 'vmckpt[mount]'; or use "
         "`vmckpt checkpoint serve-disk` or `export-disk`, which need neither",
     )
 

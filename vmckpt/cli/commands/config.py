@@ -9,8 +9,9 @@ def config(json: Json = False) -> None:
     """Show the defaults set in files and the environment."""
     import typer.main
 
-    from vmckpt.cli.defaults import files, settings
+    from vmckpt.cli.defaults import settings
     from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+    from vmckpt.state.config_files import files
     from vmckpt.ui.tables import table
 
     root = typer.main.get_group(command_line([]))

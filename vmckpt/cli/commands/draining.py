@@ -59,6 +59,17 @@ LookFor = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 
+Reason = Annotated[
+    str,
+    typer.Option(
+        "--reason",
+        help="Of `drain`: a word to record. Of `undrain`: do nothing if the host was drained "
+        "without it.",
+        metavar="WORD",
+    ),
+]
+
+
 # From a migration's options.
 Link = Annotated[MigrationOptions, Only(("bandwidth_bytes_per_s",))]
 
@@ -73,6 +84,7 @@ class Common(NamedTuple):
     max_vms: MaxVms = None
     one_way: OneWay = False
     for_: LookFor = "4s"
+    reason: Reason = ""
     dry_run: DryRun = False
     json: Json = False
 

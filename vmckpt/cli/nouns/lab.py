@@ -156,13 +156,14 @@ def _installed_qemu() -> Path:
     import shutil
 
     from vmckpt.errors import RefusedError
+    from vmckpt.installing import Need, advice_here
 
     found = shutil.which("qemu-system-x86_64")
     if found is None:
         raise RefusedError(
             "there is no QEMU on this machine",
             why="qemu-system-x86_64 is not in PATH",
-            remedy="apt-get install qemu-system-x86 qemu-utils, or name one with --qemu",
+            remedy=f"{advice_here(Need.QEMU)}, or name one with --qemu",
         )
     return Path(found)
 

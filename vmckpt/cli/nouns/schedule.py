@@ -193,10 +193,11 @@ def run_due(names: Names = None, json: Json = False) -> None:
 
 def tools(tell: Any) -> "SchedulerTools":
     """What a scheduler works with; `tell` hears its events."""
+    from vmckpt.fleet.schedule.notices import notifying
     from vmckpt.fleet.schedule.run import SchedulerTools, clock
     from vmckpt.fleet.schedule.work import Checkpoints
 
-    return SchedulerTools(clock, Checkpoints(warn), tell)
+    return SchedulerTools(clock, Checkpoints(warn), notifying(tell))
 
 
 def event_json(event: "Event") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vmckpt.drivers.driver import Started, VmInfo
+    from vmckpt.drivers.driver import Driver, Started, VmInfo
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -82,17 +82,25 @@ def adopt(
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+def list_(
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Ask only this host (repeatable).", metavar="HOST"),
+    ] = None,
+    json: Json = False,
+) -> None:
     """List the VMs of all hosts."""
     from vmckpt.cli.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
-    found = run(look_at_all())
+    found = run(look_at_all([find_host(name) for name in host] if host else None))
     for error in found.silent:
         warn(f"not asked: {error}")
-    remember(VMS, [vm.name for vm in found.given])
+    if not host:
+        remember(VMS, [vm.name for vm in found.given])
     rows = [
         (vm.name, vm.host, _state(vm), str(vm.vcpus), format_size(vm.memory_bytes), vm.machine)
         for vm in found.given
@@ -292,6 +300,14 @@ def rm(
             "--disks", help="Also remove its disk images, unless something else uses them."
         ),
     ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="Remove it from this host, although another host has it too.",
+            metavar="HOST",
+        ),
+    ] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
@@ -299,10 +315,9 @@ def rm(
 
     Its disk images stay. An adopted QEMU keeps running.
     """
-    from vmckpt.cli.found import find
     from vmckpt.drivers.driver import remove_with_disks
 
-    vm = run(find(name))
+    vm = _to_remove(name, host, disks=disks)
     if disks:
         confirm(_loss(name, vm.own_images()), yes=yes, as_json=json)
     stay, pid, tpm, removed, kept = run(remove_with_disks(vm) if disks else vm.remove())
@@ -315,6 +330,24 @@ def rm(
     facts = {"vm": name, "removed": True, "disks": stay, "removed_disks": list(removed),
              "kept_disks": dict(kept), "goes_on_as_pid": pid, "kept_tpm": tpm}  # fmt: skip
     show(facts, f"{name} {done}{gone}{left}", as_json=json)
+
+
+def _to_remove(name: str, host: str | None, *, disks: bool) -> "Driver":
+    from vmckpt.cli.found import find
+    from vmckpt.drivers.direct import DirectVm
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory.inventory import find_host
+    from vmckpt.vm.inventory import require_at_home
+
+    if host is None:
+        return run(find(name))
+    if disks:
+        raise UsageError(
+            "--disks does not go with --host",
+            why="another host may have the VM too, and use the same disks",
+            remedy="leave out one of them",
+        )
+    return DirectVm(run(require_at_home(find_host(host), name)))
 
 
 def _loss(name: str, paths: "Sequence[Path]") -> str:

@@ -32,8 +32,9 @@ from vmckpt.fleet.drain.record import DrainRecord, drains_dir
 from vmckpt.fleet.drain.result import DrainResult, Held
 from vmckpt.fleet.drain.view import TOOLS, DrainTools
 from vmckpt.forecast.drain.crowding import Past, PastMove
+from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.drained import close, is_closed, reopen
+from vmckpt.hosts.inventory.drained import close, closed_by, is_closed, reopen
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.lock import JUST_BEGUN
 from vmckpt.jobs.files import new_run
@@ -56,19 +57,28 @@ SETTLE_S = 120.0
 
 
 async def drain(
-    host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
+    host: Host,
+    asked: DrainOptions,
+    show: Show,
+    *,
+    reason: str = "",
+    dry_run: bool = False,
+    tools: DrainTools = TOOLS,
 ) -> DrainResult:
     """Move all that runs on `host` elsewhere, and keep new VMs away until `undrain`.
 
     A VM that cannot move stays, with the reason in the result; if none could move, nothing was
-    changed and the host is as it was. Raises RefusedError (nothing was changed), BusyError,
-    HostDownError, CancelledByUserError (repeat the command to continue).
+    changed and the host is as it was. `reason` is for `is_drained_for`; a host that was drained
+    before keeps its own. Raises RefusedError (nothing was changed), BusyError, HostDownError,
+    CancelledByUserError (repeat the command to continue).
     """
     async with _only_one(host):
         record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
         targets = _targets(host, asked, tools)
         was_closed = await is_closed(host)
-        if not dry_run:
+        if not was_closed:
+            record = replace(record, reason=reason)
+        if not (dry_run or (reason and was_closed)):
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
         try:
             work = _Work(DRAIN, host, record, asked=asked, tools=tools, show=show)
@@ -107,6 +117,21 @@ async def undrain(
         record = record or DrainRecord(host.name, new_run(), time.time())
         work = _Work(UNDRAIN, host, record, asked=asked, tools=tools, show=show)
         return await work.carried_out([host], dry_run=dry_run)
+
+
+async def is_drained_for(host: Host, reason: str) -> bool:
+    """Whether a drain with this reason took VMs off `host`, and no other drain came after it.
+
+    Raises StorageError, HostDownError.
+    """
+    record = records.load(host.name)
+    if record is None or record.reason != reason:
+        return False
+    if not await is_closed(host):
+        return True  # not all of its VMs came back
+    with suppress(MalformedError):
+        return await closed_by(host) == record.run
+    return False
 
 
 def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:

@@ -22,7 +22,8 @@ PAST_KEPT = 20
 class DrainRecord:
     """A host that is or is being drained: where each of its VMs was taken.
 
-    `moving` are those whose move had begun and may not have ended.
+    `moving` are those whose move had begun and may not have ended. `reason`: why it was drained, if
+    that was said.
     """
 
     host: str
@@ -30,6 +31,7 @@ class DrainRecord:
     began_unix_s: float
     away: Mapping[str, str] = field(default_factory=dict)
     moving: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
 
     def begins(self, vm: str, target: str) -> "DrainRecord":
         """A move from the host has begun."""

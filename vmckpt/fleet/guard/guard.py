@@ -7,7 +7,6 @@ switch continues from there; after a reboot, `resume` does.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
@@ -65,6 +64,7 @@ from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.hosts.processes.deadman import armed
+from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.handle import revoke
 from vmckpt.sequence.steps import finish
 from vmckpt.store.files.naming import IfTaken, dated
@@ -204,7 +204,7 @@ def _lock_path(vm: str) -> Path:
 
 def _switch(record: GuardRecord) -> AbstractContextManager[None]:
     """For the block: if this process dies, another continues the guard."""
-    command = [sys.executable, "-m", "vmckpt.cli.entry", "guard", "resume", record.run]
+    command = [*own_command(), "guard", "resume", record.run]
     log = guards_dir() / f"{record.run}.recovery.log"
     log.unlink(missing_ok=True)
     return armed(command, log)

@@ -2,20 +2,19 @@
 
 import asyncio
 import os
-import re
 import shlex
 import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from http.client import HTTPException, parse_headers
-from io import BytesIO
+from http.client import HTTPException
 from typing import NamedTuple
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
+from vmckpt.hosts.sockets.http import request
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.inventory import Vm, look
 
@@ -23,12 +22,7 @@ CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
 # Limit of an environment variable of a command: 128 KiB (execve(2)).
 _MOST_CHARS = 16_000
-_HTTP_PORTS = {"http": 80, "https": 443}
-_HTTP_WORDS = "User-Agent: vmckpt\r\nAccept: */*\r\nConnection: close\r\n"
 _REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 10
-_STATUS = re.compile(rb"HTTP/\d\.\d (\d{3})([^\n]*)\n")
-_HEAD_END = re.compile(rb"\n\r?\n")
-_MOST_HEAD_BYTES = 64 << 10
 
 
 class CheckKind(Enum):
@@ -163,7 +157,7 @@ async def _http(url: str) -> str:
     """
     asked = urlsplit(url)
     for _ in range(_MOST_REDIRECTS):
-        code, reason, location = await _answer(url)
+        code, reason, location = await request(url)
         if code // 100 == 2:
             return ""
         to = urlsplit(urljoin(url, location)) if location and code in _REDIRECTS else None
@@ -171,33 +165,6 @@ async def _http(url: str) -> str:
             return f"HTTP {code} {reason}"
         url = to.geturl()
     return f"more than {_MOST_REDIRECTS} redirects"
-
-
-async def _answer(url: str) -> tuple[int, str, str]:
-    """Status, its reason, and the redirect. No more is read, because a guest controls it."""
-    parts = urlsplit(url)
-    if not parts.hostname or parts.scheme not in _HTTP_PORTS:
-        raise ValueError(f"'{url}' is no URL of a web server")
-    port = parts.port or _HTTP_PORTS[parts.scheme]
-    secure = True if parts.scheme == "https" else None
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
-    try:
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        what = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-        what += f"?{quote(parts.query, safe='/?%:@!$&()*+,;=~')}" if parts.query else ""
-        writer.write(f"GET {what} HTTP/1.1\r\nHost: {host}:{port}\r\n{_HTTP_WORDS}\r\n".encode())
-        head = bytearray()
-        while not _HEAD_END.search(head) and (more := await reader.read(_MOST_HEAD_BYTES)):
-            head += more
-            if len(head) > _MOST_HEAD_BYTES:
-                raise ValueError("the head of its answer has no end")
-    finally:
-        writer.transport.abort()
-    status = _STATUS.match(head)
-    if status is None:
-        raise ValueError("it does not answer as a web server does")
-    headers = parse_headers(BytesIO(head[status.end() :]))
-    return int(status[1]), status[2].decode(errors="replace").strip(), headers["Location"] or ""
 
 
 def as_variable(text: str) -> str:

@@ -235,7 +235,8 @@ class _Running:
                 raise
             # The next run is due: its own checkpoint matters more.
             outcome, why = UNCOPIED, str(as_error(self._record.name, exc))
-            self._tell("failed", f"{point.name} was not copied: {why}")
+            text = f"{point.name} was not copied: {why}"
+            self._tell("failed", text, failures_before=self._record.failures)
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
         told = [why, await self._prune(point.id), await self._check()]
@@ -287,21 +288,23 @@ class _Running:
             # Another operation on the VM is not a failure of this run.
             is_busy = isinstance(error, BusyError)
             now, why = self._tools.clock(), f"{error.what}: {error.why}"
+            before = self._record.failures
             state = failed(self._record.state, why, now, is_busy=is_busy)
             count = 0 if is_busy else 1
             self._save(
                 state=state,
-                failures=self._record.failures + count,
+                failures=before + count,
                 failed_total=self._record.failed_total + count,
                 why=str(error),
             )
-            self._tell("failed" if count else "busy", str(error), kind=error.kind)
+            event = "failed" if count else "busy"
+            self._tell(event, str(error), kind=error.kind, failures_before=before)
             return RunResult(self._record.name, None, error)
 
     def _end(
         self, outcome: str, checkpoint: str | None = None, why: str = "", **changes: Any
     ) -> str:
-        held, now = self._claim, self._tools.clock()
+        held, now, before = self._claim, self._tools.clock(), self._record.failures
         run = ScheduleRun(
             held.number, held.due_s, held.begun.wall_s, now.wall_s, outcome, checkpoint, why,
             held.missed, held.tries,
@@ -314,13 +317,14 @@ class _Running:
             changes |= {"done_total": self._record.done_total + 1, "last_done_s": now.wall_s}
         if outcome == UNCOPIED:
             changes |= {
-                "failures": self._record.failures + 1,
+                "failures": before + 1,
                 "failed_total": self._record.failed_total + 1,
                 "why": why,
             }
         self._record = save(self._record.ended(run, **changes))
         text = {DONE: "done", UNCOPIED: "done, but for copying"}.get(outcome, f"{outcome}: {why}")
-        self._tell(outcome, text, checkpoint=checkpoint, due_unix_s=held.due_s)
+        facts = {"checkpoint": checkpoint, "due_unix_s": held.due_s}
+        self._tell(outcome, text, failures_before=before, **facts)
         return outcome
 
     def _save(self, **changes: Any) -> None:

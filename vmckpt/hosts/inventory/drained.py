@@ -30,6 +30,11 @@ async def close(host: Host, facts: Mapping[str, Any]) -> None:
     await host.write_text(_mark(host), json.dumps(facts))
 
 
+async def closed_by(host: Host) -> str | None:
+    """The run of the drain that marked the host. Raises MalformedError, HostDownError."""
+    return convert(_Mark, parse(await host.read_text(_mark(host)) or "")).run
+
+
 async def reopen(host: Host, of_run: str | None = None) -> None:
     """Remove the mark; with `of_run` only that drain's, since another operator may drain it too.
 
@@ -37,7 +42,7 @@ async def reopen(host: Host, of_run: str | None = None) -> None:
     """
     if of_run is not None:
         with suppress(MalformedError):  # an unreadable mark is removed
-            if convert(_Mark, parse(await host.read_text(_mark(host)) or "")).run != of_run:
+            if await closed_by(host) != of_run:
                 return
     await host.remove(_mark(host))
 

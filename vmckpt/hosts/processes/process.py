@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -55,6 +56,11 @@ def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
     spawned = identify(pid) or ProcessId(pid, 0)
     threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
     return spawned
+
+
+def own_command() -> list[str]:
+    """The command line that runs this vmckpt."""
+    return [sys.executable, "-m", "vmckpt.cli.entry"]
 
 
 def _inheritable() -> list[int]:

@@ -95,14 +95,14 @@ async def _all(
     for check in await domain_checks.checks(host, paste, facts):
         yield check
     async for check in target_host.clock(operator, host):
-        yield _mended_by(remedies.clock(paste), check)
+        yield _mended_by(await remedies.clock(host, paste), check)
 
 
 async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
     try:
         found = await ask(target_host.userfaults(host))
     except (RefusedError, HostDownError, OperationFailedError) as exc:
-        yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
+        yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", await remedies.qemu(host, paste))
         return
     for one in found:
         faults = _mended_by(await remedies.userfaultfd(host, paste), one)
@@ -127,7 +127,7 @@ async def _qemu(host: Host, paste: Paste, facts: dict[str, Any]) -> AsyncIterato
     try:
         found = await abilities(host)
     except (RefusedError, HostDownError, OperationFailedError) as exc:
-        yield Finding("qemu", REFUSE, f"{exc.what}: {exc.why}", remedies.qemu(host, paste))
+        yield Finding("qemu", REFUSE, f"{exc.what}: {exc.why}", await remedies.qemu(host, paste))
         return
     facts |= {
         "qemu_version": str(found.version),
@@ -139,7 +139,7 @@ async def _qemu(host: Host, paste: Paste, facts: dict[str, Any]) -> AsyncIterato
     yield Finding("qemu", OK, f"QEMU {found.version}, newest machine type {facts['newest_q35']}")
     if "/" not in host.qemu and await host.find_executable("qemu-img") is None:
         reason = f"{host.name} has no qemu-img, which makes disk images"
-        yield Finding("qemu-img", REFUSE, reason, remedies.qemu(host, paste))
+        yield Finding("qemu-img", REFUSE, reason, await remedies.qemu(host, paste))
 
 
 async def _kvm(host: Host, paste: Paste, facts: dict[str, Any]) -> Finding:

@@ -12,6 +12,16 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
+from vmckpt.installing import (
+    OS_RELEASE,
+    Family,
+    Need,
+    advice,
+    family,
+    install,
+    qemu_program,
+    settings,
+)
 from vmckpt.preflight import target_host
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.preflight.vm_users import SUGGESTED
@@ -36,12 +46,22 @@ async def state_dir(host: Host, paste: Paste) -> str:
     return paste.as_root(made)
 
 
-def qemu(host: Host, paste: Paste) -> str:
+async def qemu(host: Host, paste: Paste) -> str:
     """Install QEMU, and name it in the host's entry."""
-    install = paste.as_root("apt-get install -y qemu-system-x86 qemu-utils")
-    if "/" not in host.qemu:
-        return install
-    return f"{install} && {paste.set('--qemu', 'qemu-system-x86_64')}"
+    line, program = await _install(Need.QEMU, host, paste), qemu_program(await _os_release(host))
+    is_named = host.qemu == program or "/" not in host.qemu + program
+    return line if is_named or line.startswith("#") else f"{line} && {paste.set('--qemu', program)}"
+
+
+async def _install(need: Need, host: Host, paste: Paste, *, then: str = "") -> str:
+    """Install packages, and do something `then`; a comment on an unknown distribution."""
+    release = await _os_release(host)
+    command = install(need, release)
+    return f"# {advice(need, release)}" if command is None else paste.as_root(command + then)
+
+
+async def _os_release(host: Host) -> str:
+    return await host.read_text(OS_RELEASE) or ""
 
 
 def vm_uids(check: Finding, paste: Paste) -> str:
@@ -67,17 +87,18 @@ async def kvm(host: Host, paste: Paste) -> str:
 
 async def kernel(host: Host, paste: Paste) -> str:
     """A newer kernel, if the distribution has one."""
-    release = await host.read_text(Path("/etc/os-release")) or ""
-    said = dict(re.findall(r'^(\w+)="?([\w.-]+)"?$', release, re.MULTILINE))
+    said = settings(await _os_release(host))
     match said.get("ID"):
         case "debian":
             suite = f"{said.get('VERSION_CODENAME', 'stable')}-backports"
-            install = f"apt-get install -y -t {suite} linux-image-amd64"
+            command = f"apt-get install -y -t {suite} linux-image-amd64"
         case "ubuntu":
-            install = f"apt-get install -y linux-generic-hwe-{said.get('VERSION_ID', '24.04')}"
+            command = f"apt-get install -y linux-generic-hwe-{said.get('VERSION_ID', '24.04')}"
+        case "fedora":
+            command = "dnf upgrade -y kernel"
         case _:
             return f"# boot a kernel of 6.7 or newer on {host.name}"
-    return f"{paste.as_root(install)}  # then move its VMs away, and reboot it"
+    return f"{paste.as_root(command)}  # then move its VMs away, and reboot it"
 
 
 async def userfaultfd(host: Host, paste: Paste) -> str:
@@ -168,7 +189,7 @@ async def libvirtd(host: Host, paste: Paste) -> str:
         return paste.as_root(f'usermod -a -G "$(stat -c %G {shlex.quote(str(socket))})" {user}')
     if await host.find_executable("libvirtd"):
         return paste.as_root("systemctl restart libvirtd")
-    return paste.as_root("apt-get install -y libvirt-daemon-system")
+    return await _install(Need.LIBVIRTD, host, paste)
 
 
 def libvirt_listens(host: Host, paste: Paste) -> str:
@@ -197,9 +218,12 @@ def libvirt_encrypts(host: Host, paste: Paste, directory: Path) -> str:
     return f"{issue} && {paste.as_root(f'{written} && systemctl restart libvirtd')}"
 
 
-def clock(paste: Paste) -> str:
-    """Enable a time service."""
-    return paste.as_root("apt-get install -y chrony && chronyc makestep")
+async def clock(host: Host, paste: Paste) -> str:
+    """Enable a time service, which Debian does when it is installed."""
+    starts = " && systemctl enable --now chronyd"
+    is_started = family(await _os_release(host)) is Family.DEBIAN
+    then = f"{'' if is_started else starts} && chronyc makestep"
+    return await _install(Need.TIME_SERVICE, host, paste, then=then)
 
 
 def _put(settings: Mapping[str, str], path: str) -> str:

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 
 from vmckpt.errors import HostDownError, StorageError, UsageError
+from vmckpt.installing import Need, advice_here
 from vmckpt.store.backends.lent import LentBackend
 
 # Like BORG_RSH: another ssh program, or more options for it.
@@ -48,7 +49,7 @@ class SshBackend(LentBackend):
             raise HostDownError(
                 f"the store {place} is not reached",
                 why=f"ssh does not run: {exc.strerror}",
-                remedy="install OpenSSH's client (apt-get install openssh-client)",
+                remedy=f"install OpenSSH's client: {advice_here(Need.SSH_CLIENT)}",
             ) from exc
         super().__init__(ours, place)
         try:

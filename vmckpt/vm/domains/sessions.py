@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.installing import Need, advice_here
 from vmckpt.sequence.steps import all_of
 from vmckpt.vm.domains.connection import is_installed
 from vmckpt.vm.domains.forward import forwarded
@@ -81,7 +82,7 @@ async def _open(host: Host) -> _OpenSession:
         raise RefusedError(
             f"libvirtd on {host.name} cannot be asked",
             why="this vmckpt has no libvirt-python",
-            remedy="apt-get install -y gcc libvirt-dev pkg-config python3-dev && "
+            remedy=f"{advice_here(Need.LIBVIRT_SOURCES)} && "
             f"{sys.executable} -m pip install libvirt-python",
         )
     async with AsyncExitStack() as stack:

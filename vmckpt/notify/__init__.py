@@ -1,0 +1,1 @@
+"""Notifications of events, delivered to a command and a web server."""
