@@ -149,3 +149,40 @@ def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
         await restored_on(site.evil)
 
     asyncio.run(twice())
+
+
+class Job:
+    """A restore's job: what it has reported, and whether it was ended."""
+
+    def __init__(self, told: object) -> None:
+        self._told, self.ended = told, False
+
+    async def told(self) -> object:
+        return self._told
+
+    async def cancel(self, _: str) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_vm_that_is_run_elsewhere_before_its_restore_has_the_name_is_not_restored(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, runs: bool
+) -> None:
+    """Opening the store takes its time, and what was asked before that is old by then."""
+    inventory_has(monkeypatch, site.evil, site.good)
+    itself = replace(IN_PLACE, in_place=False)
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    job = Job("it runs" if runs else None)
+
+    async def restore() -> None:
+        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        work = await operate.restoring(site.good, entry, itself, site.key)
+        home(site.evil, "qe")  # another operator's `vm run`
+        lock = lock_path(site.good.state_dir, "web")
+        async with site.good.lock(lock, owner("checkpoint restore")):
+            await operate._require_still_unused(work, job)  # type: ignore[arg-type]
+
+    error = OutcomeUnknownError if runs else RefusedError
+    with pytest.raises(error, match="there is a VM 'web' already"):
+        asyncio.run(restore())
+    assert job.ended is not runs

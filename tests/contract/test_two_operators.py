@@ -1,21 +1,22 @@
 """Two operators, each with a state directory, who make a VM of one name or image at once."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faulty_host import Fault, FaultyHost
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm import lifecycle
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import homes
-from vmckpt.vm.lifecycle import run_vm
-from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.lifecycle import owner, run_vm
+from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
@@ -86,6 +87,39 @@ def test_alone_it_runs(site: Site) -> None:
     site.run()
     assert site.ran == 1
     assert site.homes() == ["a"]
+
+
+def test_a_name_that_is_being_restored_on_another_host_is_not_run(site: Site) -> None:
+    """A restore takes minutes, and only at its end the VM is at home there: both ran."""
+
+    async def run() -> None:
+        async with site.b.lock(lock_path(site.b.state_dir, "web"), owner("checkpoint restore")):
+            with pytest.raises(BusyError, match="there may soon be a VM 'web' on b"):
+                await run_vm(parse_spec(TEXT, "x", Path("/")), site.a)
+
+    asyncio.run(run())
+    assert site.ran == 0
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+    site.run()
+    assert site.homes() == ["a"]
+
+
+def test_nor_one_whose_restore_begins_while_it_is_started(site: Site) -> None:
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+
+            async def begins(*_: object) -> None:
+                lock = lock_path(site.b.state_dir, "web")
+                await stack.enter_async_context(site.b.lock(lock, owner("checkpoint restore")))
+
+            begin = Fault("write_text", of=lambda path, _: path.name == "vm.json", first=begins)
+            host = FaultyHost("a", site.a.state_dir, "127.0.0.1", faults=(begin,))
+            with pytest.raises(BusyError, match="there may soon be a VM 'web' on b"):
+                await run_vm(parse_spec(TEXT, "x", Path("/")), host)
+
+    asyncio.run(run())
+    assert site.ran == 0
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
 
 
 def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_path: Path) -> None:

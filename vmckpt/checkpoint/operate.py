@@ -1,7 +1,7 @@
 """The operator's side: run checkpoint, restore and fork jobs on their hosts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -33,46 +33,52 @@ from vmckpt.checkpoint.jobs import (
     Restore,
     StoreAsked,
     Take,
+    end_what_is_cut_off,
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
 from vmckpt.checkpoint.restore import fork
 from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.foreign import wanted
-from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.whole import require_savable
-from vmckpt.errors import BusyError, HostDownError, RefusedError, StorageError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
 from vmckpt.events.types import Event, Note, unheard
-from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, state_dir
-from vmckpt.hosts.lock import Owner
 from vmckpt.jobs.files import new_run
 from vmckpt.jobs.handle import Handle, begin
 from vmckpt.jobs.kind import JobKind
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.steps import both, finish
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS
 from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_vm, require_unused
 from vmckpt.vm.lifecycle import restore_is_cut_off
-from vmckpt.vm.paths import lock_path, vms_dir
+from vmckpt.vm.paths import lock_path
 from vmckpt.vm.spec.spec import parse_spec
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 Tell = Callable[[str], None]
+# How soon it is seen that a job holds its VM's name.
+POLL_S = 0.05
 
 
 class StoreJob(NamedTuple, Generic[Q, R]):
     """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`.
 
     `on_start` receives the run id before the job receives its request, so that every job that has
-    done anything is recorded.
+    done anything is recorded. `is_new`: it makes the VM.
     """
 
     kind: JobKind[Q, R]
@@ -83,6 +89,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     access: Access
     held_s: float | None = None
     on_start: Callable[[str], None] = lambda _: None
+    is_new: bool = False
 
 
 async def create(
@@ -167,7 +174,7 @@ async def _restoring(
         await require_meant_to_restore(entry.manifest, host)
         await _end_what_is_cut_off(host, name)
     else:
-        await _require_unused([name], host)
+        await require_unused([name], host, all_hosts())
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
     known, is_foreign = await _standing(entry, trust=wish.trust)
@@ -175,7 +182,7 @@ async def _restoring(
     def request(store: StoreAsked, held_s: float | None) -> Restore:
         return Restore(store, wish, entry.id, known, is_foreign, held_s)
 
-    return StoreJob(kind, host, name, request, place, access)
+    return StoreJob(kind, host, name, request, place, access, is_new=not wish.in_place)
 
 
 async def fork_on(
@@ -186,7 +193,7 @@ async def fork_on(
     key: KeySource | None = None,
 ) -> Forks:
     """Fork a checkpoint on the host; returns the outcome of each fork."""
-    await _require_unused(wish.names, host)
+    await require_unused(wish.names, host, all_hosts())
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
     known, is_foreign = await _standing(entry, trust=wish.trust)
@@ -221,62 +228,23 @@ async def _end_what_is_cut_off(host: Host, name: str) -> None:
     """
     vm = await read_vm(host, name)
     if vm is not None and await restore_is_cut_off(vm):
-        await recover_there(vm)
+        await recover_there(host, name)
 
 
-async def recover_there(vm: Vm) -> None:
-    """Have the VM's host end an interrupted restore or save.
+async def recover_there(host: Host, name: str) -> None:
+    """Have the host end an interrupted restore or save of the VM, which may not be at home there.
 
     Raises BusyError, VmLostError; OperationFailedError if it did not end.
     """
-    host = vm.host
     if host.is_this_machine:
-        await recover(vm)
+        await end_what_is_cut_off(host, [name])
         return
     job = await begin(RECOVER, host, new_run())
     try:
-        await job.give(vm.name, Recover())
+        await job.give(name, Recover())
         await job.outcome(unheard)
     finally:
         await finish(job.remove())
-
-
-async def _require_unused(names: Collection[str], host: Host) -> None:
-    """Check that no other host that answers has a VM of these names, or will soon.
-
-    `host` checks for itself. Raises RefusedError, BusyError.
-    """
-
-    async def look(other: Host) -> list[tuple[Host, str, Vm | None, Owner | None]]:
-        if other.name == host.name:
-            return []
-        there = await other.list_dir(vms_dir(other.state_dir))
-        locked = await other.list_dir(other.state_dir / "locks")
-        return [
-            (
-                other,
-                name,
-                await read_vm(other, name),
-                await other.lock_owner(lock_path(other.state_dir, name)),
-            )
-            for name in dict.fromkeys([*there, *locked])
-            if name in names
-        ]
-
-    found = await ask_every(all_hosts(), look)
-    for other, name, vm, owner in (one for those in found.given for one in those):
-        if vm is not None:
-            raise RefusedError(
-                f"there is a VM '{name}' already",
-                why=f"on host {other.name}",
-                remedy="restore it --in-place there, or make a copy of another name",
-            )
-        if owner is not None:
-            raise BusyError(
-                f"there may soon be a VM '{name}' on {other.name}",
-                why=f"its name is held there by {owner.action} (pid {owner.pid})",
-                remedy="wait until that has ended, or make a copy of another name",
-            )
 
 
 def _same_machine(one: Host, other: Host) -> bool:
@@ -341,7 +309,8 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
 
     stays = work.kind.name == RESTORE.name  # its process still loads memory
     try:
-        return await job.outcome(heard)
+        found, _ = await both(job.outcome(heard), _require_still_unused(work, job))
+        return found
     except asyncio.CancelledError:
         # A job that does not end still needs its files, and so does its recovery.
         stays = True
@@ -351,6 +320,31 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
     finally:
         if not stays:
             await finish(job.remove())
+
+
+async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any]) -> None:
+    """Check the name again once the job holds it: another operator may have taken it meanwhile.
+
+    The job is ended then. Raises RefusedError, BusyError; OutcomeUnknownError: its VM runs already.
+    """
+    if not work.is_new:
+        return
+    lock = lock_path(work.host.state_dir, work.vm)
+    while await work.host.lock_owner(lock) is None:
+        if await job.told() is not None:
+            return
+        await asyncio.sleep(POLL_S)
+    try:
+        await require_unused([work.vm], work.host, all_hosts())
+    except (RefusedError, BusyError) as exc:
+        if await job.told() is None:
+            await finish(job.cancel(_what(work)))
+            raise
+        raise OutcomeUnknownError(
+            f"'{work.vm}' is restored on {work.host.name}, and {exc.what}",
+            why=f"both were begun at the same moment; the other: {exc.why}",
+            remedy="see where it is to run (vmckpt vm list), and end the other",
+        ) from exc
 
 
 def _what(work: StoreJob[Any, Any]) -> str:

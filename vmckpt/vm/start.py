@@ -237,7 +237,8 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     """End QEMUs of the VM that killed commands have left: all except `keep`.
 
     The caller holds the VM's lock. Raises BusyError if the VM is not at home here (no `keep`) and a
-    migration to here was interrupted: its QEMU may have the guest.
+    migration to here was interrupted: its QEMU may have the guest. Or a restore was: its images are
+    not complete, and its recovery removes them.
     """
     if keep is None and await host.exists(directory.journal):
         raise BusyError(
@@ -245,6 +246,12 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
             why="the guest may run there",
             remedy=f"have that ended first: vmckpt migrate --recover {spec.name}; or use another "
             "name or host",
+        )
+    if keep is None and await host.exists(directory.restoring):
+        raise BusyError(
+            f"{host.name} has something of a restore of '{spec.name}' that was interrupted",
+            why="the images that it made are not complete, and are removed when it is ended",
+            remedy=f"end it first: vmckpt vm show {spec.name}",
         )
     known = keep.path.name if keep else None
     for name in await host.list_dir(directory.path):
