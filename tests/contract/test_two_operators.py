@@ -143,6 +143,45 @@ def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_pat
     assert not vm_dir(site.a.state_dir, "web").path.exists()
 
 
+@pytest.mark.parametrize("uses_it", [True, False])
+def test_an_image_that_another_vm_has_begun_to_use_outlasts_the_one_that_made_it(
+    site: Site, short_path: Path, monkeypatch: pytest.MonkeyPatch, *, uses_it: bool
+) -> None:
+    """Its guest was running, and the image went with the VM whose QEMU did not start."""
+    image = short_path / "data.raw"
+    disk = f'[[disks]]\npath = "{image}"\nsize = "1M"\nformat = "raw"\n'
+
+    async def image_made(_host: object, path: Path, *_: object) -> None:
+        path.write_bytes(b"the other guest's")
+
+    async def fails(*_: object, **__: object) -> None:
+        if uses_it:
+            other = vm_dir(site.a.state_dir, "other")
+            other.path.mkdir(parents=True)
+            other.spec.write_text(f'name = "other"\nmemory = "64M"\n{disk}')
+        raise OperationFailedError("QEMU did not start", why="-", remedy="-")
+
+    monkeypatch.setattr(lifecycle, "create_image", image_made)
+    monkeypatch.setattr(lifecycle, "start_qemu", fails)
+    with pytest.raises(OperationFailedError, match="did not start"):
+        asyncio.run(run_vm(parse_spec(f"{TEXT}{disk}", "x", Path("/")), site.a))
+    assert image.exists() is uses_it
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
+def test_a_new_vm_is_not_the_one_whose_removal_was_cut_off(site: Site) -> None:
+    """It got its identity, and the retention of its checkpoints removed the other's."""
+    directory = vm_dir(site.a.state_dir, "web")
+    directory.path.mkdir(parents=True)
+    directory.identity.write_text("11111111-2222-4333-8444-555555555555\n")
+    directory.point.write_text("{}")
+    directory.saving.write_text("")
+    site.run()
+    assert "11111111" not in directory.identity.read_text()
+    assert not directory.point.exists()
+    assert not directory.saving.exists()
+
+
 def test_a_host_that_is_drained_at_that_moment_gets_no_vm(site: Site) -> None:
     """It was said to be empty, and switched off.
 

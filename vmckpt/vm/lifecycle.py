@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vmckpt.errors import (
     BusyError,
+    HostDownError,
     OperationFailedError,
     RefusedError,
     UsageError,
@@ -23,7 +24,7 @@ from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
 from vmckpt.vm.passthrough.plug import plug
-from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
+from vmckpt.vm.paths import QemuDir, VmDir, lock_path, vm_dir
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
@@ -85,13 +86,22 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
             await _create_disks(host, spec, created)
             return await _boot(spec, host, await settled_platform(spec, host), is_new=True)
         except BaseException:
-            await finish(_remove_all(host, (*created, directory.path)))
+            await finish(_undo_run(host, directory, created))
             raise
 
 
-async def _remove_all(host: Host, paths: Iterable[Path]) -> None:
-    for path in paths:
-        await host.remove(path)
+async def _undo_run(host: Host, directory: VmDir, created: Iterable[Path]) -> None:
+    """Remove the new VM, and the images made for it that no other VM has begun to use."""
+    from vmckpt.vm.images import used_besides
+
+    for path in created:
+        try:
+            is_used = await used_besides(host, path, (f"VM {directory.path.name}",))
+        except (HostDownError, RefusedError):  # libvirtd is silent, or a VM's files are damaged
+            is_used = True
+        if not is_used:
+            await host.remove(path)
+    await host.remove(directory.path)
 
 
 async def start_vm(vm: Vm) -> Vm:

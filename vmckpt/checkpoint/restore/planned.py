@@ -225,7 +225,7 @@ def _planned(
 
 
 def copy_variables(planned: PlannedRestore, path: Path) -> None:
-    """Make a copy's UEFI variable store at `path`, which nobody else makes. Blocking. OSError."""
+    """Make a copy's UEFI variable store at `path`. Blocking. Raises OSError."""
     if planned.variables is not None:
         make_dir_durably(path.parent)
         shutil.copyfile(planned.variables, path)
