@@ -444,3 +444,20 @@ def test_a_target_does_not_wait_for_good_for_a_source_that_lost_power(
     assert not vm_dir(a.state_dir, "web").journal.exists()
     homes = [host.name for host in (a, b) if vm_dir(host.state_dir, "web").current.exists()]
     assert len(homes) == 1
+
+
+def test_a_vm_on_the_target_that_the_migration_did_not_bring_ends_no_source(
+    tmp_path: Path,
+) -> None:
+    """It passed for one that had arrived, and the source's QEMU and files went for it."""
+    world = World(tmp_path, Guest("running", "none"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await make_home(world.b, "another")
+        with pytest.raises(OutcomeUnknownError, match="run r1 did not bring it there"):
+            await world.recover(world.b)
+
+    asyncio.run(play())
+    assert vm_dir(world.a.state_dir, "web").current.exists()
+    assert world.journal(world.a).exists()
