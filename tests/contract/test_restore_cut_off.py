@@ -133,6 +133,23 @@ def test_the_vm_on_another_host_is_found_though_the_record_here_is_damaged(
     assert cut_off.exists()
 
 
+def test_a_host_that_does_not_get_on_with_it_keeps_no_command_waiting(
+    host: LocalHost, cut_off: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("vmckpt.checkpoint.operate.recover_there", never)
+    monkeypatch.setattr("vmckpt.drivers.find.UNDO_S", 0.05)
+    said = list[str]()
+    with pytest.raises(NotFoundError):
+        asyncio.run(find("copy", said.append))
+    assert said == [
+        "local keeps what an interrupted restore of copy left there: not removed within 0.05 s"
+    ]
+    assert cut_off.exists()
+
+
 def test_an_image_that_was_put_in_its_place_stays(host: LocalHost, cut_off: Path) -> None:
     cut_off.unlink()
     cut_off.write_bytes(b"from a backup")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
+UNDO_S = 30.0
+
 
 async def find(name: str, tell: "Tell") -> Driver:
     """The VM of that name, after ending an interrupted operation on it.
@@ -164,7 +166,12 @@ async def _begun_on(name: str) -> "list[Host]":
 
 
 async def _end_elsewhere(name: str, begun: "list[Host]", tell: "Tell") -> None:
-    """End interrupted restores on hosts where the VM is not at home."""
+    """End interrupted restores on hosts where the VM is not at home.
+
+    Such a host may be another's; it delays a command on the VM by UNDO_S at most.
+    """
+    from asyncio import timeout
+
     from vmckpt.errors import VmckptError
     from vmckpt.vm.inventory import read_vm
     from vmckpt.vm.paths import lock_path
@@ -175,9 +182,11 @@ async def _end_elsewhere(name: str, begun: "list[Host]", tell: "Tell") -> None:
         try:
             if await read_vm(host, name) or await host.lock_owner(lock_path(host.state_dir, name)):
                 continue
-            await recover_there(host, name)
-        except VmckptError as exc:  # the VM itself is elsewhere, or nowhere
-            tell(f"{host.name} keeps what an interrupted restore of {name} left there: {exc}")
+            async with timeout(UNDO_S):
+                await recover_there(host, name)
+        except (VmckptError, TimeoutError) as exc:  # the VM itself is elsewhere, or nowhere
+            why = exc if isinstance(exc, VmckptError) else f"not removed within {UNDO_S:g} s"
+            tell(f"{host.name} keeps what an interrupted restore of {name} left there: {why}")
         else:
             tell(f"a restore of {name} on {host.name} was interrupted: what it made is removed")
 
