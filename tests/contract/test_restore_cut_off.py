@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_restore_disks import COPY, PLATFORM, host, restored
+from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint.restore import restore_disks as module
 from vmckpt.checkpoint.restore.making import PendingQemu, proof_of, settle, take_name, write_down
 from vmckpt.drivers.find import find
-from vmckpt.errors import BusyError, NotFoundError
+from vmckpt.errors import BusyError, HostDownError, NotFoundError
+from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import OK, Finding
@@ -28,7 +30,21 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
-def cut_off(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> Path:
+def possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing speaks against the restore."""
+
+    async def platform(*_: object) -> object:
+        return PLATFORM
+
+    async def checks(*_: object, **__: object) -> list[Finding]:
+        return [Finding("disk-target", OK, "-")]
+
+    monkeypatch.setattr(module, "_platform", platform)
+    monkeypatch.setattr(module, "checks", checks)
+
+
+@pytest.fixture
+def cut_off(host: LocalHost, possible: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The image of a VM `copy` that was being made from a checkpoint when the power went."""
 
     class Cut(BaseException):
@@ -37,17 +53,9 @@ def cut_off(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> Path:
     async def cut(*_: object) -> None:
         raise Cut
 
-    async def platform(*_: object) -> object:
-        return PLATFORM
-
-    async def checks(*_: object, **__: object) -> list[Finding]:
-        return [Finding("disk-target", OK, "-")]
-
     with monkeypatch.context() as broken:
         broken.setattr(module, "settle", cut)
         broken.setattr(module, "_commit", cut)
-        broken.setattr(module, "_platform", platform)
-        broken.setattr(module, "checks", checks)
         with pytest.raises(Cut):
             restored(host, COPY)
     assert vm_dir(host.state_dir, "copy").restoring.exists()
@@ -66,6 +74,13 @@ def runs(host: LocalHost, spec: Spec) -> Vm:
     qemu = Qemu(directory.qemu("other"), ProcessId(0, 0), PLATFORM)
     directory.current.write_text(qemu.to_json())
     return Vm(spec, host, directory, qemu)
+
+
+@pytest.mark.usefixtures("possible")
+def test_one_that_is_complete_leaves_one_name_of_each_image(host: LocalHost) -> None:
+    restored(host, COPY)
+    assert [path.name for path in (host.state_dir / "images").iterdir()] == ["copy-0.raw"]
+    assert not vm_dir(host.state_dir, "copy").restoring.exists()
 
 
 def test_what_it_made_is_removed(host: LocalHost, cut_off: Path) -> None:
@@ -139,7 +154,7 @@ def test_a_host_that_does_not_get_on_with_it_keeps_no_command_waiting(
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("vmckpt.checkpoint.operate.recover_there", never)
+    monkeypatch.setattr("vmckpt.checkpoint.operate.undo_there", never)
     monkeypatch.setattr("vmckpt.drivers.find.UNDO_S", 0.05)
     said = list[str]()
     with pytest.raises(NotFoundError):
@@ -147,6 +162,38 @@ def test_a_host_that_does_not_get_on_with_it_keeps_no_command_waiting(
     assert said == [
         "local keeps what an interrupted restore of copy left there: not removed within 0.05 s"
     ]
+    assert cut_off.exists()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_image_that_the_vm_has_on_another_host_by_now_stays(
+    host: LocalHost, cut_off: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
+    """It was overwritten by a backup, say, on storage that both hosts share."""
+    other = LocalHost("b", host.state_dir / "b", "127.0.0.1")
+    monkeypatch.setattr(inventory, "all_hosts", lambda: [host, other])
+    monkeypatch.setattr("vmckpt.vm.inventory.all_hosts", lambda: [host, other])
+    spec = f'name = "copy"\nmemory = "64M"\n\n[[disks]]\npath = "{cut_off}"\nformat = "raw"\n'
+    if not shared:
+        image = other.state_dir / "images/copy-0.raw"
+        image.parent.mkdir(parents=True)
+        spec = spec.replace(f'path = "{cut_off}"', 'image = "copy-0.raw"')
+    runs(other, parse_spec(spec, "-", Path("/")))
+    said = list[str]()
+    vm = asyncio.run(find("copy", said.append))
+    assert vm.host.name == "b"
+    assert cut_off.exists() is shared
+    assert ("may be a disk of 'copy' by now" in said[0]) is shared
+
+
+def test_while_a_host_is_silent_that_may_have_the_vm_all_stays(
+    host: LocalHost, cut_off: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = FaultyHost("b", host.state_dir / "b", "127.0.0.1", faults=silence())
+    monkeypatch.setattr(inventory, "all_hosts", lambda: [host, silent])
+    monkeypatch.setattr("vmckpt.vm.inventory.all_hosts", lambda: [host, silent])
+    with pytest.raises(HostDownError):
+        asyncio.run(find("copy", lambda _: None))
     assert cut_off.exists()
 
 

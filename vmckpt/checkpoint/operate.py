@@ -49,6 +49,7 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     RefusedError,
     StorageError,
+    VmckptError,
 )
 from vmckpt.events.types import Event, Note, unheard
 from vmckpt.hosts.host import Host
@@ -64,7 +65,8 @@ from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm, require_unused
 from vmckpt.vm.lifecycle import restore_is_cut_off
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.shared_storage import is_shared
 from vmckpt.vm.spec.spec import parse_spec
 
 Q = TypeVar("Q")
@@ -247,6 +249,32 @@ async def recover_there(host: Host, name: str) -> None:
         await finish(job.remove())
 
 
+async def undo_there(host: Host, name: str, home: Vm | None) -> None:
+    """Have a host without the VM remove what an interrupted restore made there.
+
+    Raises RefusedError if that may be disks of the VM by now, which is at `home` on another host;
+    and as `recover_there`.
+    """
+    if home is not None:
+        await _require_none_of_its_disks(host, home)
+    await recover_there(host, name)
+
+
+async def _require_none_of_its_disks(host: Host, home: Vm) -> None:
+    directory = vm_dir(host.state_dir, home.name)
+    record = await host.read_text(directory.restoring) or ""
+    for disk in home.spec.disks:
+        here, there = disk.on(home.host.state_dir), disk.on(host.state_dir)
+        if str(there) in record and (await is_shared(home.host, host, here, there))[0] is not False:
+            raise RefusedError(
+                f"{there} may be a disk of '{home.name}' by now",
+                why=f"a restore of it on {host.name} was interrupted, and {home.host.name}, where "
+                "the VM is, reaches the same file, or that is not known",
+                remedy=f"if it is the VM's, remove {directory.restoring} on {host.name}; if not, "
+                f"{directory.path}",
+            )
+
+
 def _same_machine(one: Host, other: Host) -> bool:
     return one.name == other.name or (one.is_this_machine and other.is_this_machine)
 
@@ -311,6 +339,8 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
     try:
         found, _ = await both(job.outcome(heard), _require_still_unused(work, job))
         return found
+    except _NameTakenError as taken:
+        raise await finish(_given_up(work, job, taken.error)) from None
     except asyncio.CancelledError:
         # A job that does not end still needs its files, and so does its recovery.
         stays = True
@@ -322,11 +352,16 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
             await finish(job.remove())
 
 
-async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any]) -> None:
-    """Check the name again once the job holds it: another operator may have taken it meanwhile.
+class _NameTakenError(Exception):
+    """Another operator has taken the VM's name since it was asked for."""
 
-    The job is ended then. Raises RefusedError, BusyError; OutcomeUnknownError: its VM runs already.
-    """
+    def __init__(self, error: RefusedError | BusyError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any]) -> None:
+    """Check the name of a new VM again once the job holds it. Raises _NameTakenError."""
     if not work.is_new:
         return
     lock = lock_path(work.host.state_dir, work.vm)
@@ -337,14 +372,27 @@ async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any])
     try:
         await require_unused([work.vm], work.host, all_hosts())
     except (RefusedError, BusyError) as exc:
-        if await job.told() is None:
-            await finish(job.cancel(_what(work)))
-            raise
-        raise OutcomeUnknownError(
-            f"'{work.vm}' is restored on {work.host.name}, and {exc.what}",
-            why=f"both were begun at the same moment; the other: {exc.why}",
-            remedy="see where it is to run (vmckpt vm list), and end the other",
-        ) from exc
+        raise _NameTakenError(exc) from exc
+
+
+async def _given_up(
+    work: StoreJob[Any, Any], job: Handle[Any, Any], taken: RefusedError | BusyError
+) -> VmckptError:
+    """End the job, which has made no VM yet; returns the command's error. Raises BusyError."""
+    if not await _has_made_it(job):
+        await job.cancel(_what(work))
+    if not await _has_made_it(job):
+        return taken
+    return OutcomeUnknownError(
+        f"'{work.vm}' is restored on {work.host.name}, and {taken.what}",
+        why=f"both were begun at the same moment; the other: {taken.why}",
+        remedy="see where it is to run (vmckpt vm list), and end the other",
+    )
+
+
+async def _has_made_it(job: Handle[Any, Any]) -> bool:
+    told = await job.told()
+    return told is not None and told.result is not None
 
 
 def _what(work: StoreJob[Any, Any]) -> str:

@@ -133,7 +133,7 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
         find_journal(name, all_hosts()), both(_found_or_error(name), _begun_on(name))
     )
     if journal is None:
-        await _end_elsewhere(name, begun, tell)
+        await _end_elsewhere(name, found, begun, tell)
         await remove_dead_locks(name, all_hosts())
         try:
             if isinstance(found, VmckptError):
@@ -165,25 +165,28 @@ async def _begun_on(name: str) -> "list[Host]":
     return [host for host in (await ask_every(all_hosts(), has_one)).given if host]
 
 
-async def _end_elsewhere(name: str, begun: "list[Host]", tell: "Tell") -> None:
-    """End interrupted restores on hosts where the VM is not at home.
+async def _end_elsewhere(
+    name: str, found: "Vm | VmckptError", begun: "list[Host]", tell: "Tell"
+) -> None:
+    """End interrupted restores on hosts where the VM is not at home, if it is known where it is.
 
     Such a host may be another's; it delays a command on the VM by UNDO_S at most.
     """
     from asyncio import timeout
 
-    from vmckpt.errors import VmckptError
+    from vmckpt.errors import NotFoundError, VmckptError
     from vmckpt.vm.inventory import read_vm
     from vmckpt.vm.paths import lock_path
 
-    for host in begun:
-        from vmckpt.checkpoint.operate import recover_there
+    home = None if isinstance(found, VmckptError) else found
+    for host in begun if home or isinstance(found, NotFoundError) else ():
+        from vmckpt.checkpoint.operate import undo_there
 
         try:
             if await read_vm(host, name) or await host.lock_owner(lock_path(host.state_dir, name)):
                 continue
             async with timeout(UNDO_S):
-                await recover_there(host, name)
+                await undo_there(host, name, home)
         except (VmckptError, TimeoutError) as exc:  # the VM itself is elsewhere, or nowhere
             why = exc if isinstance(exc, VmckptError) else f"not removed within {UNDO_S:g} s"
             tell(f"{host.name} keeps what an interrupted restore of {name} left there: {why}")
