@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from tests.faulty_host import Fault, FaultyHost
+from tests.unit.test_adopted_rewrite import facts
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm import lifecycle
+from vmckpt.vm.adopted import adopt as adopting
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner, run_vm
@@ -193,3 +195,27 @@ def test_a_host_that_is_drained_at_that_moment_gets_no_vm(site: Site) -> None:
         asyncio.run(run_vm(parse_spec(TEXT, "x", Path("/")), host))
     assert site.ran == 0
     assert not site.homes()
+
+
+def test_a_name_that_is_taken_while_a_qemu_is_adopted_is_not_given_to_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was at home on two hosts, and no command worked on either."""
+    monkeypatch.setattr(adopting, "all_hosts", lambda: [site.a, site.b])
+    directory = vm_dir(site.a.state_dir, "web")
+    process = ProcessId(1, 1)
+
+    async def adopt() -> None:
+        found = facts("-m 512")
+        monitors = [site.a.state_dir / "qmp.sock"]
+        await adopting._become(directory, site.a, monitors, found, process)
+
+    async def beside_a_restore() -> None:
+        async with site.b.lock(lock_path(site.b.state_dir, "web"), owner("checkpoint restore")):
+            await adopt()
+
+    with pytest.raises(BusyError, match="there may soon be a VM 'web' on b"):
+        asyncio.run(beside_a_restore())
+    assert not directory.path.exists()
+    asyncio.run(adopt())
+    assert site.homes() == ["a"]
