@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vmckpt.errors import (
     BusyError,
-    HostDownError,
     OperationFailedError,
     RefusedError,
     UsageError,
+    VmckptError,
 )
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
@@ -97,7 +97,7 @@ async def _undo_run(host: Host, directory: VmDir, created: Iterable[Path]) -> No
     for path in created:
         try:
             is_used = await used_besides(host, path, (f"VM {directory.path.name}",))
-        except (HostDownError, RefusedError):  # libvirtd is silent, or a VM's files are damaged
+        except VmckptError:  # libvirtd is silent, or a VM's files are damaged
             is_used = True
         if not is_used:
             await host.remove(path)
