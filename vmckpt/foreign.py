@@ -1,8 +1,8 @@
-"""Untrusted JSON: from guests, hooks, other hosts, QEMUs, files.
+"""Untrusted JSON and TOML: from guests, hooks, other hosts, QEMUs, files.
 
-`parse` bounds the input; `codec.convert` makes typed values of it. Malformed input raises
-MalformedError, which names the field. The caller knows who wrote the input and what the failure
-means, and raises its own error from that one.
+`parse` and `parse_toml` bound the input; `codec.convert` makes typed values of it. Malformed input
+raises MalformedError, which names the field. The caller knows who wrote the input and what the
+failure means, and raises its own error from that one.
 """
 
 import json
@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 MOST_BYTES = 1 << 20
 # No protocol here nests deeper; the parser itself is only reliable to about 1000 levels.
 MOST_DEPTH = 64
+# The command line of an adopted VM is in its spec.
+MOST_TOML_CHARACTERS = 4 << 20
 # The integers that JSON parsers agree on (RFC 8259, 6); larger than any byte count.
 MOST_INTEGER = (1 << 63) - 1
 # An unterminated string extends to the end: otherwise each quote in it would be tried as a start.
@@ -24,7 +26,7 @@ _BRACKETS = re.compile(r"[][{}]")
 
 
 class MalformedError(ValueError):
-    """The input is not JSON, or not the JSON that was expected."""
+    """The input is not JSON or TOML, or not what was expected of it."""
 
 
 def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES, any_text: bool = False) -> Any:
@@ -51,6 +53,37 @@ def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES, any_text: bool = F
             raise
         raise MalformedError(f"it is no JSON: {exc}") from exc
     return found
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse untrusted TOML. Raises MalformedError.
+
+    Also refused: more than MOST_TOML_CHARACTERS, more than MOST_DEPTH levels, integers beyond 64
+    bits.
+    """
+    import tomllib
+
+    if len(text) > MOST_TOML_CHARACTERS:
+        raise MalformedError(f"it has {len(text)} characters; {MOST_TOML_CHARACTERS} at most")
+    try:
+        found = tomllib.loads(text)
+        _require_bounded(found, MOST_DEPTH)
+    except RecursionError as exc:
+        raise MalformedError(f"it nests deeper than {MOST_DEPTH} levels") from exc
+    except ValueError as exc:  # includes tomllib.TOMLDecodeError
+        raise MalformedError(str(exc)) from exc
+    return found
+
+
+def _require_bounded(value: object, levels: int) -> None:
+    if isinstance(value, int) and not -MOST_INTEGER - 1 <= value <= MOST_INTEGER:
+        raise MalformedError("a number has more than 64 bits")
+    if not isinstance(value, dict | list):
+        return
+    if not levels:
+        raise MalformedError(f"it nests deeper than {MOST_DEPTH} levels")
+    for inner in value.values() if isinstance(value, dict) else value:
+        _require_bounded(inner, levels - 1)
 
 
 def _require_flat(text: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.cli.main import told
 from vmckpt.migrate import recorded
 from vmckpt.migrate.recorded import dead_mans_switch
 
@@ -196,3 +197,14 @@ def test_the_dead_mans_switch_takes_any_name_for_one(
     asyncio.run(main())
     done = subprocess.run(commands[0], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "-web" in done.stdout) == (3, True), done.stderr
+
+
+def test_a_bug_is_told_of_though_its_traceback_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a full disk the report of one bug was another one's traceback."""
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert told(KeyError("x")) == 1
+    said = capsys.readouterr().err
+    assert "vmckpt has a bug" in said
+    assert "report it with what it says" in said

@@ -12,6 +12,7 @@ import pytest
 from tests.commands import vmckpt
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Disks
@@ -258,3 +259,15 @@ def test_an_image_that_another_hosts_vm_has_too_stays(
     assert (code, removed["kept_disks"]) == (0, {str(shared): "VM db on b"})
     assert said(tmp_path, "vm", "rm", "db", "--disks")[1]["removed_disks"] == [str(shared)]
     assert not shared.exists()
+
+
+@pytest.mark.parametrize("command", ["stat", "od"])
+def test_a_host_that_makes_up_what_its_images_are_is_said_to(tmp_path: Path, command: str) -> None:
+    """It ended `host images` of all hosts, and a migration, as a bug of vmckpt's."""
+    made_up = Fault("run", of=lambda argv, *_: argv[0] == command, answers=Completed(0, "x\0y", ""))
+    there = FaultyHost("a", tmp_path, "127.0.0.1", faults=(made_up,))
+    (tmp_path / "images").mkdir()
+    overlay(tmp_path / "images" / "web.qcow2", "base.qcow2")
+    with pytest.raises(RefusedError, match="what uses the images of a is not known") as told:
+        asyncio.run(images_of(there, {}))
+    assert f"{command} says" in told.value.why

@@ -1,9 +1,11 @@
 """A migration whose target's host is silent: its source goes on, and what it left goes later."""
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faulty_host import FaultyHost, silence
+from tests.scripted_qmp import Server
 from tests.silent_ends import SPEC, Guest, Scripted, make_home, marked_as
 from vmckpt.errors import (
     BusyError,
@@ -18,10 +21,12 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     RefusedError,
     StorageError,
+    VmLostError,
 )
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate import run as running
+from vmckpt.migrate.outcome import recover as recovering
 from vmckpt.migrate.outcome import settle as settling
 from vmckpt.migrate.outcome.ends import End, Pair
 from vmckpt.migrate.outcome.journal import MigrationJournal
@@ -33,7 +38,7 @@ from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.inventory import read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import QemuDir, vm_dir
 
 pytestmark = pytest.mark.contract
 
@@ -347,3 +352,112 @@ def test_a_target_that_is_drained_while_it_is_asked_gets_nothing_of_a_drain(
     monkeypatch.setattr(running, "preflight", drained_meanwhile)
     asyncio.run(play())
     assert not vm_dir(world.b.state_dir, "web").path.exists()
+
+
+def test_a_vm_that_another_operator_has_put_on_the_target_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its QEMU was ended as a leftover. The other operator does not know the source."""
+    world = World(tmp_path, Guest("running", "none"))
+    record: Any = SimpleNamespace(id="r2", begin=lambda *_: None, note=lambda *_: None)
+    ended = list[str]()
+
+    async def end(_host: object, _ram_dir: object, files: QemuDir) -> None:
+        ended.append(files.qemu_id)
+
+    async def run_meanwhile(*_: object) -> Preflight:
+        await make_home(world.b, "qo")
+        vm_dir(world.b.state_dir, "web").qemu("qo").path.mkdir(exist_ok=True)
+        return Preflight((), MigrationOptions(), Agreement({}, {}, {}))
+
+    async def play() -> None:
+        await make_home(world.a, "qa")
+        vm = await read_vm(world.a, "web")
+        assert vm is not None
+        with pytest.raises(BusyError, match="b has a VM 'web' by now"):
+            await running._move(vm, world.b, MigrationOptions(), record, {}, spec=vm.spec)
+
+    monkeypatch.setattr(running, "preflight", run_meanwhile)
+    monkeypatch.setattr("vmckpt.vm.start.end_qemu", end)
+    asyncio.run(play())
+    assert ended == []
+
+
+class HalfOpen(Guest):
+    """A target's QEMU whose source's machine lost power: it waits on a connection for good."""
+
+    def __init__(self, status: str, run: str, process: "subprocess.Popen[bytes]") -> None:
+        super().__init__(run, status)
+        self._process = process
+
+    def connect(self) -> socket.socket:
+        if self._process.poll() is not None:
+            raise HostDownError("it has ended", why="-", remedy="-")
+        return super().connect()
+
+    async def _answer(self, server: Server, command: dict[str, Any]) -> None:
+        if self._process.poll() is not None:
+            raise EOFError
+        match command.get("exec-oob"):
+            case None:
+                await super()._answer(server, command)
+            case "query-yank":
+                await server.answer(command, [])
+            case "yank":
+                self.told.append("yank")
+                await server.answer(command, {})
+                if self.run == "running":
+                    self.status = "postcopy-paused"
+                else:
+                    self._process.kill()
+                    self._process.wait()
+
+
+@pytest.mark.parametrize(
+    ("status", "run"), [("active", "inmigrate"), ("postcopy-active", "running")]
+)
+def test_a_target_does_not_wait_for_good_for_a_source_that_lost_power(
+    tmp_path: Path,
+    waiting: "subprocess.Popen[bytes]",
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    run: str,
+) -> None:
+    """Nothing had closed the connection: each recovery ended with "unknown", for good."""
+    monkeypatch.setattr(recovering, "settle", partial(settle, timeout_s=0.2))
+    guest = HalfOpen(status, run, waiting)
+    a = LocalHost("a", tmp_path / "a", "127.0.0.1")
+    b = Scripted("b", tmp_path / "b", "127.0.0.1", guest=guest)
+    told = list[str]()
+
+    async def play() -> None:
+        await make_home(a, "qa")
+        await JOURNAL.write((a, b))
+        await b.make_dir(vm_dir(b.state_dir, "web").qemu("qb").path)
+        await b.write_text(vm_dir(b.state_dir, "web").spec, SPEC)
+        with pytest.raises(VmLostError, match="its memory is lost"):
+            await recover("web", told.append, (a, b))
+
+    asyncio.run(play())
+    assert guest.told == ["yank"]
+    assert "the source has ended: cutting the connection that the target still waits on" in told
+    assert not vm_dir(a.state_dir, "web").journal.exists()
+    homes = [host.name for host in (a, b) if vm_dir(host.state_dir, "web").current.exists()]
+    assert len(homes) == 1
+
+
+def test_a_vm_on_the_target_that_the_migration_did_not_bring_ends_no_source(
+    tmp_path: Path,
+) -> None:
+    """It passed for one that had arrived, and the source's QEMU and files went for it."""
+    world = World(tmp_path, Guest("running", "none"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await make_home(world.b, "another")
+        with pytest.raises(OutcomeUnknownError, match="run r1 did not bring it there"):
+            await world.recover(world.b)
+
+    asyncio.run(play())
+    assert vm_dir(world.a.state_dir, "web").current.exists()
+    assert world.journal(world.a).exists()

@@ -14,10 +14,17 @@ from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.drivers.find import restores_on
-from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
+from vmckpt.errors import (
+    BusyError,
+    CancelledByUserError,
+    HostDownError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
+from vmckpt.jobs.kind import Outcome
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
@@ -149,3 +156,49 @@ def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
         await restored_on(site.evil)
 
     asyncio.run(twice())
+
+
+class Job:
+    """A restore's job: whether its guest runs, and whether it was ended."""
+
+    def __init__(self, *, runs: bool) -> None:
+        self._told = Outcome(result={}) if runs else None
+        self._ended = asyncio.Event()
+        self.ended = False
+
+    async def outcome(self, _: object) -> None:
+        if self._told is None:
+            await self._ended.wait()
+            raise CancelledByUserError("cancelled", why="asked to stop", remedy="-")
+
+    async def told(self) -> Outcome | None:
+        return self._told
+
+    async def cancel(self, _: str) -> None:
+        self.ended = True
+        self._ended.set()
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_vm_that_is_run_elsewhere_before_its_restore_has_the_name_is_not_restored(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, runs: bool
+) -> None:
+    """Opening the store takes its time, and what was asked before that is old by then."""
+    inventory_has(monkeypatch, site.evil, site.good)
+    itself = replace(IN_PLACE, in_place=False)
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    jobs = list[Job]()
+
+    async def restore() -> None:
+        jobs.append(Job(runs=runs))
+        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        work = await operate.restoring(site.good, entry, itself, site.key)
+        home(site.evil, "qe")  # another operator's `vm run`
+        lock = lock_path(site.good.state_dir, "web")
+        async with site.good.lock(lock, owner("checkpoint restore")):
+            await operate._done(work, jobs[0], print)  # type: ignore[arg-type]
+
+    error = OutcomeUnknownError if runs else RefusedError
+    with pytest.raises(error, match="there is a VM 'web' already"):
+        asyncio.run(restore())
+    assert jobs[0].ended is not runs

@@ -1,21 +1,24 @@
 """Two operators, each with a state directory, who make a VM of one name or image at once."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faulty_host import Fault, FaultyHost
-from vmckpt.errors import OperationFailedError, RefusedError
+from tests.unit.test_adopted_rewrite import facts
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm import lifecycle
+from vmckpt.vm.adopted import adopt as adopting
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import homes
-from vmckpt.vm.lifecycle import run_vm
-from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.lifecycle import owner, run_vm
+from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
@@ -88,6 +91,39 @@ def test_alone_it_runs(site: Site) -> None:
     assert site.homes() == ["a"]
 
 
+def test_a_name_that_is_being_restored_on_another_host_is_not_run(site: Site) -> None:
+    """A restore takes minutes, and only at its end the VM is at home there: both ran."""
+
+    async def run() -> None:
+        async with site.b.lock(lock_path(site.b.state_dir, "web"), owner("checkpoint restore")):
+            with pytest.raises(BusyError, match="there may soon be a VM 'web' on b"):
+                await run_vm(parse_spec(TEXT, "x", Path("/")), site.a)
+
+    asyncio.run(run())
+    assert site.ran == 0
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+    site.run()
+    assert site.homes() == ["a"]
+
+
+def test_nor_one_whose_restore_begins_while_it_is_started(site: Site) -> None:
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+
+            async def begins(*_: object) -> None:
+                lock = lock_path(site.b.state_dir, "web")
+                await stack.enter_async_context(site.b.lock(lock, owner("checkpoint restore")))
+
+            begin = Fault("write_text", of=lambda path, _: path.name == "vm.json", first=begins)
+            host = FaultyHost("a", site.a.state_dir, "127.0.0.1", faults=(begin,))
+            with pytest.raises(BusyError, match="there may soon be a VM 'web' on b"):
+                await run_vm(parse_spec(TEXT, "x", Path("/")), host)
+
+    asyncio.run(run())
+    assert site.ran == 0
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
 def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_path: Path) -> None:
     """Its guest was running, and lost all that it wrote.
 
@@ -109,6 +145,45 @@ def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_pat
     assert not vm_dir(site.a.state_dir, "web").path.exists()
 
 
+@pytest.mark.parametrize("uses_it", [True, False])
+def test_an_image_that_another_vm_has_begun_to_use_outlasts_the_one_that_made_it(
+    site: Site, short_path: Path, monkeypatch: pytest.MonkeyPatch, *, uses_it: bool
+) -> None:
+    """Its guest was running, and the image went with the VM whose QEMU did not start."""
+    image = short_path / "data.raw"
+    disk = f'[[disks]]\npath = "{image}"\nsize = "1M"\nformat = "raw"\n'
+
+    async def image_made(_host: object, path: Path, *_: object) -> None:
+        path.write_bytes(b"the other guest's")
+
+    async def fails(*_: object, **__: object) -> None:
+        if uses_it:
+            other = vm_dir(site.a.state_dir, "other")
+            other.path.mkdir(parents=True)
+            other.spec.write_text(f'name = "other"\nmemory = "64M"\n{disk}')
+        raise OperationFailedError("QEMU did not start", why="-", remedy="-")
+
+    monkeypatch.setattr(lifecycle, "create_image", image_made)
+    monkeypatch.setattr(lifecycle, "start_qemu", fails)
+    with pytest.raises(OperationFailedError, match="did not start"):
+        asyncio.run(run_vm(parse_spec(f"{TEXT}{disk}", "x", Path("/")), site.a))
+    assert image.exists() is uses_it
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
+def test_a_new_vm_is_not_the_one_whose_removal_was_cut_off(site: Site) -> None:
+    """It got its identity, and the retention of its checkpoints removed the other's."""
+    directory = vm_dir(site.a.state_dir, "web")
+    directory.path.mkdir(parents=True)
+    directory.identity.write_text("11111111-2222-4333-8444-555555555555\n")
+    directory.point.write_text("{}")
+    directory.saving.write_text("")
+    site.run()
+    assert "11111111" not in directory.identity.read_text()
+    assert not directory.point.exists()
+    assert not directory.saving.exists()
+
+
 def test_a_host_that_is_drained_at_that_moment_gets_no_vm(site: Site) -> None:
     """It was said to be empty, and switched off.
 
@@ -120,3 +195,27 @@ def test_a_host_that_is_drained_at_that_moment_gets_no_vm(site: Site) -> None:
         asyncio.run(run_vm(parse_spec(TEXT, "x", Path("/")), host))
     assert site.ran == 0
     assert not site.homes()
+
+
+def test_a_name_that_is_taken_while_a_qemu_is_adopted_is_not_given_to_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was at home on two hosts, and no command worked on either."""
+    monkeypatch.setattr(adopting, "all_hosts", lambda: [site.a, site.b])
+    directory = vm_dir(site.a.state_dir, "web")
+    process = ProcessId(1, 1)
+
+    async def adopt() -> None:
+        found = facts("-m 512")
+        monitors = [site.a.state_dir / "qmp.sock"]
+        await adopting._become(directory, site.a, monitors, found, process)
+
+    async def beside_a_restore() -> None:
+        async with site.b.lock(lock_path(site.b.state_dir, "web"), owner("checkpoint restore")):
+            await adopt()
+
+    with pytest.raises(BusyError, match="there may soon be a VM 'web' on b"):
+        asyncio.run(beside_a_restore())
+    assert not directory.path.exists()
+    asyncio.run(adopt())
+    assert site.homes() == ["a"]

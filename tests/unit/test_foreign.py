@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.foreign import MOST_DEPTH, MalformedError, parse
+from vmckpt.foreign import MOST_DEPTH, MOST_TOML_CHARACTERS, MalformedError, parse, parse_toml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
@@ -60,3 +60,30 @@ def test_what_a_guest_writes_is_refused_in_time_that_grows_with_its_length(text:
     with pytest.raises(MalformedError):
         parse(text)
     assert time.process_time() - began_s < 3
+
+
+@given(st.text())
+def test_whatever_it_is_it_is_a_table_or_malformed(text: str) -> None:
+    try:
+        assert isinstance(parse_toml(text), dict)
+    except MalformedError:
+        return
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 5000, "a = " + "[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1),
+     "a = " + "{a = " * 5000, ".".join("a" * (MOST_DEPTH + 2)) + " = 1", "a = " + "9" * 5000,
+     "a = 0x" + "f" * 5000, f"a = {1 << 63}", "a = [1979-13-45]",
+     "#" * (MOST_TOML_CHARACTERS + 1)],
+)  # fmt: skip
+def test_toml_that_no_one_writes_is_refused(text: str) -> None:
+    """The spec of one host's VM ended commands that look at those of all hosts."""
+    with pytest.raises(MalformedError):
+        parse_toml(text)
+
+
+def test_toml_within_bounds_is_read() -> None:
+    deep = "a = " + "[" * (MOST_DEPTH - 1) + "]" * (MOST_DEPTH - 1)
+    assert "a" in parse_toml(deep)
+    assert parse_toml(f"a = {(1 << 63) - 1}") == {"a": (1 << 63) - 1}

@@ -279,3 +279,9 @@ def test_what_qemu_is_given_as_json_can_be_written_as_json(table: str, value: st
     with pytest.raises(UsageError) as refused:
         parse_spec(f'name = "a"\nmemory = "64M"\n{table}x = {value}\n', "a.toml", Path("/"))
     assert "x' is wrong" in refused.value.what
+
+
+@pytest.mark.parametrize("more", ["x = " + "[" * 5000, "vcpus = " + "9" * 5000])
+def test_a_spec_that_no_one_writes_is_an_error_of_its_own(more: str) -> None:
+    with pytest.raises(UsageError, match="is no TOML"):
+        parse_spec(f'name = "web"\nmemory = "64M"\n{more}\n', "web.toml", Path("/"))

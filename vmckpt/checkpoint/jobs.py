@@ -22,7 +22,7 @@ from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import VmckptError
 from vmckpt.events.types import Note
-from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.scheduling import session_has_waited
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
@@ -233,7 +233,7 @@ async def _recovers(job: Job[Recover, Recover]) -> AsyncIterator[JobWorker[Recov
     yield JobWorker(end, end)
 
 
-async def end_what_is_cut_off(host: LocalHost, names: Iterable[str]) -> None:
+async def end_what_is_cut_off(host: Host, names: Iterable[str]) -> None:
     """Finish or undo interrupted restores and saves. Raises as `recover.recover`."""
     for name in names:
         vm = await read_vm(host, name)

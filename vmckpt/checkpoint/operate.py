@@ -1,7 +1,7 @@
 """The operator's side: run checkpoint, restore and fork jobs on their hosts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -33,46 +33,54 @@ from vmckpt.checkpoint.jobs import (
     Restore,
     StoreAsked,
     Take,
+    end_what_is_cut_off,
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
 from vmckpt.checkpoint.restore import fork
 from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.foreign import wanted
-from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.whole import require_savable
-from vmckpt.errors import BusyError, HostDownError, RefusedError, StorageError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.events.types import Event, Note, unheard
-from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, state_dir
-from vmckpt.hosts.lock import Owner
 from vmckpt.jobs.files import new_run
 from vmckpt.jobs.handle import Handle, begin
 from vmckpt.jobs.kind import JobKind
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.steps import both, finish
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS
 from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_vm, require_unused
 from vmckpt.vm.lifecycle import restore_is_cut_off
-from vmckpt.vm.paths import lock_path, vms_dir
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.shared_storage import is_shared
 from vmckpt.vm.spec.spec import parse_spec
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 Tell = Callable[[str], None]
+# How soon it is seen that a job holds its VM's name.
+POLL_S = 0.05
 
 
 class StoreJob(NamedTuple, Generic[Q, R]):
     """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`.
 
     `on_start` receives the run id before the job receives its request, so that every job that has
-    done anything is recorded.
+    done anything is recorded. `is_new`: it makes the VM.
     """
 
     kind: JobKind[Q, R]
@@ -83,6 +91,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     access: Access
     held_s: float | None = None
     on_start: Callable[[str], None] = lambda _: None
+    is_new: bool = False
 
 
 async def create(
@@ -167,7 +176,7 @@ async def _restoring(
         await require_meant_to_restore(entry.manifest, host)
         await _end_what_is_cut_off(host, name)
     else:
-        await _require_unused([name], host)
+        await require_unused([name], host, all_hosts())
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
     known, is_foreign = await _standing(entry, trust=wish.trust)
@@ -175,7 +184,7 @@ async def _restoring(
     def request(store: StoreAsked, held_s: float | None) -> Restore:
         return Restore(store, wish, entry.id, known, is_foreign, held_s)
 
-    return StoreJob(kind, host, name, request, place, access)
+    return StoreJob(kind, host, name, request, place, access, is_new=not wish.in_place)
 
 
 async def fork_on(
@@ -186,7 +195,7 @@ async def fork_on(
     key: KeySource | None = None,
 ) -> Forks:
     """Fork a checkpoint on the host; returns the outcome of each fork."""
-    await _require_unused(wish.names, host)
+    await require_unused(wish.names, host, all_hosts())
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
     known, is_foreign = await _standing(entry, trust=wish.trust)
@@ -221,61 +230,48 @@ async def _end_what_is_cut_off(host: Host, name: str) -> None:
     """
     vm = await read_vm(host, name)
     if vm is not None and await restore_is_cut_off(vm):
-        await recover_there(vm)
+        await recover_there(host, name)
 
 
-async def recover_there(vm: Vm) -> None:
-    """Have the VM's host end an interrupted restore or save.
+async def recover_there(host: Host, name: str) -> None:
+    """Have the host end an interrupted restore or save of the VM, which may not be at home there.
 
     Raises BusyError, VmLostError; OperationFailedError if it did not end.
     """
-    host = vm.host
     if host.is_this_machine:
-        await recover(vm)
+        await end_what_is_cut_off(host, [name])
         return
     job = await begin(RECOVER, host, new_run())
     try:
-        await job.give(vm.name, Recover())
+        await job.give(name, Recover())
         await job.outcome(unheard)
     finally:
         await finish(job.remove())
 
 
-async def _require_unused(names: Collection[str], host: Host) -> None:
-    """Check that no other host that answers has a VM of these names, or will soon.
+async def undo_there(host: Host, name: str, home: Vm | None) -> None:
+    """Have a host without the VM remove what an interrupted restore made there.
 
-    `host` checks for itself. Raises RefusedError, BusyError.
+    Raises RefusedError if that may be disks of the VM by now, which is at `home` on another host;
+    and as `recover_there`.
     """
+    if home is not None:
+        await _require_none_of_its_disks(host, home)
+    await recover_there(host, name)
 
-    async def look(other: Host) -> list[tuple[Host, str, Vm | None, Owner | None]]:
-        if other.name == host.name:
-            return []
-        there = await other.list_dir(vms_dir(other.state_dir))
-        locked = await other.list_dir(other.state_dir / "locks")
-        return [
-            (
-                other,
-                name,
-                await read_vm(other, name),
-                await other.lock_owner(lock_path(other.state_dir, name)),
-            )
-            for name in dict.fromkeys([*there, *locked])
-            if name in names
-        ]
 
-    found = await ask_every(all_hosts(), look)
-    for other, name, vm, owner in (one for those in found.given for one in those):
-        if vm is not None:
+async def _require_none_of_its_disks(host: Host, home: Vm) -> None:
+    directory = vm_dir(host.state_dir, home.name)
+    record = await host.read_text(directory.restoring) or ""
+    for disk in home.spec.disks:
+        here, there = disk.on(home.host.state_dir), disk.on(host.state_dir)
+        if str(there) in record and (await is_shared(home.host, host, here, there))[0] is not False:
             raise RefusedError(
-                f"there is a VM '{name}' already",
-                why=f"on host {other.name}",
-                remedy="restore it --in-place there, or make a copy of another name",
-            )
-        if owner is not None:
-            raise BusyError(
-                f"there may soon be a VM '{name}' on {other.name}",
-                why=f"its name is held there by {owner.action} (pid {owner.pid})",
-                remedy="wait until that has ended, or make a copy of another name",
+                f"{there} may be a disk of '{home.name}' by now",
+                why=f"a restore of it on {host.name} was interrupted, and {home.host.name}, where "
+                "the VM is, reaches the same file, or that is not known",
+                remedy=f"if it is the VM's, remove {directory.restoring} on {host.name}; if not, "
+                f"{directory.path}",
             )
 
 
@@ -341,7 +337,10 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
 
     stays = work.kind.name == RESTORE.name  # its process still loads memory
     try:
-        return await job.outcome(heard)
+        found, _ = await both(job.outcome(heard), _require_still_unused(work, job))
+        return found
+    except _NameTakenError as taken:
+        raise await finish(_given_up(work, job, taken.error)) from None
     except asyncio.CancelledError:
         # A job that does not end still needs its files, and so does its recovery.
         stays = True
@@ -351,6 +350,49 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
     finally:
         if not stays:
             await finish(job.remove())
+
+
+class _NameTakenError(Exception):
+    """Another operator has taken the VM's name since it was asked for."""
+
+    def __init__(self, error: RefusedError | BusyError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any]) -> None:
+    """Check the name of a new VM again once the job holds it. Raises _NameTakenError."""
+    if not work.is_new:
+        return
+    lock = lock_path(work.host.state_dir, work.vm)
+    while await work.host.lock_owner(lock) is None:
+        if await job.told() is not None:
+            return
+        await asyncio.sleep(POLL_S)
+    try:
+        await require_unused([work.vm], work.host, all_hosts())
+    except (RefusedError, BusyError) as exc:
+        raise _NameTakenError(exc) from exc
+
+
+async def _given_up(
+    work: StoreJob[Any, Any], job: Handle[Any, Any], taken: RefusedError | BusyError
+) -> VmckptError:
+    """End the job, which has made no VM yet; returns the command's error. Raises BusyError."""
+    if not await _has_made_it(job):
+        await job.cancel(_what(work))
+    if not await _has_made_it(job):
+        return taken
+    return OutcomeUnknownError(
+        f"'{work.vm}' is restored on {work.host.name}, and {taken.what}",
+        why=f"both were begun at the same moment; the other: {taken.why}",
+        remedy="see where it is to run (vmckpt vm list), and end the other",
+    )
+
+
+async def _has_made_it(job: Handle[Any, Any]) -> bool:
+    told = await job.told()
+    return told is not None and told.result is not None
 
 
 def _what(work: StoreJob[Any, Any]) -> str:

@@ -68,7 +68,7 @@ def default_map(root: "click.Group", known: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib
+    from vmckpt.foreign import parse_toml
 
     try:
         with path.open("rb") as file:
@@ -77,10 +77,10 @@ def _read(path: Path) -> dict[str, Any]:
                 raise _refused(path, "another user may write it", f"chown and chmod go-w {path}")
             if about.st_size > _MOST_BYTES:
                 raise _refused(path, "it has more than 1 MiB", "make it shorter")
-            return tomllib.loads(file.read(_MOST_BYTES).decode())
+            return parse_toml(file.read(_MOST_BYTES).decode())
     except FileNotFoundError:
         return {}
-    except ValueError as exc:  # includes tomllib.TOMLDecodeError and UnicodeDecodeError
+    except ValueError as exc:  # includes MalformedError and UnicodeDecodeError
         raise _refused(path, str(exc), "correct the file, or remove it") from exc
 
 

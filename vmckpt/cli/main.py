@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import takewhile
 from typing import cast
@@ -224,16 +225,19 @@ def told(error: Exception | AskedToStopError) -> int:
 
 
 def _bug(exc: Exception) -> VmckptError:
-    """The error for an unexpected exception; its traceback goes to a file."""
+    """The error for an unexpected exception; its traceback goes to a file, if one can be made."""
     import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="vmckpt-bug-", suffix=".txt", delete=False
-    ) as file:
-        traceback.print_exception(exc, file=file)
+    kept = "what it says"
+    with suppress(OSError):  # the disk is full
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="vmckpt-bug-", suffix=".txt", delete=False
+        ) as file:
+            traceback.print_exception(exc, file=file)
+        kept = file.name
     return VmckptError(
         "vmckpt has a bug",
         why=f"{type(exc).__name__}: {exc}",
-        remedy=f"report it with {file.name}; `vmckpt vm list` shows how the VMs are",
+        remedy=f"report it with {kept}; `vmckpt vm list` shows how the VMs are",
     )

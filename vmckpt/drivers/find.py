@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
+UNDO_S = 30.0
+
 
 async def find(name: str, tell: "Tell") -> Driver:
     """The VM of that name, after ending an interrupted operation on it.
@@ -130,8 +132,11 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
     # Most VMs have no journal: their location is asked for in the same request.
-    journal, found = await both(find_journal(name, all_hosts()), _found_or_error(name))
+    journal, (found, begun) = await both(
+        find_journal(name, all_hosts()), both(_found_or_error(name), _begun_on(name))
+    )
     if journal is None:
+        await _end_elsewhere(name, found, begun, tell)
         await remove_dead_locks(name, all_hosts())
         try:
             if isinstance(found, VmckptError):
@@ -149,6 +154,47 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
 
     _tell_of(await recover(name, tell), tell)
     return await find_vm(name)
+
+
+async def _begun_on(name: str) -> "list[Host]":
+    """The hosts, of those that answer, with a restore of the VM in progress, or interrupted."""
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.inventory.inventory import all_hosts
+    from vmckpt.vm.paths import vm_dir
+
+    async def has_one(host: "Host") -> "Host | None":
+        return host if await host.exists(vm_dir(host.state_dir, name).restoring) else None
+
+    return [host for host in (await ask_every(all_hosts(), has_one)).given if host]
+
+
+async def _end_elsewhere(
+    name: str, found: "Vm | VmckptError", begun: "list[Host]", tell: "Tell"
+) -> None:
+    """End interrupted restores on hosts where the VM is not at home, if it is known where it is.
+
+    Such a host may be another's; it delays a command on the VM by UNDO_S at most.
+    """
+    from asyncio import timeout
+
+    from vmckpt.errors import NotFoundError, VmckptError
+    from vmckpt.vm.inventory import read_vm
+    from vmckpt.vm.paths import lock_path
+
+    home = None if isinstance(found, VmckptError) else found
+    for host in begun if home or isinstance(found, NotFoundError) else ():
+        from vmckpt.checkpoint.operate import undo_there
+
+        try:
+            if await read_vm(host, name) or await host.lock_owner(lock_path(host.state_dir, name)):
+                continue
+            async with timeout(UNDO_S):
+                await undo_there(host, name, home)
+        except (VmckptError, TimeoutError) as exc:  # the VM itself is elsewhere, or nowhere
+            why = exc if isinstance(exc, VmckptError) else f"not removed within {UNDO_S:g} s"
+            tell(f"{host.name} keeps what an interrupted restore of {name} left there: {why}")
+        else:
+            tell(f"a restore of {name} on {host.name} was interrupted: what it made is removed")
 
 
 async def _found_or_error(name: str) -> "Vm | VmckptError":
@@ -170,7 +216,7 @@ async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
         return vm
     from vmckpt.checkpoint.operate import recover_there
 
-    await recover_there(vm)
+    await recover_there(vm.host, vm.name)
     tell(f"a checkpoint or restore of {vm.name} was interrupted: it was ended")
     return await find_vm(vm.name)
 

@@ -13,11 +13,11 @@ are in files that only their owner can read, never on a command line or in the e
 
 import ssl
 import stat
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from vmckpt.errors import UsageError
+from vmckpt.foreign import parse_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class EtcdCredentials:
 def read_credentials(path: Path) -> EtcdCredentials:
     """Read a credentials file. Raises UsageError, also if others could read secrets."""
     try:
-        said = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as exc:  # includes tomllib.TOMLDecodeError
+        said = parse_toml(path.read_text())
+    except (OSError, ValueError) as exc:  # includes MalformedError
         raise _unusable(f"{path}: {exc}", "write it as docs/replicate.md says under etcd") from exc
     names = {field.name for field in fields(EtcdCredentials)}
     if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:

@@ -17,7 +17,7 @@ from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.vm.holes import hole_pages
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import read_again, tidy
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import Spec
@@ -93,6 +93,12 @@ async def _move(
                 f"{target.name} still has something of an earlier migration of '{vm.name}'",
                 why="it did not answer when that was undone",
                 remedy=f"try again, which removes it: vmckpt vm show {vm.name}",
+            )
+        if await read_vm(target, vm.name):
+            raise BusyError(
+                f"{target.name} has a VM '{vm.name}' by now",
+                why="another operator has put it there since this migration was checked",
+                remedy="find out which one is meant: vmckpt vm list",
             )
         await sweep(target, spec, there, None)
         identities = await ends(vm.host, target)

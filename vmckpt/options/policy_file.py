@@ -1,10 +1,10 @@
 """Reads a policy file (TOML) into a Policy; errors name the line and the key."""
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.errors import UsageError
+from vmckpt.foreign import MalformedError, parse_toml
 from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import parse_duration_s
@@ -26,8 +26,8 @@ def read_policy(path: Path) -> Policy:
 def parse_policy(text: str, name: str) -> Policy:
     """The policy in `text`; `name` names it in errors."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+        data = parse_toml(text)
+    except MalformedError as exc:
         raise UsageError(f"{name} is no TOML", why=str(exc), remedy="fix that line") from exc
     top = TomlTable(data, TableSource(text, name, Path()), ())
     policy = Policy(

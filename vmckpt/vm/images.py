@@ -249,11 +249,23 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
         done = await host.run(["stat", "-L", "--printf", f"{_STAT}\\0%n\\0", "--", *some])
         parts = done.stdout.split("\0")
         for facts, name in zip(parts[::2], parts[1::2], strict=False):
-            identity, size, blocks, block_bytes, mode = facts.split(" ")
-            if stat.S_ISREG(int(mode, 16)):
-                allocated = int(blocks) * int(block_bytes)
-                found[Path(name)] = File(identity, int(size), allocated)
+            try:
+                identity, *numbers, mode = facts.split(" ")
+                size, blocks, block_bytes = map(int, numbers)
+                is_file = stat.S_ISREG(int(mode, 16))
+            except ValueError as exc:
+                raise _malformed(host, "stat", facts) from exc
+            if is_file:
+                found[Path(name)] = File(identity, size, blocks * block_bytes)
     return found
+
+
+def _malformed(host: Host, command: str, said: str) -> RefusedError:
+    return RefusedError(
+        f"what uses the images of {host.name} is not known",
+        why=f"{command} says '{said[:100]}' there",
+        remedy=f"see what {command} is on that host",
+    )
 
 
 class _Said(NamedTuple):
@@ -387,7 +399,10 @@ async def names_layered(host: Host, path: Path) -> bool:
 async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:
     numbers = ["-j", str(offset), "-N", str(length)]
     done = await host.run(["od", "-An", "-v", "-tx1", *numbers, "--", str(path)])
-    return bytes.fromhex(done.stdout) if done.returncode == 0 else b""
+    try:
+        return bytes.fromhex(done.stdout) if done.returncode == 0 else b""
+    except ValueError as exc:
+        raise _malformed(host, "od", done.stdout) from exc
 
 
 def _mentions(text: str, path: Path) -> bool:

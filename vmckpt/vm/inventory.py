@@ -1,11 +1,12 @@
 """Find VMs: which exist, on which host, and in which state."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import (
+    BusyError,
     HostDownError,
     NotFoundError,
     OutcomeUnknownError,
@@ -121,6 +122,46 @@ async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
     """
     found = await asyncio.gather(*(read_vm(host, name) for host in (hosts or all_hosts())))
     return [vm for vm in found if vm is not None]
+
+
+async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Host]) -> None:
+    """Check that no other of `hosts` that answers has a VM of these names, or will soon.
+
+    `host` checks for itself. Call it as the holder of the name's lock on `host`: of two that make a
+    VM of one name, at least one then sees the other. Raises RefusedError, BusyError.
+    """
+
+    async def look(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None]]:
+        if other.name == host.name:
+            return []
+        # In this order: a lock is given back when the VM is there.
+        locked = await other.list_dir(other.state_dir / "locks")
+        there = await other.list_dir(vms_dir(other.state_dir))
+        return [
+            (
+                other,
+                name,
+                await other.lock_owner(lock_path(other.state_dir, name)),
+                await read_vm(other, name),
+            )
+            for name in dict.fromkeys([*there, *locked])
+            if name in names
+        ]
+
+    found = await ask_every(hosts, look)
+    for other, name, owner, vm in (one for those in found.given for one in those):
+        if vm is not None:
+            raise RefusedError(
+                f"there is a VM '{name}' already",
+                why=f"on host {other.name}",
+                remedy="choose another name; to restore that VM: --in-place",
+            )
+        if owner is not None:
+            raise BusyError(
+                f"there may soon be a VM '{name}' on {other.name}",
+                why=f"its name is held there by {owner.action} (pid {owner.pid})",
+                remedy="wait until that has ended, or choose another name",
+            )
 
 
 async def find_vm(name: str) -> Vm:

@@ -11,8 +11,8 @@ from vmckpt.errors import (
     OperationFailedError,
     RefusedError,
     UsageError,
+    VmckptError,
 )
-from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.inventory.inventory import all_hosts, local_host, state_dir
@@ -22,15 +22,14 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import identity_of
-from vmckpt.vm.inventory import Vm, homes, read_vm
+from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
 from vmckpt.vm.passthrough.plug import plug
-from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
+from vmckpt.vm.paths import QemuDir, VmDir, lock_path, vm_dir
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
 from vmckpt.vm.spec.spec_text import written
 from vmckpt.vm.start import (
-    Qemu,
     end_qemu,
     new_qemu_id,
     plug_taps,
@@ -61,7 +60,8 @@ def read_spec(path: Path) -> Spec:
 async def run_vm(spec: Spec, host: Host) -> Vm:
     """Create the VM on `host` and start it; on an error nothing of it remains.
 
-    Raises RefusedError if the inventory has a VM of that name anywhere, or the host is drained.
+    Raises RefusedError if the inventory has a VM of that name anywhere, or the host is drained;
+    BusyError if there may soon be one.
     """
     await host.require_up()
     directory = vm_dir(host.state_dir, spec.name)
@@ -76,6 +76,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
                 remedy=f"choose another name, start it (`vmckpt vm start {spec.name}`), "
                 "or remove it",
             )
+        await require_unused([spec.name], host, all_hosts())
         await sweep(host, spec, directory, None)
         await host.make_dir(directory.path)
         created: list[Path] = []
@@ -85,13 +86,22 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
             await _create_disks(host, spec, created)
             return await _boot(spec, host, await settled_platform(spec, host), is_new=True)
         except BaseException:
-            await finish(_remove_all(host, (*created, directory.path)))
+            await finish(_undo_run(host, directory, created))
             raise
 
 
-async def _remove_all(host: Host, paths: Iterable[Path]) -> None:
-    for path in paths:
-        await host.remove(path)
+async def _undo_run(host: Host, directory: VmDir, created: Iterable[Path]) -> None:
+    """Remove the new VM, and the images made for it that no other VM has begun to use."""
+    from vmckpt.vm.images import used_besides
+
+    for path in created:
+        try:
+            is_used = await used_besides(host, path, (f"VM {directory.path.name}",))
+        except VmckptError:  # libvirtd is silent, or a VM's files are damaged
+            is_used = True
+        if not is_used:
+            await host.remove(path)
+    await host.remove(directory.path)
 
 
 async def start_vm(vm: Vm) -> Vm:
@@ -361,7 +371,8 @@ async def _boot(spec: Spec, host: Host, platform: Platform, *, is_new: bool = Fa
         await plug(host, files, monitor, spec.passthrough)
         await host.write_text(directory.current, qemu.to_json())
         if is_new:
-            await _require_alone(spec.name, qemu)
+            # Another operator, with a separate state directory, may assign it at the same time.
+            await require_unused([spec.name], host, all_hosts())
         await commands.cont(monitor)
     except BaseException:
         await finish(_take_back(spec, host, files, directory.current, before))
@@ -370,21 +381,6 @@ async def _boot(spec: Spec, host: Host, platform: Platform, *, is_new: bool = Fa
         # A cancellation after `cont` comes too late: the guest runs.
         await to_the_end(monitor.close())
     return Vm(spec, host, directory, qemu)
-
-
-async def _require_alone(name: str, qemu: Qemu) -> None:
-    """Another operator, with a separate state directory, may assign the name at the same time.
-
-    Each one is recorded by now, so at least one sees the other. Raises RefusedError.
-    """
-    answers = await ask_every(all_hosts(), lambda host: read_vm(host, name))
-    for vm in answers.given:
-        if vm is not None and vm.qemu.files.qemu_id != qemu.files.qemu_id:
-            raise RefusedError(
-                f"there is a VM '{name}' already",
-                why=f"another operator ran it on host {vm.host.name} at the same moment",
-                remedy="choose another name, or run it again if that one was not started either",
-            )
 
 
 async def _take_back(

@@ -86,6 +86,11 @@ class VmDir(NamedTuple):
         """Exists while its devices are unplugged for a checkpoint: the step that was begun."""
         return self.path / "devices-away"
 
+    @property
+    def about_it(self) -> tuple[Path, ...]:
+        """What is true of this VM alone, not of another one of its name."""
+        return self.identity, self.point, self.saving, self.away
+
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)

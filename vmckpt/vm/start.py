@@ -236,8 +236,11 @@ async def record_foreign(host: Host, files: QemuDir, process: ProcessId) -> None
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
     """End QEMUs of the VM that killed commands have left: all except `keep`.
 
-    The caller holds the VM's lock. Raises BusyError if the VM is not at home here (no `keep`) and a
-    migration to here was interrupted: its QEMU may have the guest.
+    If the VM is not at home here (no `keep`), what describes an earlier one of its name goes, too:
+    another VM must not get its identity. The caller holds the VM's lock.
+
+    Raises BusyError if, without `keep`, a migration to here was interrupted: its QEMU may have the
+    guest. Or a restore was: its images are not complete, and its recovery removes them.
     """
     if keep is None and await host.exists(directory.journal):
         raise BusyError(
@@ -246,9 +249,18 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
             remedy=f"have that ended first: vmckpt migrate --recover {spec.name}; or use another "
             "name or host",
         )
+    if keep is None and await host.exists(directory.restoring):
+        raise BusyError(
+            f"{host.name} has something of a restore of '{spec.name}' that was interrupted",
+            why="the images that it made are not complete, and are removed when it is ended",
+            remedy=f"end it first: vmckpt vm show {spec.name}",
+        )
     known = keep.path.name if keep else None
+    of_another = {path.name for path in directory.about_it} if keep is None else set[str]()
     for name in await host.list_dir(directory.path):
-        if name.startswith(QEMU_PREFIX) and name != known:
+        if name in of_another:
+            await host.remove(directory.path / name)
+        elif name.startswith(QEMU_PREFIX) and name != known:
             files = directory.qemu(name.removeprefix(QEMU_PREFIX))
             # An interrupted adoption started nothing.
             is_foreign = await host.exists(files.process)

@@ -29,7 +29,7 @@ from vmckpt.checkpoint.facts import (
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
+from vmckpt.checkpoint.restore.making import making, proof_of, settle, take_name, write_down
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
     cannot_become,
@@ -343,14 +343,17 @@ class _Forking:
                     remedy="remove it, or choose another name for the forks (--name)",
                 )
         await host.make_dir(files.path)
-        paths = tuple(str(path) for path in (*own, *disks))
-        await write_down(vm, PendingQemu(files.qemu_id, spec.text, paths))
-        made += own
-        await in_thread(partial(copy_variables, planned))
+        await write_down(vm, making(vm, (*own, *disks)))
+        proofs = {path: proof_of(path, files.qemu_id) for path in (*own, *disks)}
+        made += proofs.values()
+        for path in own:
+            await in_thread(partial(copy_variables, planned, proofs[path]))
         for disk in planned.disks:
-            facts = self._facts.disks[disk.number]
-            write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
-            made.append(disk.path)
+            facts, proof = self._facts.disks[disk.number], proofs[disk.path]
+            write_overlay(proof, facts.size_bytes, self._disks[disk.number], facts.format)
+        for path, proof in proofs.items():
+            take_name(proof, path)
+            made.append(path)
         await host.make_private_dir(files.memory(spec.ram_dir))
         if self._was_named and not os.fstat(self._ram).st_nlink:
             # All forks so far have failed: a file without names cannot be linked again.

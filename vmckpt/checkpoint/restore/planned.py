@@ -225,13 +225,12 @@ def _planned(
     return PlannedRestore(Vm(spec, host, directory, qemu), facts, tuple(disks))
 
 
-def copy_variables(planned: PlannedRestore) -> None:
-    """Make a copy's UEFI variable store, if it has one. Blocking. Raises OSError."""
-    own = planned.own_variables
-    if planned.variables is not None and own is not None:
-        make_dir_durably(own.parent)
-        shutil.copyfile(planned.variables, own)
-        sync_file(own)
+def copy_variables(planned: PlannedRestore, path: Path) -> None:
+    """Make a copy's UEFI variable store at `path`. Blocking. Raises OSError."""
+    if planned.variables is not None:
+        make_dir_durably(path.parent)
+        shutil.copyfile(planned.variables, path)
+        sync_file(path)
 
 
 def aside_path(path: Path) -> Path:

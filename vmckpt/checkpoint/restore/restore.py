@@ -32,7 +32,15 @@ from vmckpt.checkpoint.group_member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import PendingQemu, committed, settle, write_down
+from vmckpt.checkpoint.restore.making import (
+    PendingQemu,
+    committed,
+    making,
+    proof_of,
+    settle,
+    take_name,
+    write_down,
+)
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -276,20 +284,19 @@ class _Restoring:
         return qemu, monitor
 
     def _making(self) -> PendingQemu:
-        planned, in_place = self._planned, self._wish.in_place
-        renames = [(str(self._made[disk.number]), str(disk.path)) for disk in planned.disks]
+        planned = self._planned
+        if self._wish.in_place:
+            renames = [(self._made[disk.number], disk.path) for disk in planned.disks]
+            return making(planned.vm, renames=renames)
         own = [planned.own_variables] if planned.own_variables else []
-        made = [str(path) for path in (*own, *(() if in_place else self._made.values()))]
-        spec = planned.vm.spec.text
-        return PendingQemu(
-            self._files.qemu_id, spec, tuple(made), tuple(renames) if in_place else ()
-        )
+        return making(planned.vm, (*own, *self._made.values()))
 
     def _make_disks(self) -> None:
         """Create images with only their first bytes, which tell QEMU their geometry. Blocking."""
         if (own := self._planned.own_variables) is not None:
-            self._created.append(own)
-        copy_variables(self._planned)
+            proof = self._begun(own)
+            copy_variables(self._planned, proof)
+            self._named(proof, own)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
             if facts.area is None:
@@ -302,8 +309,23 @@ class _Restoring:
             make_dir_durably(path.parent)
             area, first = self._point.area(facts.area), np.array([0])
             chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
-            write_image(path, facts.format, facts.size_bytes, chunks)
-            self._created.append(path)
+            if self._wish.in_place:
+                write_image(path, facts.format, facts.size_bytes, chunks)
+                self._created.append(path)
+                continue
+            proof = self._begun(path)
+            write_image(proof, facts.format, facts.size_bytes, chunks)
+            self._named(proof, path)
+
+    def _begun(self, path: Path) -> Path:
+        """The name under which a new file is created."""
+        proof = proof_of(path, self._files.qemu_id)
+        self._created.append(proof)
+        return proof
+
+    def _named(self, proof: Path, path: Path) -> None:
+        take_name(proof, path)
+        self._created.append(path)
 
     async def _fill_disks(self) -> None:
         """Fill the disks before the devices are loaded: QEMU then rereads the image tables.

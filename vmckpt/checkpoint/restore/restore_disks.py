@@ -19,7 +19,14 @@ from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
-from vmckpt.checkpoint.restore.making import PendingQemu, committed, settle, write_down
+from vmckpt.checkpoint.restore.making import (
+    committed,
+    making,
+    proof_of,
+    settle,
+    take_name,
+    write_down,
+)
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
     aside_path,
@@ -105,12 +112,11 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
     images, warnings = _matched(old.spec, old.host, point)
     made = {image: aside_path(image.path) for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
-    renames = [(str(aside), str(image.path)) for image, aside in made.items()]
-    making = PendingQemu(new.files.qemu_id, old.spec.text, (), tuple(renames))
+    vm = old._replace(qemu=new)
     async with _undone_unless_committed(old.host, old.name):
-        await write_down(old, making)
-        await _write(point, made, [])
-        left = await to_the_end(_commit(old._replace(qemu=new), point, source))
+        await write_down(vm, making(vm, renames=((aside, one.path) for one, aside in made.items())))
+        await _write(point, made)
+        left = await to_the_end(_commit(vm, point, source))
     return _told(old, point, images, [*warnings, *left])
 
 
@@ -132,22 +138,16 @@ async def _anew(
     ]
     platform = await _platform(vm.spec, host, vm.qemu.platform)
     vm = vm._replace(qemu=Qemu(vm.qemu.files, ProcessId(0, 0), platform))
-    own = [planned.own_variables] if planned.own_variables else []
-
-    async def record(paths: Sequence[Path]) -> None:
-        files = tuple(map(str, (*own, *paths)))
-        await write_down(vm, PendingQemu(vm.qemu.files.qemu_id, vm.spec.text, files))
-
+    own, qemu_id = planned.own_variables, vm.qemu.files.qemu_id
+    new = [*([own] if own else []), *(image.path for image in images)]
     async with _undone_unless_committed(host, vm.name):
         await host.make_dir(vm.directory.path)
-        await record([image.path for image in images])
-        await finish(in_thread(partial(copy_variables, planned)))
-        created: list[Path] = []
-        try:
-            await _write(point, {image: image.path for image in images}, created)
-        except FileExistsError:  # another process made it after the checks: do not remove it
-            await record(created)
-            raise
+        await write_down(vm, making(vm, new))
+        if own:
+            await finish(in_thread(partial(copy_variables, planned, proof_of(own, qemu_id))))
+        await _write(point, {image: proof_of(image.path, qemu_id) for image in images})
+        for path in new:
+            await in_thread(partial(take_name, proof_of(path, qemu_id), path))
         identity = source.identity_for(point.manifest, wish.name)
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
@@ -211,14 +211,10 @@ async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> list[s
     return await committed(vm, partial(settle, vm.host, vm.name), write_history)
 
 
-async def _write(point: Checkpoint, images: dict[_Image, Path], created: list[Path]) -> None:
-    """Write the images one after the other; chunks are verified as they are read.
-
-    `created` lists those that exist. Raises FileExistsError if one existed already.
-    """
+async def _write(point: Checkpoint, images: dict[_Image, Path]) -> None:
+    """Write the images one after the other; chunks are verified as they are read."""
     for image, path in images.items():
         await until_cancelled(partial(_write_one, point, image, path))
-        created.append(path)
 
 
 def _write_one(

@@ -265,6 +265,8 @@ async def _recover(
     note(f"run {journal.run} was interrupted at step '{journal.step}': asking both ends")
     home = await read_vm(source, journal.vm)
     arrived = await read_vm(target, journal.vm)
+    if arrived is not None and arrived.qemu.files.qemu_id != journal.target_qemu:
+        raise _another(journal, target)
     try:
         if arrived is not None:
             # The handover was past the commit: only the source's cleanup is left.
@@ -298,6 +300,16 @@ async def _recover(
         await pair.close()
     await forget(journal, source, target)
     return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
+
+
+def _another(journal: MigrationJournal, target: Host) -> OutcomeUnknownError:
+    path = vm_dir(target.state_dir, journal.vm).journal
+    return OutcomeUnknownError(
+        f"'{journal.vm}' is at home on {target.name}, but run {journal.run} did not bring it there",
+        why="its QEMU there is another than that migration's",
+        remedy=f"see on {journal.source} and {target.name} where it runs, end the other QEMU, and "
+        f"remove {path} and the same file on {journal.source}",
+    )
 
 
 async def _bring_devices_back(

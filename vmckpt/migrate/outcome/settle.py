@@ -40,12 +40,16 @@ async def settle(
     Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU did not answer for `timeout_s`, or a
     host for 5 minutes; then nothing was done that could make the guest run twice). `note` gets
     every move. `keep` is called before the source is resumed beside a silent destination.
+
+    If a source's machine lost power, its connection was never closed: the destination would wait
+    endlessly for a process that is gone. So that connection is cut after `timeout_s`, and the
+    destination's QEMU says what it makes of what has arrived.
     """
     clock = asyncio.get_running_loop().time
     moved_s = clock()
     last: OwnershipMove | None = None
     sent_bytes = 0
-    waited = False
+    waited = is_cut = False
     while True:
         view = await pair.view()
         move = decide(view)
@@ -61,7 +65,11 @@ async def settle(
             if side.silent
         ]
         if clock() > moved_s + (SILENT_HOST_S if silent else timeout_s):
-            return OwnershipMove.UNKNOWN
+            if is_cut or view.source.alive or move is not OwnershipMove.WAIT:
+                return OwnershipMove.UNKNOWN
+            is_cut, moved_s = True, clock()
+            note("the source has ended: cutting the connection that the target still waits on")
+            await pair.target.yank()
         if silent and not waited:
             waited = True
             note(f"{' and '.join(silent)} does not answer: asking for {SILENT_HOST_S:g} s")

@@ -21,7 +21,7 @@ from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.look import look_inside, process_of
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
-from vmckpt.vm.inventory import Vm, homes, read_vm
+from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
@@ -90,6 +90,8 @@ async def _become(
         await _write(host, files, process, monitors, made.console)
         await host.write_text(directory.spec, spec.text)
         await host.write_text(directory.current, qemu.to_json())
+        # Another operator may assign the name on another host at the same time.
+        await require_unused([name], host, all_hosts())
     except BaseException:
         await finish(host.remove(directory.path))
         raise

@@ -202,7 +202,7 @@ async def _could_be(host: Host, device: Passthrough) -> str:
         return ""
     done = await host.run(["sh", "-c", _COULD_BE_MADE, "sh", SYSFS, kind])
     lines = [line.split() for line in done.stdout.splitlines()]
-    found = [f"{number} on {parent}" for parent, number in lines if number != "0"]
+    found = [f"{line[1]} on {line[0]}" for line in lines if len(line) == 2 and line[1] != "0"]
     return f" (could be made by mdevctl: {', '.join(found)})" if found else ""
 
 

@@ -2,11 +2,11 @@
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
+from vmckpt.foreign import MalformedError, parse_toml
 from vmckpt.units import MIB
 from vmckpt.vm.passthrough.passthrough import Passthrough, read_passthrough
 from vmckpt.vm.paths import IMAGES
@@ -134,8 +134,8 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
     UsageError with the line and the key.
     """
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+        data = parse_toml(text)
+    except MalformedError as exc:
         raise UsageError(f"{source} is no TOML", why=str(exc), remedy="fix that line") from exc
     top = TomlTable(data, TableSource(text, source, base), ())
     if top.has("base"):
@@ -194,7 +194,7 @@ def _check_passthrough(spec: Spec, top: TomlTable) -> None:
 
 def anchored(spec: Spec, base: Path) -> str:
     """The spec's TOML made independent of its location: it contains `base`."""
-    if "base" in tomllib.loads(spec.text):
+    if "base" in parse_toml(spec.text):
         return spec.text
     return f"base = {json.dumps(str(base), ensure_ascii=False)}\n{spec.text}"
 

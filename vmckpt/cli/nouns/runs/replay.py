@@ -24,7 +24,7 @@ def replay(
     rules = read_policy(policy)
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     allowed_ms = record.request.get("max_downtime_ms")
-    if allowed_ms is None:
+    if not isinstance(allowed_ms, int):
         raise UsageError(
             f"run '{run}' is no migration",
             why=f"it is of '{record.operation}': a policy steers migrations",

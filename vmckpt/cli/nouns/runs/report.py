@@ -55,10 +55,10 @@ def facts(record: "RunRecord") -> list[tuple[str, str]]:
         ("outcome", str(result.get("outcome", "no end recorded"))),
     ]
     if "why" in result:
-        pairs.append(("why", f"{result['what']}: {result['why']}"))
+        pairs.append(("why", f"{result.get('what', '-')}: {result['why']}"))
     if "total_time_s" in result:
         pairs.append(("time", format_duration(result["total_time_s"])))
-        pairs.append(("sent", format_size(result["transferred_bytes"])))
+        pairs.append(("sent", format_size(result.get("transferred_bytes", 0))))
         pauses = [result.get("guest_downtime_ms"), result.get("downtime_ms")]
         known = [pause for pause in pauses if pause is not None]
         pairs.append(("pause", f"{known[0]:.0f} ms" if known else "not measured"))
