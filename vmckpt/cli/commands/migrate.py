@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.commands.moving import move, show_recovery, target_of
-from vmckpt.cli.options.arguments import TimeLimits
+from vmckpt.cli.options.arguments import DryRun, TimeLimits
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.options.migration import MigrationOptions
@@ -29,7 +29,7 @@ def migrate(
             help="Wait up to this long until the guest dirties little memory.", metavar="DURATION"
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
+    dry_run: DryRun = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Finish or undo an interrupted migration.")
     ] = False,

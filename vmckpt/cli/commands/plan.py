@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.options.arguments import TimeLimits, look_s
+from vmckpt.cli.options.arguments import LookFor, TimeLimits, look_s
 from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -26,9 +26,7 @@ def plan(
     *,
     wishes: TimeLimits,
     options: Annotated[MigrationOptions, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
-    for_: Annotated[
-        str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
-    ] = "8s",
+    for_: LookFor = "8s",
     json: Json = False,
 ) -> None:
     """Forecast all migration methods for a VM and choose one.

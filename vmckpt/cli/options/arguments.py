@@ -10,6 +10,42 @@ if TYPE_CHECKING:
     from vmckpt.forecast.model.choose import Intent
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
+]
+# See `look_s`.
+LookFor = Annotated[
+    str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
+]
+# See `pause_s`.
+MaxPause = Annotated[
+    str | None,
+    typer.Option(
+        "--max-pause",
+        help="Maximum time for copying memory during a pause. [default: 10ms]",
+        metavar="DURATION",
+    ),
+]
+# See `DailyWindow.parse`.
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="Act in this part of the day only, e.g. 22:00-06:00.",
+        metavar="HH:MM-HH:MM",
+    ),
+]
+FinishWithin = Annotated[
+    str | None,
+    typer.Option(
+        "--finish-within",
+        help="Require completion within this time, e.g. 10m; otherwise refuse.",
+        metavar="DURATION",
+    ),
+]
+
+
 class TimeLimits(NamedTuple):
     """Constraints on a migration's time and pause."""
 
@@ -17,10 +53,7 @@ class TimeLimits(NamedTuple):
         str | None,
         typer.Option(help="Maximum guest-visible downtime, e.g. 200ms.", metavar="DURATION"),
     ] = None
-    finish_within: Annotated[
-        str | None,
-        typer.Option(help="Require completion within this time, e.g. 10m.", metavar="DURATION"),
-    ] = None
+    finish_within: FinishWithin = None
     finish_by: Annotated[
         str | None,
         typer.Option(help="Require completion by this time of day, e.g. 02:00.", metavar="HH:MM"),
@@ -50,6 +83,14 @@ def look_s(text: str) -> float:
             remedy="write e.g. --for 30s",
         )
     return duration_s
+
+
+def pause_s(text: str | None, kind: str) -> float:
+    """How long a checkpoint of that kind may pause its VM. Raises UsageError."""
+    from vmckpt.checkpoint.facts import usual_pause_s
+    from vmckpt.units import parse_duration_s
+
+    return parse_duration_s(text) if text else usual_pause_s(kind)
 
 
 def intent(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import typer
 
-from vmckpt.options.declared import declarations, is_declared, read
+from vmckpt.options.declared import Declared, declarations, is_declared, read
 
 _BY_NAME = Parameter.KEYWORD_ONLY
 
@@ -66,6 +66,16 @@ def _group(hint: Any) -> _Group | None:
     return None
 
 
+def option_of(kind: Any, name: str) -> Any:
+    """One option of an operation, as typer takes it: for a command that requires it."""
+    return _typer_option(dict(declarations(kind))[name])
+
+
+def _typer_option(found: Declared) -> Any:
+    least, most = found.span
+    return typer.Option(*found.flags, help=found.help, min=least, max=most, metavar=found.metavar)
+
+
 def _fields(group: Any) -> Iterator[Parameter]:
     hints, defaults = get_type_hints(group, include_extras=True), group._field_defaults
     for name in group._fields:
@@ -76,9 +86,5 @@ def _fields(group: Any) -> Iterator[Parameter]:
 def _declared(kind: Any, only: Collection[str] | None) -> Iterator[Parameter]:
     for name, found in declarations(kind):
         if only is None or name in only:
-            least, most = found.span
-            option = typer.Option(
-                *found.flags, help=found.help, min=least, max=most, metavar=found.metavar
-            )
-            annotation: Any = Annotated[found.typed, option]
+            annotation: Any = Annotated[found.typed, _typer_option(found)]
             yield Parameter(name, _BY_NAME, default=found.usual, annotation=annotation)
