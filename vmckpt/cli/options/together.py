@@ -7,7 +7,7 @@ an operation are declared by it (`options/declared.py`).
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -34,14 +34,13 @@ def together(command: Callable[..., None]) -> Callable[..., None]:
 
     Each of these is a parameter of the command then, in its place, with the default that it has.
     """
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
-    seen = list[Parameter]()
+    groups, seen = dict[str, _Group](), list[Parameter]()
     for name, parameter in signature(command).parameters.items():
-        if name in groups:
-            seen += groups[name].options
+        if (group := _group(parameter.annotation)) is not None:
+            groups[name] = group
+            seen += group.options
         else:
-            seen.append(parameter.replace(kind=_BY_NAME, annotation=hints[name]))
+            seen.append(parameter.replace(kind=_BY_NAME))
 
     @wraps(command)
     def called(**given: Any) -> None:
@@ -77,7 +76,7 @@ def _typer_option(found: Declared) -> Any:
 
 
 def _fields(group: Any) -> Iterator[Parameter]:
-    hints, defaults = get_type_hints(group, include_extras=True), group._field_defaults
+    hints, defaults = group.__annotations__, group._field_defaults
     for name in group._fields:
         default = defaults.get(name, Parameter.empty)
         yield Parameter(name, _BY_NAME, default=default, annotation=hints[name])
