@@ -183,6 +183,9 @@ def _enter(state: Path, name: str, entry: dict[str, Any]) -> None:
         ("vm", "console", "nobody"),
         ("migrate", "nobody", "local"),
         ("migrate", "nobody", "local", "--dry-run"),
+        # A limit alone is no plan: without a forecast it goes with any method.
+        ("migrate", "nobody", "local", "--max-downtime", "1s", "--compress", "xbzrle"),
+        ("migrate", "nobody", "local", "--plan", "--max-downtime", "1s"),
         ("migrate", "--recover", "nobody"),
         ("snapshot", "save", "nobody", "one"),
         ("snapshot", "list", "nobody"),
@@ -202,6 +205,8 @@ def test_what_is_not_there_is_not_found(arguments: tuple[str, ...]) -> None:
         ("migrate", "web"),
         ("migrate", "web", "b", "--max-downtime", "300"),
         ("migrate", "web", "b", "--max-downtime", "1h"),
+        ("migrate", "nobody", "local", "--plan", "--compress", "xbzrle"),
+        ("migrate", "nobody", "local", "--max-slowdown", "5%", "--compress", "xbzrle"),
         ("migrate", "web", "b", "--bandwidth", "fast"),
         ("migrate", "web", "b", "--timeout", "soon"),
         ("vm", "run", "missing.toml"),

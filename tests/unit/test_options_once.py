@@ -26,7 +26,6 @@ MEANINGS = {
     "--force": ("a power cut", "the removal of a guard's pin"),
     "--group": ("VMs to take as one", "a group that was taken"),
     "--host": ("where a checkpoint is restored", "where a VM is made"),
-    "--max-pause": ("a migration's", "for copying memory"),
     "--name": ("a checkpoint's", "of forks", "a schedule's", "a key's"),
     "--qemu": ("a host's", "of a lab's hosts in order", "of a demonstration"),
     "--replace": ("a checkpoint", "a store's key file"),

@@ -23,6 +23,14 @@ def migrate(
     *,
     options: MigrationOptions,
     wishes: TimeLimits,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Forecast first, as `vmckpt plan`: choose a method that keeps --max-downtime, or "
+            "refuse. The other constraints imply it.",
+        ),
+    ] = False,
     wait_for_calm: Annotated[
         str | None,
         typer.Option(
@@ -48,12 +56,13 @@ def migrate(
     if options.offline and wait_for_calm:
         raise of_memory("--wait-for-calm").error()
     target = target_of(host)
-    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
-    if any(wishes):
-        require_forecast(options, promises_pause=wishes.max_pause is not None)
+    wanted = wishes.intent(options)
+    is_planned = plan or any(wishes)
+    if is_planned:
+        require_forecast(options, promises_downtime=options.allowed_downtime_ms is not None)
     if wait_for_calm and not dry_run:
         run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
-    if any(wishes):
+    if is_planned:
         options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
         from vmckpt.cli.commands import check
