@@ -140,7 +140,9 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         made.run_guest(guest, "lab-a")
         for method, (code, verdict) in verdicts.items():
             checked = made.vmckpt("migrate", "old", "lab-b", "--method", method, "--dry-run")
-            verdicts_given = {c["code"]: c["verdict"] for c in checked.result["checks"]}
+            verdicts_given = {
+                c["code"]: c["verdict"] for c in checked.result["targets"][0]["checks"]
+            }
             assert (checked.code, verdicts_given["tcg-dirty-log"]) == (code, verdict)
         refused = made.vmckpt("migrate", "old", "lab-b", "--method", "postcopy")
         assert refused.code == 4

@@ -9,7 +9,7 @@ migrate
     vmckpt migrate web h2 --method hybrid --bandwidth 500MB/s --dry-run
 check
     vmckpt check web h2
-    vmckpt check web h2 h3 --json
+    vmckpt check web h2 h3 --method hybrid --json
 plan
     vmckpt plan web h2
     vmckpt plan web h2 --max-downtime 200ms --finish-by 02:00

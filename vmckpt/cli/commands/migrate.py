@@ -65,9 +65,9 @@ def migrate(
     if is_planned:
         options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
-        from vmckpt.cli.commands import check
+        from vmckpt.cli.commands.check import show_checks
 
-        check.dry_run(vm, target, options, as_json=json)
+        show_checks(vm, [target], options, as_json=json)
     else:
         move(vm, target, options, forecast, as_json=json)
 
