@@ -207,6 +207,7 @@ def test_what_is_not_there_is_not_found(arguments: tuple[str, ...]) -> None:
         ("migrate", "web", "b", "--max-downtime", "1h"),
         ("migrate", "nobody", "local", "--plan", "--compress", "xbzrle"),
         ("migrate", "nobody", "local", "--max-slowdown", "5%", "--compress", "xbzrle"),
+        ("migrate", "web", "--recover", "--dry-run"),
         ("migrate", "web", "b", "--bandwidth", "fast"),
         ("migrate", "web", "b", "--timeout", "soon"),
         ("vm", "run", "missing.toml"),

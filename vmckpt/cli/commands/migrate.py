@@ -46,9 +46,16 @@ def migrate(
     json: Json = False,
 ) -> None:
     """Migrate a VM to another host."""
+    from vmckpt.errors import UsageError
     from vmckpt.options.sense import of_memory, require_forecast, require_sense
 
     if recover:
+        if dry_run:
+            raise UsageError(
+                "--recover and --dry-run are both given",
+                why="what a recovery does is decided while it asks both hosts",
+                remedy=f"see where the VM is: vmckpt vm show {vm}",
+            )
         _recover(vm, host, insists=insist, as_json=json)
         return
     began_s, forecast = time.monotonic(), None
