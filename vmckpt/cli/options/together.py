@@ -33,6 +33,7 @@ def together(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer has to see it: a parameter that is a group is the group's options.
 
     Each of these is a parameter of the command then, in its place, with the default that it has.
+    All are given by name.
     """
     groups, seen = dict[str, _Group](), list[Parameter]()
     for name, parameter in signature(command).parameters.items():
@@ -45,7 +46,8 @@ def together(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def called(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group.value({one.name: given.pop(one.name) for one in group.options})
+            words = {one.name: given.pop(one.name, one.default) for one in group.options}
+            given[name] = group.value(words)
         command(**given)
 
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
