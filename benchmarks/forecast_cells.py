@@ -53,7 +53,7 @@ def _load(rate: str, size: str, pattern: str, content: str) -> str:
 
 
 def _pause(most: str, within: str) -> tuple[str, ...]:
-    return ("--max-pause", most, "--finish-within", within)
+    return ("--max-downtime", most, "--finish-within", within)
 
 
 TEACHING = (

@@ -204,4 +204,6 @@ def breaks(row: Row) -> bool:
     if row["outcome"] != "completed":
         return True
     late = row["total_time_s"] > parse_duration_s(wished["--finish-within"])
-    return late or pause_ms(row) / 1e3 > parse_duration_s(wished["--max-pause"])
+    # Rows of results/forecast.json have its former name.
+    most = wished.get("--max-downtime") or wished["--max-pause"]
+    return late or pause_ms(row) / 1e3 > parse_duration_s(most)

@@ -65,7 +65,7 @@ def test_one_that_was_named_and_goes_meanwhile_makes_no_exported_file_without_it
     monkeypatch.setattr(copying, "missing", missing)
     file = tmp_path / "file.vmckpt"
     with pytest.raises(NotFoundError, match="1 of 2"):
-        export(file, [first.id, gone.id], store=source.place)
+        export(file=file, checkpoints=[first.id, gone.id], store=source.place)
     assert not file.exists()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_libvirtd import FakeLibvirtd, in_turn
 from vmckpt.errors import BusyError, RefusedError, VmckptError
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.domains import SOURCE, measure_domain
@@ -16,7 +17,6 @@ from vmckpt.vm.domains import sessions
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import as_domain
 from vmckpt.vm.domains.job import DomainJob
-from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.told import DomainInfo
 
 pytestmark = pytest.mark.contract
@@ -25,42 +25,26 @@ XML = """<domain type='qemu'><name>web</name><memory unit='MiB'>64</memory><vcpu
 UUID = "00000000-0000-0000-0000-000000000001"
 
 
-class Sampling(Libvirtd):
-    """A libvirtd whose QEMU tells 5 MiB/s, the second time that it is asked."""
-
-    def __init__(self, host: Host, state: DomainState, *jobs: DomainJob) -> None:
-        super().__init__("test:///default", host)
-        self.seen = DomainInfo(UUID, "web", state, 1, persistent=True, xml=XML)
-        self.jobs = list(jobs)
-        self.lengths_s: list[int] = []
-        self.answers: list[float | None] = []
-
-    async def find(self, uuid: str) -> DomainInfo | None:
-        return self.seen
-
-    async def job(self, uuid: str) -> DomainJob:
-        return self.jobs.pop(0) if self.jobs else DomainJob(active=False)
-
-    async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
-        self.lengths_s.append(seconds)
-        self.answers = [None, 5.0 * MIB]
-
-    async def dirty_rate(self, uuid: str) -> float | None:
-        return self.answers.pop(0)
-
-
 def measured(
     tmp_path: Path, patch: pytest.MonkeyPatch, state: DomainState, *jobs: DomainJob
-) -> tuple[Sampling, DirtyRate | VmckptError]:
+) -> tuple[FakeLibvirtd, DirtyRate | VmckptError]:
+    """By a libvirtd whose QEMU tells 5 MiB/s, the second time that it is asked."""
     host = LocalHost("a", tmp_path, "::1", libvirt=tmp_path / "none")
-    session = Sampling(host, state, *jobs)
+    seen = DomainInfo(UUID, "web", state, 1, persistent=True, xml=XML)
+    session = FakeLibvirtd(
+        host,
+        find=seen,
+        job=in_turn(*jobs, DomainJob(active=False)),
+        begin_dirty_rate=None,
+        dirty_rate=in_turn(None, 5.0 * MIB),
+    )
 
     async def opened(_: Host) -> sessions._OpenSession:
         return sessions._OpenSession(session, AsyncExitStack())
 
     patch.setattr(sessions, "_open", opened)
     try:
-        return session, asyncio.run(measure_domain(as_domain(host, session.seen), 1.0))
+        return session, asyncio.run(measure_domain(as_domain(host, seen), 1.0))
     except VmckptError as exc:
         return session, exc
 
@@ -68,7 +52,7 @@ def measured(
 def test_it_is_sampled_for_whole_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, found = measured(tmp_path, monkeypatch, DomainState.RUNNING)
     assert isinstance(found, DirtyRate)
-    assert session.lengths_s == [1]
+    assert session.told == [("begin_dirty_rate", 1)]
     assert (found.source, found.ram_bytes, found.working_set_bytes) == (SOURCE, 64 * MIB, 5 * MIB)
 
 
@@ -83,9 +67,10 @@ def test_what_stands_still_or_is_at_work_is_not_measured(
         tmp_path, monkeypatch, DomainState.RUNNING, DomainJob(active=False), DomainJob(active=True)
     )
     assert isinstance(begun, BusyError)
-    assert session.lengths_s == []
+    assert session.told == []
     # One that begins while QEMU samples: what that comes to is not even asked for.
     jobs = [DomainJob(active=False), DomainJob(active=False), DomainJob(active=True)]
     sampling, given_up = measured(tmp_path, monkeypatch, DomainState.RUNNING, *jobs)
     assert isinstance(given_up, BusyError)
-    assert (sampling.lengths_s, len(sampling.answers)) == ([1], 2)
+    assert sampling.told == [("begin_dirty_rate", 1)]
+    assert "dirty_rate" not in sampling.calls

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fake_libvirtd import FakeLibvirtd
 from tests.faulty_host import Fault, FaultyHost, silence
 from vmckpt.drivers import find
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError
@@ -53,7 +54,7 @@ class World:
         patch.setenv("VMCKPT_STATE_DIR", str(root / "state"))
         for name in ("a", "b", "c"):
             (root / name).mkdir()
-            # Only its name is asked: `Played` answers.
+            # Only its name is asked: `played` answers.
             host = LocalHost(name, root / name, "127.0.0.1", libvirt=Path("/libvirt"))
             change_host(host)
         for module in (settle, tidy, inventory):
@@ -71,11 +72,11 @@ class World:
     async def libvirtd(self, host: Host) -> AsyncIterator[Libvirtd]:
         if self.says.get(host.name) == SILENT:
             raise HostDownError(f"{host.name} is silent", why="for 10 s", remedy="look")
-        yield Played(host, self)
+        yield played(host, self)
 
     @asynccontextmanager
     async def libvirtds(self, *hosts: Host) -> AsyncIterator[list[Libvirtd]]:
-        yield [Played(host, self) for host in hosts]
+        yield [played(host, self) for host in hosts]
 
     def recover(self) -> None:
         """As the next command on the domain does."""
@@ -87,36 +88,32 @@ class World:
         return " ".join(name for name, path in paths.items() if path.exists())
 
 
-class Played(Libvirtd):
+def played(host: Host, world: World) -> FakeLibvirtd:
     """One of the libvirtds."""
 
-    def __init__(self, host: Host, world: World) -> None:
-        super().__init__("test:///default", host)
-        self._world = world
-
-    @property
-    def _says(self) -> Condition | None:
-        says = self._world.says.get(self.host.name)
+    def condition() -> Condition | None:
+        says = world.says.get(host.name)
         return says if isinstance(says, Condition) else None
 
-    async def condition(self, uuid: str) -> Condition | None:
-        return self._says
+    def domains() -> list[DomainInfo]:
+        says = condition()
+        return [DomainInfo(UUID, "web", says.state, says.reason, True, XML)] if says else []
 
-    async def job(self, uuid: str) -> DomainJob:
-        return DomainJob(active=False)
+    def becomes(order: str, says: Says) -> Callable[..., None]:
+        def obey(*_: object) -> None:
+            world.told.append(f"{order} on {host.name}")
+            world.says[host.name] = says
 
-    async def domains(self) -> list[DomainInfo]:
-        if self._says is None:
-            return []
-        return [DomainInfo(UUID, "web", self._says.state, self._says.reason, True, XML)]
+        return obey
 
-    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
-        self._world.told.append(f"undefine on {self.host.name}")
-        self._world.says[self.host.name] = ABSENT
-
-    async def destroy(self, uuid: str) -> None:
-        self._world.told.append(f"destroy on {self.host.name}")
-        self._world.says[self.host.name] = OFF
+    return FakeLibvirtd(
+        host,
+        condition=condition,
+        job=DomainJob(active=False),
+        domains=domains,
+        undefine=becomes("undefine", ABSENT),
+        destroy=becomes("destroy", OFF),
+    )
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """A domain that is off, on its way: what two played libvirtds say, and what follows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.fake_libvirtd import FakeLibvirtd
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains import offline, settle, tidy
@@ -21,8 +21,6 @@ from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.job import DomainJob
-from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.told import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
@@ -39,42 +37,30 @@ class World:
         self.does, self.comes_to = does, comes_to
         self.defined = {"a"}
 
-    def move(self) -> None:
+    def move(self) -> VmckptError | None:
         """Target first, then the source, as libvirt does."""
         if self.comes_to in ("both", "there"):
             self.defined.add("b")
         if self.comes_to == "there":
             self.defined.discard("a")
+        return self.does
 
 
-class Played(Libvirtd):
+def played(host: LocalHost, world: World, *, has_saved: bool = False) -> FakeLibvirtd:
     """One of the two libvirtds."""
 
-    def __init__(self, host: LocalHost, world: World, *, has_saved: bool = False) -> None:
-        super().__init__("test:///default", host)
-        self._world, self._has_saved = world, has_saved
+    def is_there() -> bool:
+        return host.name in world.defined
 
-    async def has_saved_memory(self, uuid: str) -> bool:
-        return self._has_saved
-
-    async def find(self, uuid: str) -> DomainInfo | None:
-        return SEEN if self.host.name in self._world.defined else None
-
-    async def condition(self, uuid: str) -> Condition | None:
-        return Condition(DomainState.SHUTOFF, 1) if self.host.name in self._world.defined else None
-
-    async def job(self, uuid: str) -> DomainJob:
-        raise REFUSED
-
-    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
-        self._world.defined.discard(self.host.name)
-
-    async def migrate(
-        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
-    ) -> None:
-        self._world.move()
-        if self._world.does:
-            raise self._world.does
+    return FakeLibvirtd(
+        host,
+        has_saved_memory=has_saved,
+        find=lambda: SEEN if is_there() else None,
+        condition=lambda: Condition(DomainState.SHUTOFF, 1) if is_there() else None,
+        job=REFUSED,
+        undefine=lambda _: world.defined.discard(host.name),
+        migrate=lambda *_: world.move(),
+    )
 
 
 SEEN = DomainInfo(UUID, "web", DomainState.SHUTOFF, 1, True, XML)
@@ -112,12 +98,12 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
     renamed = MigrationOptions(offline=True, at_target=AtTarget("web2"))
 
     @asynccontextmanager
-    async def one(host: LocalHost) -> AsyncIterator[Played]:
-        yield Played(host, world)
+    async def one(host: LocalHost) -> AsyncIterator[FakeLibvirtd]:
+        yield played(host, world)
 
     @asynccontextmanager
-    async def two(*hosts: LocalHost) -> AsyncIterator[tuple[Played, ...]]:
-        yield tuple(Played(host, world) for host in hosts)
+    async def two(*hosts: LocalHost) -> AsyncIterator[tuple[FakeLibvirtd, ...]]:
+        yield tuple(played(host, world) for host in hosts)
 
     async def passed(*_: object) -> DomainPreflight:
         way = Route("qemu://b", "b"), Cargo(True, (), False, encrypted=False)
@@ -150,7 +136,7 @@ def test_what_libvirt_would_leave_behind_keeps_it_here(ends: tuple[LocalHost, Lo
     def left(xml: str, *, has_saved: bool = False) -> set[str]:
         domain = Domain(ends[0], SEEN, parse_domain(xml))
         arrives = replace(domain, description=parse_domain(xml.replace(str(here), str(there))))
-        source = Played(ends[0], World(None, comes_to="nowhere"), has_saved=has_saved)
+        source = played(ends[0], World(None, comes_to="nowhere"), has_saved=has_saved)
         found = asyncio.run(left_behind(domain, arrives, source, ends[1]))
         assert all(check.remedy for check in found if check.verdict == REFUSE)
         return {check.code for check in found if check.verdict == REFUSE}

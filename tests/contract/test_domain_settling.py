@@ -1,14 +1,15 @@
 """Libvirt's answers in the middle of a migration: what counts as an answer, and for how long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_libvirtd import FakeLibvirtd, in_turn
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -45,35 +46,13 @@ TIMED_OUT = HostDownError("no answer", why="within 10 s", remedy="look")
 IDLE = DomainJob(active=False)
 
 
-class Answers(Libvirtd):
-    """A libvirtd that has the domain in `states`, one question after the other; then it is silent.
+def answers(*states: DomainState | Condition | None, job: DomainJob | VmckptError) -> FakeLibvirtd:
+    """It has the domain in `states`, one question after the other; then it is silent.
 
     A state of None: it has none.
     """
-
-    def __init__(
-        self, *states: DomainState | Condition | None, job: DomainJob | VmckptError
-    ) -> None:
-        super().__init__("test:///default", LocalHost("a", Path("/"), "::1"))
-        self._states, self._job = list(states), job
-        self.told: list[str] = []
-
-    async def condition(self, uuid: str) -> Condition | None:
-        if not self._states:
-            raise TIMED_OUT
-        state = self._states.pop(0)
-        return Condition(state, 1) if isinstance(state, DomainState) else state
-
-    async def job(self, uuid: str) -> DomainJob:
-        if isinstance(self._job, VmckptError):
-            raise self._job
-        return self._job
-
-    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
-        self.told.append("undefine")
-
-    async def destroy(self, uuid: str) -> None:
-        self.told.append("destroy")
+    found = [Condition(one, 1) if isinstance(one, DomainState) else one for one in states]
+    return FakeLibvirtd(condition=in_turn(*found, TIMED_OUT), job=job, undefine=None, destroy=None)
 
 
 def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[EndState, bool]:
@@ -81,11 +60,11 @@ def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[EndState, bool]
 
 
 def test_a_source_that_will_not_tell_of_its_job_is_locked_or_silent() -> None:
-    assert _look(Answers(DomainState.RUNNING, job=LOCKED)) == (EndState.LOCKED, False)
-    assert _look(Answers(DomainState.RUNNING, job=REFUSED)) == (EndState.SILENT, False)
-    assert _look(Answers(DomainState.RUNNING, job=TIMED_OUT)) == (EndState.LOCKED, False)
+    assert _look(answers(DomainState.RUNNING, job=LOCKED)) == (EndState.LOCKED, False)
+    assert _look(answers(DomainState.RUNNING, job=REFUSED)) == (EndState.SILENT, False)
+    assert _look(answers(DomainState.RUNNING, job=TIMED_OUT)) == (EndState.LOCKED, False)
     with pytest.raises(HostDownError):
-        _look(Answers(job=IDLE))
+        _look(answers(job=IDLE))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +150,9 @@ MOVED = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
 def test_a_source_keeps_nothing_of_a_domain_that_has_moved(
     states: tuple[DomainState | Condition | None, ...], job: DomainJob, told: list[str]
 ) -> None:
-    session = Answers(*states, job=job)
+    session = answers(*states, job=job)
     asyncio.run(forget(session, MOVED))
-    assert session.told == told
+    assert session.orders == told
 
 
 def test_what_a_silent_source_keeps_is_left_to_the_next_command(
@@ -186,7 +165,7 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
 
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
-        silent = Answers(job=IDLE)
+        silent = answers(job=IDLE)
         await leave_on_target(journal, ends, told.append, session=silent, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
@@ -204,13 +183,10 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
 
-    class Locked(Answers):
-        async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
-            raise LOCKED
-
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
-        locked = Locked(DomainState.SHUTOFF, job=IDLE)
+        off = Condition(DomainState.SHUTOFF, 1)
+        locked = FakeLibvirtd(condition=in_turn(off, TIMED_OUT), job=IDLE, undefine=LOCKED)
         await leave_on_target(MOVED, ends, told.append, session=locked, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
@@ -232,9 +208,9 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
 def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
     state: DomainState | None, told: list[str]
 ) -> None:
-    session = Answers(state, job=IDLE)
+    session = answers(state, job=IDLE)
     asyncio.run(give_back(session, MOVED))
-    assert session.told == told
+    assert session.orders == told
 
 
 @pytest.mark.parametrize("tidy", [forget, give_back])
@@ -243,23 +219,17 @@ def test_what_a_tpm_holds_stays_where_the_other_end_may_share_it(
     tidy: Callable[[Libvirtd, DomainJournal], Coroutine[Any, Any, None]], *, has_tpm: bool
 ) -> None:
     """Libvirt removes it with the definition; an older one has no flag for that."""
-    kept = list[bool | None]()
-
-    class Asked(Answers):
-        async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
-            kept.append(keeps_tpm)
-
-    session = Asked(DomainState.SHUTOFF, job=IDLE)
+    session = answers(DomainState.SHUTOFF, job=IDLE)
     asyncio.run(tidy(session, replace(MOVED, has_tpm=has_tpm)))
-    assert kept == [True if has_tpm else None]
+    assert session.told == [("undefine", True if has_tpm else None)]
 
 
 def test_a_target_that_still_waits_for_what_will_not_come_is_asked_again() -> None:
-    session = Answers(SENT, DomainState.SHUTOFF, job=IDLE)
+    session = answers(SENT, DomainState.SHUTOFF, job=IDLE)
     with pytest.raises(OutcomeUnknownError, match="will not come"):
         asyncio.run(give_back(session, MOVED))
     asyncio.run(give_back(session, MOVED))
-    assert session.told == ["undefine"]
+    assert session.orders == ["undefine"]
 
 
 def test_what_a_silent_target_keeps_is_left_to_the_next_command(
@@ -285,54 +255,35 @@ def test_what_a_silent_target_keeps_is_left_to_the_next_command(
 
 def test_a_targets_state_is_enough() -> None:
     """In a broken post-copy its libvirtd never tells of its job."""
-    assert _look(Answers(DomainState.RUNNING, job=TIMED_OUT), is_source=False) == (
+    assert _look(answers(DomainState.RUNNING, job=TIMED_OUT), is_source=False) == (
         EndState.RUNNING,
         False,
     )
 
 
 def test_a_job_that_ends_between_the_questions_moves_the_domain() -> None:
-    assert _look(Answers(DomainState.RUNNING, DomainState.SHUTOFF, job=IDLE)) == (
+    assert _look(answers(DomainState.RUNNING, DomainState.SHUTOFF, job=IDLE)) == (
         EndState.OFF,
         False,
     )
-    assert _look(Answers(DomainState.RUNNING, job=DomainJob(active=True))) == (
+    assert _look(answers(DomainState.RUNNING, job=DomainJob(active=True))) == (
         EndState.RUNNING,
         True,
     )
 
 
-class Stuck(Libvirtd):
-    """A libvirtd whose migration neither ends nor can be given up."""
-
-    def __init__(self) -> None:
-        super().__init__("test:///default", LocalHost("a", Path("/"), "::1"))
-        self.asked_to_abort = 0
-        self.began = asyncio.Event()
-
-    @asynccontextmanager
-    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[DomainJob]]:
-        yield asyncio.Queue()
-
-    async def migrate(
-        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
-    ) -> None:
-        self.began.set()
-        await asyncio.Event().wait()
-
-    async def job(self, uuid: str) -> DomainJob:
-        return DomainJob(active=True, transferred_bytes=1)
-
-    async def abort(self, uuid: str) -> None:
-        self.asked_to_abort += 1
-        raise LOCKED
-
-
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("postcopy", [False, True])
 def test_a_migration_that_cannot_be_given_up_is_left_alone_in_the_end(*, postcopy: bool) -> None:
-    async def main() -> Stuck:
-        session = Stuck()
+    async def main() -> FakeLibvirtd:
+        began = asyncio.Event()
+
+        async def migrates(*_: object) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        at_work = DomainJob(active=True, transferred_bytes=1)
+        session = FakeLibvirtd(migrate=migrates, job=at_work, abort=LOCKED)
         transfer = DomainTransfer(
             session,
             UUID,
@@ -343,37 +294,40 @@ def test_a_migration_that_cannot_be_given_up_is_left_alone_in_the_end(*, postcop
         )
         transfer.postcopy = postcopy
         call = asyncio.ensure_future(transfer.run(MigrateCall("", {}, MigrateFlag.LIVE), session))
-        await session.began.wait()
+        await began.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         return session
 
-    assert (asyncio.run(main()).asked_to_abort > 0) is not postcopy
+    assert ("abort" in asyncio.run(main()).orders) is not postcopy
 
 
-class Gone(Stuck):
-    """A libvirtd that has forgotten the domain a moment before it says that it has moved."""
+GONE = NotFoundError("a has no such domain", why="it is gone", remedy="look elsewhere")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.looked_for = asyncio.Event()
 
-    async def migrate(
-        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
-    ) -> None:
-        await self.looked_for.wait()
+def until(ended: asyncio.Event) -> Callable[..., Coroutine[Any, Any, None]]:
+    """A call of `migrate` that returns a moment after `ended`."""
+
+    async def migrates(*_: object) -> None:
+        await ended.wait()
         await asyncio.sleep(0.01)
 
-    async def job(self, uuid: str) -> DomainJob:
-        self.looked_for.set()
-        raise NotFoundError("a has no such domain", why="it is gone", remedy="look elsewhere")
+    return migrates
 
 
 @pytest.mark.timeout(10)
 def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
-    async def main() -> Gone:
-        session = Gone()
+    """Its libvirtd has forgotten it a moment before it says that it has moved."""
+
+    async def main() -> FakeLibvirtd:
+        looked_for = asyncio.Event()
+
+        def job() -> NotFoundError:
+            looked_for.set()
+            return GONE
+
+        session = FakeLibvirtd(migrate=until(looked_for), job=job)
         transfer = DomainTransfer(
             session,
             UUID,
@@ -385,40 +339,33 @@ def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
         await transfer.run(MigrateCall("", {}, MigrateFlag.LIVE), session)
         return session
 
-    assert asyncio.run(main()).asked_to_abort == 0
+    assert asyncio.run(main()).orders == ["migrate"]
 
 
-class Stalling(Gone):
-    """A libvirtd whose migration gains nothing in any round; it does what it is told."""
-
-    def __init__(self, *, ends_at: str, speed: float = 0.0) -> None:
-        super().__init__()
-        self.told: list[tuple[str, int]] = []
-        self._ends_at, self._round, self._speed = ends_at, 0, speed
-
-    async def job(self, uuid: str) -> DomainJob:
-        self._round += 1
-        return DomainJob(True, self._round, 200, 100, self._round, self._speed)
-
-    async def set_max_downtime(self, uuid: str, downtime_ms: int) -> None:
-        self._tell_of("downtime", downtime_ms)
-
-    async def start_postcopy(self, uuid: str) -> None:
-        self._tell_of("postcopy", 0)
-
-    async def set_max_speed(self, uuid: str, mib_per_s: int) -> None:
-        self._tell_of("speed", mib_per_s)
-
-    async def abort(self, uuid: str) -> None:
-        self._tell_of("abort", 0)
-
-    def _tell_of(self, what: str, value: int) -> None:
-        self.told.append((what, value))
-        if what == self._ends_at:
-            self.looked_for.set()
+STEERING = ("set_max_downtime", "start_postcopy", "set_max_speed", "abort")
 
 
-def steered(session: Stalling, options: MigrationOptions, held_mib_per_s: int = 0) -> list[str]:
+def stalling(*, ends_at: str, speed: float = 0.0) -> FakeLibvirtd:
+    """Its migration gains nothing in any round, until the order `ends_at`."""
+    ended, rounds = asyncio.Event(), count(1)
+
+    def job() -> DomainJob:
+        number = next(rounds)
+        return DomainJob(True, number, 200, 100, number, speed)
+
+    def order(name: str) -> Callable[..., None]:
+        return lambda *_: ended.set() if name == ends_at else None
+
+    orders = {name: order(name) for name in STEERING}
+    return FakeLibvirtd(migrate=until(ended), job=job, **orders)
+
+
+def steered_by(session: FakeLibvirtd) -> list[tuple[object, ...]]:
+    """The orders after `migrate`."""
+    return [one for one in session.told if one[0] != "migrate"]
+
+
+def steered(session: FakeLibvirtd, options: MigrationOptions, held_mib_per_s: int = 0) -> list[str]:
     """What is said of a domain's migration until the libvirtd ends it."""
     said: list[str] = []
 
@@ -449,30 +396,24 @@ POLICY = Policy(
 
 @pytest.mark.timeout(20)
 def test_a_held_domain_is_let_go_when_all_has_gone_once_and_steered_in_the_same_terms() -> None:
-    session = Stalling(ends_at="postcopy", speed=100.0 * MIB)
+    session = stalling(ends_at="start_postcopy", speed=100.0 * MIB)
     steered(session, MigrationOptions(Method.PRECOPY, policy=POLICY), held_mib_per_s=1)
-    assert session.told == [("downtime", 30_000), ("downtime", 50_000), ("postcopy", 0)]
-
-
-class Old(Gone):
-    """A libvirtd whose domain's QEMU has never heard of a speed at the switchover."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[dict[str, Any]] = []
-
-    async def migrate(
-        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
-    ) -> None:
-        self.asked.append(dict(parameters))
-        if PARAMETER in parameters:
-            why = "Parameter 'avail-switchover-bandwidth' is unexpected"
-            raise LibvirtRefusedError("no", why=why, remedy="update it", code=1)
+    assert steered_by(session) == [
+        ("set_max_downtime", 30_000),
+        ("set_max_downtime", 50_000),
+        ("start_postcopy",),
+    ]
 
 
 @pytest.mark.timeout(10)
 def test_a_qemu_that_cannot_be_held_back_moves_all_the_same_and_it_is_said() -> None:
-    session, heard = Old(), list[Event_]()
+    """Its QEMU has never heard of a speed at the switchover."""
+    why = "Parameter 'avail-switchover-bandwidth' is unexpected"
+    unknown_ = LibvirtRefusedError("no", why=why, remedy="update it", code=1)
+    session = FakeLibvirtd(
+        migrate=lambda _, parameters, __: unknown_ if PARAMETER in parameters else None, job=GONE
+    )
+    heard = list[Event_]()
 
     async def main() -> None:
         transfer = DomainTransfer(
@@ -489,30 +430,31 @@ def test_a_qemu_that_cannot_be_held_back_moves_all_the_same_and_it_is_said() -> 
         )
 
     asyncio.run(main())
-    assert session.asked == [{PARAMETER: 1, "bandwidth": 9}, {"bandwidth": 9}]
+    asked = [parameters for _, _, parameters, _ in session.told]
+    assert asked == [{PARAMETER: 1, "bandwidth": 9}, {"bandwidth": 9}]
     assert [event.code for event in heard if isinstance(event, Note)] == ["switchover"]
 
 
 @pytest.mark.timeout(20)
 def test_a_policy_steers_a_domain_through_libvirt() -> None:
-    session = Stalling(ends_at="postcopy")
+    session = stalling(ends_at="start_postcopy")
     said = steered(session, MigrationOptions(Method.PRECOPY, policy=POLICY))
-    assert session.told == [("downtime", 500), ("postcopy", 0)]
+    assert steered_by(session) == [("set_max_downtime", 500), ("start_postcopy",)]
     assert [words.partition(":")[0] for words in said] == [
         "allowing a standstill of 500 ms",
         "going over to post-copy",
     ]
-    given_up = Stalling(ends_at="abort")
+    given_up = stalling(ends_at="abort")
     with pytest.raises(OperationFailedError, match="gave the migration up"):
         steered(
             given_up, MigrationOptions(Method.PRECOPY, policy=Policy((PolicyRule(2, Act.ABORT),)))
         )
-    assert ("abort", 0) in given_up.told
+    assert ("abort",) in given_up.told
 
 
 def test_a_domain_is_held_to_another_share_of_the_link_once_its_memory_moves() -> None:
-    async def main() -> list[tuple[str, int]]:
-        session = Stalling(ends_at="nothing")
+    async def main() -> list[tuple[object, ...]]:
+        session = stalling(ends_at="nothing")
         transfer = DomainTransfer(
             session,
             UUID,
@@ -528,4 +470,4 @@ def test_a_domain_is_held_to_another_share_of_the_link_once_its_memory_moves() -
         await transfer.hold_to(5)
         return session.told
 
-    assert asyncio.run(main()) == [("speed", 20), ("speed", 1)]
+    assert asyncio.run(main()) == [("set_max_speed", 20), ("set_max_speed", 1)]

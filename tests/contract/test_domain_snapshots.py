@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.fake_libvirtd import FakeLibvirtd
 from vmckpt.checkpoint import domain_snapshots
 from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
@@ -25,13 +26,9 @@ def test_a_snapshot_of_no_time_is_malformed(
     host = LocalHost("a", tmp_path, "::1")
     xml = f"<domainsnapshot><creationTime>{taken}</creationTime></domainsnapshot>"
 
-    class Told(Libvirtd):
-        async def snapshots(self, uuid: str) -> list[DomainSnapshot]:
-            return [DomainSnapshot("one", xml)]
-
     @asynccontextmanager
     async def libvirtd(_: Any) -> AsyncIterator[Libvirtd]:
-        yield Told("test:///default", host)
+        yield FakeLibvirtd(host, snapshots=[DomainSnapshot("one", xml)])
 
     monkeypatch.setattr(domain_snapshots, "libvirtd", libvirtd)
     domain = Domain(host, cast("Any", None), cast("Any", None))

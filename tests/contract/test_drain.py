@@ -267,6 +267,8 @@ def test_one_that_cannot_move_is_named_and_the_others_go_on(world: World) -> Non
     no_cpu = Finding("cpu-model", REFUSE, "no such CPU", "another CPU")
     world.refused = {("vm1", host): no_cpu for host in "bc"}
     world.stopped = {"vm2"}
+    planned = world.drain(dry_run=True)
+    assert (planned.exit_code, planned.moved, list(stays(planned))) == (1, {}, ["vm1"])
     result = world.drain()
     assert result.exit_code == 1
     assert stays(result) == {"vm1": "b, c: [cpu-model] no such CPU"}

@@ -177,7 +177,7 @@ def test_the_key_of_a_store_that_is_there_stays_whatever_comes_after(
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(place, "require_as_known", full)
     with pytest.raises(StorageError):
-        init(str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
+        init(place=str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
     open_store(
         str(tmp_path / "store"), KeySource(KeyHolder.FILE, str(tmp_path / "new.key"))
     ).close()
@@ -208,7 +208,7 @@ def test_a_key_that_opens_the_store_stays_whatever_comes_after(
     """Its file was removed, as that of a refused key is, and nothing opened the store any more."""
     at, old, new = tmp_path / "store", str(tmp_path / "old.key"), str(tmp_path / "new.key")
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
-    init(str(at), key_file=old)
+    init(place=str(at), key_file=old)
     if is_link:
         _as_an_older_vmckpt_has_made_it(at)
     else:

@@ -37,7 +37,12 @@ def test_several_targets_are_asked_at_once() -> None:
         assert verdicts(answers["silent"])["reachable"][0] == "refuse"
         # What `check` says of the usual options is what `migrate --dry-run` says.
         dry = made.ok("migrate", "one", "lab-b", "--dry-run")
-        assert kinds(dry) == kinds(answers["lab-b"])
+        assert dry.keys() == result.keys()
+        (answer,) = dry["targets"]
+        assert (answer["target"], dry["possible"], result["possible"]) == ("lab-b", True, False)
+        assert kinds(answer) == kinds(answers["lab-b"])
+        words = ("one", "lab-b", "--method", "stop", "--compress", "zstd")
+        assert made.vmckpt("check", *words).code == made.vmckpt("migrate", *words, "--dry-run").code
         assert made.vmckpt("check", "one", "lab-b", "lab-c").code == 0
         assert made.vmckpt("check", "one", "lab-b", "nowhere").code == 3
 

@@ -218,7 +218,7 @@ def test_a_marker_shows_what_is_shared(kind: Kind) -> None:
         assert shared.exists()
         inode = shared.stat().st_ino
         checked = one.ok("migrate", "sharer", "lab-b", "--dry-run")
-        reasons = {check["code"]: check["reason"] for check in checked["checks"]}
+        reasons = {check["code"]: check["reason"] for check in checked["targets"][0]["checks"]}
         assert reasons["disks"] == "1 shared"
         one.ok("migrate", "sharer", "lab-b")
         assert shared.stat().st_ino == inode

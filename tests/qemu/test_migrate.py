@@ -140,7 +140,9 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         made.run_guest(guest, "lab-a")
         for method, (code, verdict) in verdicts.items():
             checked = made.vmckpt("migrate", "old", "lab-b", "--method", method, "--dry-run")
-            verdicts_given = {c["code"]: c["verdict"] for c in checked.result["checks"]}
+            verdicts_given = {
+                c["code"]: c["verdict"] for c in checked.result["targets"][0]["checks"]
+            }
             assert (checked.code, verdicts_given["tcg-dirty-log"]) == (code, verdict)
         refused = made.vmckpt("migrate", "old", "lab-b", "--method", "postcopy")
         assert refused.code == 4
@@ -148,7 +150,7 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         assert made.files("lab-b") == []
         # What is wished besides opens no way that `auto` does not go here.
         made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
-        wished = made.ok("plan", "old", "lab-b", "--for", "1s", "--max-pause", "100s")
+        wished = made.ok("plan", "old", "lab-b", "--for", "1s", "--max-downtime", "100s")
         assert wished["way"] == "stop"
         assert set(wished["closed"]) == set(TransferMode) - {TransferMode.STOP}
         assert all("tcg-dirty-log" in reason for reason in wished["closed"].values())

@@ -23,7 +23,7 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         unknown = made.vmckpt("plan", "one", "lab-b")
         assert unknown.code == 4
         assert unknown.error["remedy"].endswith("vmckpt host calibrate lab-a lab-b")
-        assert made.vmckpt("migrate", "one", "lab-b", "--max-pause", "2s").code == 4
+        assert made.vmckpt("migrate", "one", "lab-b", "--plan", "--max-downtime", "2s").code == 4
 
         done = made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
         known = {(link["source"], link["sending"]) for link in done["links"]}
@@ -58,11 +58,15 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert parse_duration_s(needed) > named["total_s"][2] + 1
         refused = made.vmckpt("migrate", "one", "lab-b", "--finish-within", "1ms")
         assert (refused.code, refused.error["remedy"][:16]) == (4, "--finish-within ")
-        for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
+        for words in (
+            ("--max-downtime", "200"),
+            ("--max-slowdown", "20"),
+            ("--finish-by", "25:00"),
+        ):
             assert made.vmckpt("plan", "one", "lab-b", *words).code == 2
 
         tells_beforehand_what_no_bandwidth_holds(made)
-        moved = made.ok("migrate", "one", "lab-b", "--max-pause", "5s", "--finish-within", "5m")
+        moved = made.ok("migrate", "one", "lab-b", "--max-downtime", "5s", "--finish-within", "5m")
         record = json.loads(Path(moved["run_record"]).read_text())
         forecast = record["forecast"]["forecast"]
         assert forecast["way"] in WAYS
@@ -85,7 +89,10 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
 
 def tells_beforehand_what_no_bandwidth_holds(made: World) -> None:
     """Before it moves at all."""
-    words = ("--method", "hybrid", "--max-bandwidth", "200MB", "--max-pause", "5s", "--dry-run")
+    words = (
+        "--method", "hybrid", "--max-bandwidth", "200MB", "--plan", "--max-downtime", "5s",
+        "--dry-run",
+    )  # fmt: skip
     dry = made.vmckpt("migrate", "one", "lab-b", *words)
     assert dry.code == 0
     assert "plan: the bandwidth holds until post-copy begins" in dry.stderr

@@ -96,7 +96,7 @@ def test_the_qemu_that_runs_is_asked_and_not_the_one_on_disk() -> None:
         entry.write_text(json.dumps(json.loads(entry.read_text()) | {"qemu": str(qemu("10.0"))}))
         refused = made.vmckpt("migrate", ONE, "lab-b", "--method", "postcopy", "--dry-run")
         assert refused.code == 4
-        checks = {check["code"]: check for check in refused.result["checks"]}
+        checks = {check["code"]: check for check in refused.result["targets"][0]["checks"]}
         assert checks["tcg-dirty-log"]["verdict"] == "refuse"
         assert "7.2" in checks["tcg-dirty-log"]["reason"]
         assert made.ok("migrate", ONE, "lab-b")["method"] == "stop"

@@ -401,7 +401,7 @@ def test_a_host_without_good_certificates_is_refused_beforehand(
     spoil(certified, how, tmp_path)
     for options in ([], ["--tls", "require"]):
         checked = certified.vmckpt("migrate", "mover", "lab-b", "--dry-run", *options)
-        verdicts = {check["code"]: check for check in checked.result["checks"]}
+        verdicts = {check["code"]: check for check in checked.result["targets"][0]["checks"]}
         assert (checked.code, verdicts["tls"]["verdict"]) == (4, "refuse")
         assert "vmckpt pki issue" in verdicts["tls"]["remedy"]
     refused = certified.vmckpt("migrate", "mover", "lab-b")
@@ -416,7 +416,7 @@ def test_only_hosts_of_one_machine_without_certificates_move_in_clear_unasked(
 ) -> None:
     forget(certified)
     checked = certified.ok("migrate", "mover", "lab-b", "--dry-run")
-    [tls] = [check for check in checked["checks"] if check["code"] == "tls"]
+    [tls] = [check for check in checked["targets"][0]["checks"] if check["code"] == "tls"]
     assert tls["verdict"] == "ok"
     assert "not encrypted" in tls["reason"]
     refused = certified.vmckpt("migrate", "mover", "lab-b", "--tls", "require")

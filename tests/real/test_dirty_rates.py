@@ -38,7 +38,7 @@ def test_they_are_measured_where_they_are_by_the_best_there_is(real_lab: Machine
 
         refused = real_lab.vmckpt("plan", "dom", "lab-a")
         assert (refused.code, refused.error["what"]) == (4, "'dom' is a libvirt domain")
-        words = ("migrate", "dom", "lab-a", "--max-pause", "1s")
+        words = ("migrate", "dom", "lab-a", "--plan", "--max-downtime", "1s")
         assert real_lab.vmckpt(*words).error["what"] == "'dom' is a libvirt domain"
 
         real_lab.virsh("lab-b", "suspend", "dom")

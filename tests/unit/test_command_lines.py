@@ -102,6 +102,13 @@ def test_pages_have_command_lines() -> None:
             "checkpoint prune web --daily 7 --weekly=2",
             "checkpoint prune web --keep-daily 7 --keep-weekly=2",
         ),
+        (
+            "migrate web h2 --max-pause 200ms --max-slowdown 20%",
+            "migrate web h2 --plan --max-downtime 200ms --max-slowdown 20%",
+        ),
+        ("migrate web h2 --max-pause=1s", "migrate web h2 --plan --max-downtime=1s"),
+        ("plan web h2 --max-pause 200ms", "plan web h2 --max-downtime 200ms"),
+        ("checkpoint create web --max-pause 5ms", "checkpoint create web --max-pause 5ms"),
         ("schedule add web --hourly 7", "schedule add web --keep-hourly 7"),
         ("checkpoint create web --kind savevm", "checkpoint create web --kind internal"),
         ("checkpoint list web --kind=savevm", "checkpoint list web --kind=internal"),

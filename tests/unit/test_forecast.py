@@ -28,6 +28,7 @@ from vmckpt.forecast.model.forecast import (
 from vmckpt.forecast.model.guest import Guest
 from vmckpt.forecast.model.link import LinkModel, PageCosts
 from vmckpt.forecast.model.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, play_precopy, wire
+from vmckpt.options.reading import downtime_ms
 
 pytestmark = pytest.mark.unit
 
@@ -242,9 +243,9 @@ FORECASTS = (
     ("wanted", "way"),
     [
         (Intent(), TransferMode.AUTO_CONVERGE),
-        (Intent(max_pause_s=20), TransferMode.STOP),
-        (Intent(max_pause_s=0.3), TransferMode.AUTO_CONVERGE),
-        (Intent(max_pause_s=0.3, max_slowdown=0.2), TransferMode.HYBRID),
+        (Intent(max_downtime_s=20), TransferMode.STOP),
+        (Intent(max_downtime_s=0.3), TransferMode.AUTO_CONVERGE),
+        (Intent(max_downtime_s=0.3, max_slowdown=0.2), TransferMode.HYBRID),
         (Intent(finish_within_s=30), TransferMode.HYBRID),
         (Intent(max_slowdown=0.05), TransferMode.STOP),
     ],
@@ -256,7 +257,7 @@ def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: Tran
 
 
 def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
-    wanted = Intent(max_pause_s=0.3, finish_within_s=50, never_risk_postcopy=True)
+    wanted = Intent(max_downtime_s=0.3, finish_within_s=50, never_risk_postcopy=True)
     choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
     assert choice.way is None
     # Auto-converge needs 66 s of the 50: less of a change than to risk post-copy.
@@ -306,13 +307,10 @@ def test_what_is_gone_of_the_time_counts_and_so_does_the_change_that_helps() -> 
 
 
 def test_intents_are_read_and_nonsense_is_told() -> None:
-    found = intent("200ms", "10m", None, "20%", never_risk_postcopy=True)
+    found = intent(200, "10m", None, "20%", never_risk_postcopy=True)
     assert found == Intent(0.2, 600.0, 0.2, True)
     assert not intent(None, None, None, None, never_risk_postcopy=False).is_given
     for words in (
-        ("200", None, None, None),
-        ("0s", None, None, None),
-        ("3h", None, None, None),
         (None, "1m", "02:00", None),
         (None, None, "25:00", None),
         (None, None, "2", None),
@@ -321,6 +319,9 @@ def test_intents_are_read_and_nonsense_is_told() -> None:
     ):
         with pytest.raises(UsageError):
             intent(*words, never_risk_postcopy=False)
+    for text in ("200", "0s", "3h"):
+        with pytest.raises(UsageError):
+            downtime_ms(text)
 
 
 @pytest.mark.parametrize(

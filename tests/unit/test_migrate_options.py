@@ -61,6 +61,7 @@ def test_what_is_said_is_taken() -> None:
     assert found == MigrationOptions(
         method=Method.HYBRID,
         max_downtime_ms=1000,
+        allowed_downtime_ms=1000,
         bandwidth_bytes_per_s=8 * MIB,
         timeout_s=300.0,
         on_timeout=OnTimeout.PAUSE,
@@ -130,7 +131,7 @@ def test_what_virsh_has_besides_is_taken_too(tmp_path: Path) -> None:
 )
 def test_what_no_forecast_is_of_goes_with_no_wish(given: Given, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} cannot be combined with"):
-        require_forecast(given(), promises_pause=False)
+        require_forecast(given(), promises_downtime=False)
 
 
 @pytest.mark.parametrize(
@@ -143,18 +144,18 @@ def test_what_no_forecast_is_of_goes_with_no_wish(given: Given, option: str) -> 
     ],
 )
 def test_what_is_forecast_goes_with_wishes(given: Given) -> None:
-    require_forecast(given(), promises_pause=True)
+    require_forecast(given(), promises_downtime=True)
 
 
 @pytest.mark.parametrize("then", [OnTimeout.PAUSE, OnTimeout.POSTCOPY])
 def test_a_promised_pause_is_not_broken_when_the_time_is_up(then: OnTimeout) -> None:
     options = asked(timeout_s="5m", on_timeout=then)
-    require_forecast(options, promises_pause=False)
+    require_forecast(options, promises_downtime=False)
     with pytest.raises(
-        UsageError, match=f"--on-timeout {then.value} cannot be combined with --max-pause"
+        UsageError, match=f"--on-timeout {then.value} cannot be combined with --max-downtime"
     ):
-        require_forecast(options, promises_pause=True)
-    require_forecast(asked(timeout_s="5m"), promises_pause=True)
+        require_forecast(options, promises_downtime=True)
+    require_forecast(asked(timeout_s="5m"), promises_downtime=True)
 
 
 def test_xml_that_is_no_domain_is_refused_at_once(tmp_path: Path) -> None:
@@ -193,6 +194,7 @@ def test_a_record_has_no_xml() -> None:
         (partial(asked, offline=True, throttle_increment_percent=5), "leave it out"),
         (partial(asked, on_timeout=OnTimeout.POSTCOPY), "--timeout 5m"),
         (partial(asked, max_downtime_ms="3000s"), "--method stop"),
+        (partial(asked, max_downtime_ms="0ms"), "--max-downtime 300ms"),
         (partial(asked, timeout_s="1x"), "--timeout 5x"),
         (partial(asked, timeout_s="-3x"), "--timeout 5x"),
         (partial(asked, timeout_s="300"), "300ms"),

@@ -24,6 +24,7 @@ from vmckpt.forecast.ways import options_of
 from vmckpt.memory.content import Content
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act
+from vmckpt.options.reading import downtime_ms as parse_ms
 
 pytestmark = pytest.mark.unit
 
@@ -67,13 +68,14 @@ def with_change(wish: Intent, words: str) -> Intent:
     for word in words.split(" and "):
         option, _, value = word.removeprefix("no ").partition(" ")
         said = None if word.startswith("no ") else value
-        pause, within, slowdown = (said if option == name else None for name in (
-            "--max-pause", "--finish-within", "--max-slowdown",
+        downtime, within, slowdown = (said if option == name else None for name in (
+            "--max-downtime", "--finish-within", "--max-slowdown",
         ))  # fmt: skip
-        asked = read(pause, within, None, slowdown, never_risk_postcopy=False)
+        downtime_ms = parse_ms(downtime) if downtime else None
+        asked = read(downtime_ms, within, None, slowdown, never_risk_postcopy=False)
         match option:
-            case "--max-pause":
-                wish = replace(wish, max_pause_s=asked.max_pause_s)
+            case "--max-downtime":
+                wish = replace(wish, max_downtime_s=asked.max_downtime_s)
             case "--finish-within":
                 wish = replace(wish, finish_within_s=asked.finish_within_s)
             case "--max-slowdown":
@@ -113,7 +115,7 @@ def test_what_is_named_helps_when_it_is_asked_for(
 
 
 def test_a_shorter_limit_is_tried_where_the_longest_breaks_the_wish() -> None:
-    seen, wish = measured(50_000, 100_000), Intent(max_pause_s=0.45)
+    seen, wish = measured(50_000, 100_000), Intent(max_downtime_s=0.45)
     assert limits_ms(TransferMode.PRECOPY, MigrationOptions(), wish, LATE)[:3] == (300, 330, 200)
     offer, meant = offered(TransferMode.PRECOPY, seen, wish, LATE)
     assert offer.keeps
@@ -121,10 +123,16 @@ def test_a_shorter_limit_is_tried_where_the_longest_breaks_the_wish() -> None:
     assert (meant.max_downtime_ms, meant.most_downtime_ms) == (200, 330)
 
 
+def test_a_long_downtime_that_is_allowed_is_not_tried_first() -> None:
+    options = MigrationOptions(max_downtime_ms=5000, allowed_downtime_ms=5000)
+    tried = limits_ms(TransferMode.PRECOPY, options, Intent(max_downtime_s=5.0), LINK)
+    assert tried[0] == 300 < tried[1] <= 5000
+
+
 def test_no_pause_is_named_that_cannot_be_asked_for() -> None:
-    slow, wish = replace(LINK, costs=PageCosts(1e-2, 2e-6, 0.0)), Intent(max_pause_s=1.0)
+    slow, wish = replace(LINK, costs=PageCosts(1e-2, 2e-6, 0.0)), Intent(max_downtime_s=1.0)
     offer, _ = offered(TransferMode.STOP, measured(1, 100, ram_bytes=4 * GIB), wish, slow)
-    assert [miss.needed for miss in offer.misses] == ["no --max-pause"]
+    assert [miss.needed for miss in offer.misses] == ["no --max-downtime"]
 
 
 def test_a_slowdown_is_at_most_all() -> None:
@@ -148,7 +156,9 @@ def test_auto_converge_that_is_held_to_too_little_names_what_it_needs() -> None:
 def test_post_copy_is_offered_as_a_change_of_mind() -> None:
     # More than the link takes: nothing else ends in time.
     seen = measured(200_000, 131_072)
-    wish = Intent(max_pause_s=1.5, finish_within_s=12.0, max_slowdown=0.5, never_risk_postcopy=True)
+    wish = Intent(
+        max_downtime_s=1.5, finish_within_s=12.0, max_slowdown=0.5, never_risk_postcopy=True
+    )
     choice = choose(
         [offered(way, seen, wish)[0] for way in (TransferMode.PRECOPY, TransferMode.HYBRID)], wish
     )
@@ -193,7 +203,7 @@ def test_what_was_asked_for_stays_open_and_is_told_beforehand() -> None:
 
 
 def test_only_a_pre_copy_is_helped_and_slowed_by_one_rule_alone() -> None:
-    seen, wish = measured(1, 100), Intent(max_pause_s=1.0, max_slowdown=0.3)
+    seen, wish = measured(1, 100), Intent(max_downtime_s=1.0, max_slowdown=0.3)
     acts = {}
     for way in TransferMode:
         _, meant = offered(way, seen, wish)

@@ -94,7 +94,7 @@ def test_post_copy_that_shall_not_be_risked_is_judged_not_closed() -> None:
     risk = list(postcopy_risk(options_of(TransferMode.PRECOPY, policy, wish)))
     assert "[postcopy-risk]" in against(policy, risk)
     promised = options_of(
-        TransferMode.PRECOPY, policy, Intent(max_pause_s=0.2, never_risk_postcopy=True)
+        TransferMode.PRECOPY, policy, Intent(max_downtime_s=0.2, never_risk_postcopy=True)
     )
     assert list(postcopy_risk(promised)) == []
 

@@ -6,21 +6,24 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vmckpt.cli.options.arguments import intent, look_s, seconds_until
+from vmckpt.cli.options.arguments import TimeLimits, look_s, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.forecast.model.choose import Intent
+from vmckpt.options.declared import read
+from vmckpt.options.migration import MigrationOptions
 
 pytestmark = pytest.mark.unit
 
 
 def wished(**words: str) -> Intent:
-    options = dict.fromkeys(("max_pause", "finish_within", "finish_by", "max_slowdown"))
-    return intent(**(options | words), never_risk_postcopy=False)
+    given = {"max_downtime_ms": words.pop("max_downtime", None)}
+    options = read(MigrationOptions, {"never_risk_postcopy": False} | given)
+    return TimeLimits(**words).intent(options)
 
 
 def test_wishes_are_taken() -> None:
     assert wished() == Intent()
-    found = wished(max_pause="200ms", finish_within="10m", max_slowdown="20%")
+    found = wished(max_downtime="200ms", finish_within="10m", max_slowdown="20%")
     assert found == Intent(0.2, 600.0, 0.2)
     assert wished(max_slowdown="0%").max_slowdown == 0
 
@@ -28,12 +31,12 @@ def test_wishes_are_taken() -> None:
 @pytest.mark.parametrize(
     ("words", "what", "remedy"),
     [
-        ({"max_pause": "200"}, "'200' is not a duration", "200ms"),
+        ({"max_downtime": "200"}, "'200' is not a duration", "200ms"),
         ({"finish_within": "1.5"}, "'1.5' is not a duration", "1.5s"),
-        ({"max_pause": "-1s"}, "'-1s' is not a duration", "300ms"),
-        ({"max_pause": "0ms"}, "--max-pause is no time at all", "--max-pause 300ms"),
+        ({"max_downtime": "-1s"}, "'-1s' is not a duration", "300ms"),
+        ({"max_downtime": "0ms"}, "--max-downtime 0ms is no time at all", "--max-downtime 300ms"),
         ({"finish_within": "0s"}, "--finish-within is no time at all", "--finish-within"),
-        ({"max_pause": "1h"}, "--max-pause 1h is too long", "leave it out"),
+        ({"max_downtime": "1h"}, "--max-downtime 1h is too long", "leave it out"),
         ({"max_slowdown": "20"}, "'20' is no slowdown", "20%"),
         ({"max_slowdown": "120%"}, "'120%' is no slowdown", "20%"),
         ({"max_slowdown": "-5%"}, "'-5%' is no slowdown", "20%"),

@@ -5,14 +5,14 @@ import click
 _EXAMPLES = """
 migrate
     vmckpt migrate web h2
-    vmckpt migrate web h2 --max-pause 200ms --finish-within 10m
+    vmckpt migrate web h2 --max-downtime 200ms --finish-within 10m
     vmckpt migrate web h2 --method hybrid --bandwidth 500MB/s --dry-run
 check
     vmckpt check web h2
-    vmckpt check web h2 h3 --json
+    vmckpt check web h2 h3 --method hybrid --json
 plan
     vmckpt plan web h2
-    vmckpt plan web h2 --max-pause 200ms --finish-by 02:00
+    vmckpt plan web h2 --max-downtime 200ms --finish-by 02:00
 dirty-rate
     vmckpt dirty-rate web --for 10s
     vmckpt dirty-rate web --watch

@@ -1,6 +1,6 @@
 """Former names of commands and options: accepted for one more release, and not shown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 COMMANDS = {
     ("report",): ("runs", "report"),
@@ -9,10 +9,15 @@ COMMANDS = {
     ("host", "remove"): ("host", "rm"),
     ("store", "key", "remove"): ("store", "key", "rm"),
 }
-_KEEP = {f"--{name}": f"--keep-{name}" for name in ("hourly", "daily", "weekly")}
-OPTIONS: dict[tuple[str, ...], dict[str, str]] = {
+_KEEP: dict[str, tuple[str, ...]] = {
+    f"--{name}": (f"--keep-{name}",) for name in ("hourly", "daily", "weekly")
+}
+# Of a command, by its words: what an option is today; its value belongs to the last word.
+OPTIONS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("checkpoint", "prune"): _KEEP,
     ("schedule", "add"): _KEEP,
+    ("migrate",): {"--max-pause": ("--plan", "--max-downtime")},
+    ("plan",): {"--max-pause": ("--max-downtime",)},
 }
 # Values of options, for all commands of a noun.
 VALUES = {
@@ -28,15 +33,20 @@ def renamed(words: Sequence[str]) -> list[str]:
         if tuple(found[: len(old)]) == old:
             found[: len(old)] = new
             break
-    options = OPTIONS.get(tuple(found[:2]), {})
-    for at, word in enumerate(found):
-        name, equals, value = word.partition("=")
-        if word == "--":
-            break
-        if name in options:
-            found[at] = options[name] + equals + value
-        elif equals:
-            found[at] = name + equals + VALUES.get((found[0], name, value), value)
-        else:
-            found[at] = VALUES.get((found[0], found[at - 1], word), word)
-    return found
+    end = found.index("--") if "--" in found else len(found)
+    options = OPTIONS.get(tuple(found[:1])) or OPTIONS.get(tuple(found[:2]), {})
+    return [word for at in range(end) for word in _present(found, at, options)] + found[end:]
+
+
+def _present(
+    words: Sequence[str], at: int, options: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """The words today for one of `words`."""
+    word = words[at]
+    name, equals, value = word.partition("=")
+    if name in options:
+        *before, last = options[name]
+        return (*before, last + equals + value)
+    if equals:
+        return (name + equals + VALUES.get((words[0], name, value), value),)
+    return (VALUES.get((words[0], words[at - 1], word), word),)

@@ -13,7 +13,7 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measu
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.forecast.measure.link_users import others_on_the_link
 from vmckpt.forecast.model.choose import (
-    MAX_PAUSE,
+    MAX_DOWNTIME,
     MAX_SLOWDOWN,
     Choice,
     Intent,
@@ -44,7 +44,12 @@ from vmckpt.forecast.model.link import LinkModel
 from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
-from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
+from vmckpt.options.migration import (
+    DEFAULT_CHANNELS,
+    USUAL_DOWNTIME_MS,
+    Method,
+    MigrationOptions,
+)
 from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.migration.checks import preflight
@@ -58,7 +63,7 @@ from vmckpt.vm.inventory import Vm
 ANEW = 1.25
 # The default measuring time of a plan: two periods of most loads, and soon over.
 LOOK_S = 8.0
-# The fraction of an allowed pause that is kept in reserve for deviations from the forecast.
+# The fraction of an allowed downtime that is kept in reserve for deviations from the forecast.
 PAUSE_MARGIN = 0.2
 # The downtime limits to try when longer ones violate the intent.
 STEPS_MS = tuple(sorted((base * 10**n for n in range(6) for base in (1, 2, 5)), reverse=True))
@@ -349,15 +354,16 @@ def _by_limits(
         offer = judge(with_devices(expected, devices) if devices else expected, intent)
         if offer.keeps:
             return offer, meant
-        fixed = downtime_ms in STEPS_MS or downtime_ms == road.options.max_downtime_ms
-        if fixed or MAX_PAUSE not in (miss.option for miss in offer.misses):
+        usual = USUAL_DOWNTIME_MS, road.options.max_downtime_ms
+        fixed = downtime_ms in STEPS_MS or downtime_ms in usual
+        if fixed or MAX_DOWNTIME not in (miss.option for miss in offer.misses):
             found.append((offer, meant))
     return min(found, key=lambda one: change(one[0]))
 
 
 def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions:
     """The options of a method with that limit, and what else is promised."""
-    most_ms = max(road.downtimes_ms) if intent.max_pause_s is not None else None
+    most_ms = max(road.downtimes_ms) if intent.max_downtime_s is not None else None
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     steered = None
     if road.options.method is Method.PRECOPY:
@@ -402,12 +408,12 @@ def limits_ms(
 
     Methods that stop the guest first, or hardly at all, use no limit.
     """
-    if intent.max_pause_s is None or way in (TransferMode.STOP, TransferMode.POSTCOPY):
+    if intent.max_downtime_s is None or way in (TransferMode.STOP, TransferMode.POSTCOPY):
         return (options.max_downtime_ms,)
-    for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
+    for_pages_s = intent.max_downtime_s * (1 - PAUSE_MARGIN) - link.switch_s
     most_ms = max(1, round(1e3 * for_pages_s))
     shorter = (step_ms for step_ms in STEPS_MS if step_ms < most_ms)
-    return tuple(dict.fromkeys((min(most_ms, options.max_downtime_ms), most_ms, *shorter)))
+    return tuple(dict.fromkeys((min(most_ms, USUAL_DOWNTIME_MS), most_ms, *shorter)))
 
 
 def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = False) -> Guest:

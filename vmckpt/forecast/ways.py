@@ -47,7 +47,7 @@ def options_of(way: TransferMode, options: MigrationOptions, intent: Intent) -> 
 
     Post-copy methods are allowed here: a constraint against them is judged like others.
     """
-    most_ms = None if intent.max_pause_s is None else round(1e3 * intent.max_pause_s)
+    most_ms = None if intent.max_downtime_s is None else round(1e3 * intent.max_downtime_s)
     return replace(
         options,
         method=_METHODS.get(way, Method.PRECOPY),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vmckpt.qemu.abilities import WantedSettings
 
 DEFAULT_CHANNELS = 2
+USUAL_DOWNTIME_MS = 300
 # The fraction of the bandwidth that all disks being copied keep together while memory is sent too.
 DISKS_SHARE = 4
 
@@ -123,6 +124,7 @@ class AtTarget:
 class MigrationOptions:
     """A migration's request. A bandwidth of 0 means no limit.
 
+    `max_downtime_ms` is QEMU's limit, `allowed_downtime_ms` what a plan keeps; None: any downtime.
     `timeout_passes` is a time limit too, in multiples of the time that sending all of memory once
     takes. A policy may raise the downtime to `most_downtime_ms` and slow the guest by
     `most_throttle_percent`; None: as the policy says. `observe_only`: it only reports what it would
@@ -141,14 +143,13 @@ class MigrationOptions:
         about=About.MEMORY,
     )
     max_downtime_ms: int = option(
-        300,
+        USUAL_DOWNTIME_MS,
         "--max-downtime DURATION",
-        "Maximum downtime (QEMU treats it as an estimate).",
-        typed=str,
-        usual="300ms",
+        "Maximum downtime. QEMU treats it as an estimate; a plan keeps it. [default: 300ms]",
         read=reading.downtime_ms,
         about=About.MEMORY,
     )
+    allowed_downtime_ms: int | None = also(None, "max_downtime_ms", reading.downtime_ms)
     bandwidth_bytes_per_s: int = option(
         0,
         "--bandwidth --max-bandwidth RATE",

@@ -27,12 +27,19 @@ def downtime_ms(text: str) -> int:
     """How long QEMU may stop a guest, at least 1 ms."""
     from vmckpt.units import parse_duration_s
 
-    downtime = max(1, round(parse_duration_s(text) * 1e3))
+    downtime_s = parse_duration_s(text)
+    if downtime_s <= 0:
+        raise UsageError(
+            f"--max-downtime {text} is no time at all",
+            why="whatever moves takes some",
+            remedy="write e.g. --max-downtime 300ms",
+        )
+    downtime = max(1, round(downtime_s * 1e3))
     if downtime > UNLIMITED_DOWNTIME_MS:
         raise UsageError(
             f"--max-downtime {text} is too long",
             why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
-            remedy="--method stop pauses the VM for as long as it takes",
+            remedy="leave it out, or use --method stop: it pauses the VM for as long as it takes",
         )
     return downtime
 

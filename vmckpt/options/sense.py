@@ -43,17 +43,17 @@ def of_memory(flag: str) -> Odds:
     return Odds(what, why, "leave it out")
 
 
-def require_forecast(options: MigrationOptions, *, promises_pause: bool) -> None:
-    """Raises UsageError for options that are not forecast, or that could break a promised pause."""
+def require_forecast(options: MigrationOptions, *, promises_downtime: bool) -> None:
+    """Raises UsageError for options that are not forecast, or that break a promised downtime."""
     if option := next(_not_forecast(options), None):
         raise UsageError(
-            f"{option} cannot be combined with constraints on time and pause",
+            f"{option} cannot be combined with a plan or its constraints",
             why="no forecast is made for it",
-            remedy=f"leave out {option}, or the constraint",
+            remedy=f"leave out {option}, or --plan and the constraints",
         )
-    if promises_pause and options.on_timeout is not OnTimeout.ABORT:
+    if promises_downtime and options.on_timeout is not OnTimeout.ABORT:
         raise UsageError(
-            f"--on-timeout {options.on_timeout} cannot be combined with --max-pause",
+            f"--on-timeout {options.on_timeout} cannot be combined with --max-downtime in a plan",
             why="it is unknown how long the guest is paused then, or waits for its pages",
             remedy="leave one of them out",
         )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from vmckpt.cli.options.arguments import DryRun, FinishWithin, LookFor, intent, look_s
 from vmckpt.cli.options.together import Only
 from vmckpt.cli.output import Json, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
     from vmckpt.fleet.drain.plan import DrainOptions
     from vmckpt.fleet.drain.result import DrainResult
 
-FinishWithin = Annotated[
-    str | None,
-    typer.Option(
-        "--finish-within",
-        help="Require completion within this time, e.g. 1h; otherwise refuse.",
-        metavar="DURATION",
-    ),
-]
 MaxParallel = Annotated[
     int | None,
     typer.Option(
@@ -52,12 +45,6 @@ MaxVms = Annotated[
 OneWay = Annotated[
     bool, typer.Option("--one-way", help="Allow destinations from which a VM could not return.")
 ]
-LookFor = Annotated[
-    str,
-    typer.Option("--for", help="How long to measure the guests beforehand.", metavar="DURATION"),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
-
 
 Reason = Annotated[
     str,
@@ -90,7 +77,6 @@ class Common(NamedTuple):
 
     def asked(self, options: MigrationOptions) -> "DrainOptions":
         """What they mean. Raises UsageError."""
-        from vmckpt.cli.options.arguments import intent, look_s
         from vmckpt.fleet.drain.plan import DrainOptions
         from vmckpt.fleet.drain.view import HostLimits
         from vmckpt.units import parse_size_bytes

@@ -13,14 +13,9 @@ from vmckpt.cli.options.checkpoint_options import (
     Trust,
     Where,
 )
-from vmckpt.cli.options.which_checkpoint import (
-    KeyCommand,
-    KeyFile,
-    StorePlace,
-    find,
-    home,
-    key_source,
-)
+from vmckpt.cli.options.stores import Stored
+from vmckpt.cli.options.together import together
+from vmckpt.cli.options.which_checkpoint import find, home
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
     from vmckpt.store.sealing.keys import KeySource
 
 
+@together
 def fork(
     what: Source,
     count: Count = 1,
@@ -36,9 +32,8 @@ def fork(
     plugged: Plugged = False,
     trust: Trust = False,
     overcommit: Overcommit = False,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Start VMs from a checkpoint or VM that share memory and disks.
@@ -50,8 +45,8 @@ def fork(
     from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.ui.tables import table
 
-    key = key_source(key_file, key_command)
-    entry = _instant(what, store, key)
+    key = stored.key()
+    entry = _instant(what, stored.store, key)
     where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
     wish = ForkOptions(entry.id, called, count, plugged, trust, overcommit)

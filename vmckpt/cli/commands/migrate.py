@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.commands.moving import move, show_recovery, target_of
-from vmckpt.cli.options.arguments import TimeLimits
+from vmckpt.cli.options.arguments import DryRun, TimeLimits
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.options.migration import MigrationOptions
@@ -23,13 +23,21 @@ def migrate(
     *,
     options: MigrationOptions,
     wishes: TimeLimits,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Forecast first, as `vmckpt plan`: choose a method that keeps --max-downtime, or "
+            "refuse. The other constraints imply it.",
+        ),
+    ] = False,
     wait_for_calm: Annotated[
         str | None,
         typer.Option(
             help="Wait up to this long until the guest dirties little memory.", metavar="DURATION"
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
+    dry_run: DryRun = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Finish or undo an interrupted migration.")
     ] = False,
@@ -38,9 +46,16 @@ def migrate(
     json: Json = False,
 ) -> None:
     """Migrate a VM to another host."""
+    from vmckpt.errors import UsageError
     from vmckpt.options.sense import of_memory, require_forecast, require_sense
 
     if recover:
+        if dry_run:
+            raise UsageError(
+                "--recover and --dry-run are both given",
+                why="what a recovery does is decided while it asks both hosts",
+                remedy=f"see where the VM is: vmckpt vm show {vm}",
+            )
         _recover(vm, host, insists=insist, as_json=json)
         return
     began_s, forecast = time.monotonic(), None
@@ -48,17 +63,18 @@ def migrate(
     if options.offline and wait_for_calm:
         raise of_memory("--wait-for-calm").error()
     target = target_of(host)
-    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
-    if any(wishes):
-        require_forecast(options, promises_pause=wishes.max_pause is not None)
+    wanted = wishes.intent(options)
+    is_planned = plan or any(wishes)
+    if is_planned:
+        require_forecast(options, promises_downtime=options.allowed_downtime_ms is not None)
     if wait_for_calm and not dry_run:
         run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
-    if any(wishes):
+    if is_planned:
         options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
-        from vmckpt.cli.commands import check
+        from vmckpt.cli.commands.check import show_checks
 
-        check.dry_run(vm, target, options, as_json=json)
+        show_checks(vm, [target], options, as_json=json)
     else:
         move(vm, target, options, forecast, as_json=json)
 

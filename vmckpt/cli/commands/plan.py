@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.options.arguments import TimeLimits, look_s
+from vmckpt.cli.options.arguments import LookFor, TimeLimits, look_s
 from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -25,10 +25,11 @@ def plan(
     host: Annotated[str, typer.Argument(help="Destination host.")],
     *,
     wishes: TimeLimits,
-    options: Annotated[MigrationOptions, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
-    for_: Annotated[
-        str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
-    ] = "8s",
+    options: Annotated[
+        MigrationOptions,
+        Only(("max_downtime_ms", "never_risk_postcopy", "bandwidth_bytes_per_s")),
+    ],
+    for_: LookFor = "8s",
     json: Json = False,
 ) -> None:
     """Forecast all migration methods for a VM and choose one.
@@ -40,7 +41,7 @@ def plan(
     from vmckpt.hosts.inventory.inventory import find_host
 
     began_s = time.monotonic()
-    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
+    wanted = wishes.intent(options)
     target, for_s = find_host(host), look_s(for_)
     found = run(find(vm))
     made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))

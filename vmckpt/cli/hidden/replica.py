@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vmckpt.cli.options.replicate_options import StandbyIsDead
 from vmckpt.cli.output import run
 
 
@@ -32,11 +33,12 @@ def replica(
     directory: Annotated[
         Path, typer.Argument(help="Directory of the request; of `examine` also a claim's file.")
     ],
-    standby_is_dead: Annotated[
-        bool, typer.Option("--standby-is-dead", help="Of `release`: take the term from a standby.")
-    ] = False,
+    standby_is_dead: StandbyIsDead = False,
 ) -> None:
-    """Replicate as was written down there; people have no use for it."""
+    """Replicate as was written down there; people have no use for it.
+
+    With --standby-is-dead, `release` takes the term from a standby.
+    """
     from vmckpt.hosts.inventory.inventory import local_host
 
     if task is ServiceTask.standby:

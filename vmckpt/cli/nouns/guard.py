@@ -8,7 +8,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from vmckpt.cli.options.which_checkpoint import StorePlace, absolute_place
+from vmckpt.cli.options.arguments import MaxPause, pause_s
+from vmckpt.cli.options.stores import AnyStore, absolute_place
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import lines, one_line
 
@@ -106,9 +107,6 @@ AfterRollback = Annotated[
         "--after-rollback", help="Command to run after a rollback (repeatable).", metavar="COMMAND"
     ),
 ]
-MaxPause = Annotated[
-    str, typer.Option("--max-pause", help="Maximum pause of the guest.", metavar="DURATION")
-]
 
 
 @app.command("run")
@@ -126,14 +124,15 @@ def run_(
     proof: ProofOption = "run",
     keep: Keep = "24h",
     after_rollback: AfterRollback = None,
-    max_pause: MaxPause = "10ms",
-    store: StorePlace = None,
+    max_pause: MaxPause = None,
+    store: AnyStore = None,
     json: Json = False,
 ) -> None:
     """Guard a command.
 
     Exit code 0: succeeded; 7: rolled back; 9: open; others: not started.
     """
+    from vmckpt.checkpoint.facts import EPOCH
     from vmckpt.fleet.guard.guard import guard
     from vmckpt.fleet.guard.health import parse_check, parse_command
     from vmckpt.fleet.guard.record import GuardProof, GuardRequest, OnFailure, Where
@@ -157,7 +156,7 @@ def run_(
         on_failure=OnFailure(_one_of("--on-failure", on_failure, [one.value for one in OnFailure])),
         proof=GuardProof(_one_of("--proof", proof, [one.value for one in GuardProof])),
         keep_s=parse_duration_s(keep),
-        max_pause_s=parse_duration_s(max_pause),
+        max_pause_s=pause_s(max_pause, EPOCH),
         after_rollback=tuple(after_rollback or ()),
         store=absolute_place(store),
     )

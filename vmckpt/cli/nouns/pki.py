@@ -20,13 +20,14 @@ app = typer.Typer(
 # Below this many days `show` reports that a certificate expires soon.
 SOON_DAYS = 30
 MOST_DAYS = 36_500
+Days = Annotated[
+    int, typer.Option("--days", help="Validity, in days.", min=1, max=MOST_DAYS, metavar="DAYS")
+]
 
 
 @app.command()
 def init(
-    days: Annotated[
-        int, typer.Option(help="Validity of the CA, in days.", min=1, max=MOST_DAYS, metavar="DAYS")
-    ] = 3650,
+    days: Days = 3650,
     json: Json = False,
 ) -> None:
     """Create a certificate authority (CA).
@@ -45,12 +46,7 @@ def init(
 @app.command()
 def issue(
     hosts: Annotated[list[str], typer.Argument(help="Names of the hosts.", metavar="HOST...")],
-    days: Annotated[
-        int,
-        typer.Option(
-            help="Validity of the certificates, in days.", min=1, max=MOST_DAYS, metavar="DAYS"
-        ),
-    ] = 365,
+    days: Days = 365,
     json: Json = False,
 ) -> None:
     """Issue new certificates to hosts, replacing existing ones."""

@@ -10,8 +10,8 @@ import typer
 
 from vmckpt.cli.options.checkpoint_options import Retention
 from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, asked
+from vmckpt.cli.options.stores import Stored
 from vmckpt.cli.options.together import together
-from vmckpt.cli.options.which_checkpoint import Stored
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line

@@ -8,19 +8,49 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from vmckpt.forecast.model.choose import Intent
+    from vmckpt.options.migration import MigrationOptions
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
+]
+# See `look_s`.
+LookFor = Annotated[
+    str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
+]
+# See `pause_s`.
+MaxPause = Annotated[
+    str | None,
+    typer.Option(
+        "--max-pause",
+        help="Maximum time for copying memory during a pause. [default: 10ms]",
+        metavar="DURATION",
+    ),
+]
+# See `DailyWindow.parse`.
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="Act in this part of the day only, e.g. 22:00-06:00.",
+        metavar="HH:MM-HH:MM",
+    ),
+]
+FinishWithin = Annotated[
+    str | None,
+    typer.Option(
+        "--finish-within",
+        help="Require completion within this time, e.g. 10m; otherwise refuse.",
+        metavar="DURATION",
+    ),
+]
 
 
 class TimeLimits(NamedTuple):
-    """Constraints on a migration's time and pause."""
+    """Constraints on a migration's time and slowdown."""
 
-    max_pause: Annotated[
-        str | None,
-        typer.Option(help="Maximum guest-visible downtime, e.g. 200ms.", metavar="DURATION"),
-    ] = None
-    finish_within: Annotated[
-        str | None,
-        typer.Option(help="Require completion within this time, e.g. 10m.", metavar="DURATION"),
-    ] = None
+    finish_within: FinishWithin = None
     finish_by: Annotated[
         str | None,
         typer.Option(help="Require completion by this time of day, e.g. 02:00.", metavar="HH:MM"),
@@ -29,9 +59,11 @@ class TimeLimits(NamedTuple):
         str | None, typer.Option(help="Maximum slowdown of the guest, e.g. 20%.", metavar="PERCENT")
     ] = None
 
-    def intent(self, *, never_risk_postcopy: bool) -> "Intent":
-        """As a plan goes by it; its time begins now. Raises UsageError for nonsense."""
-        return intent(*self, never_risk_postcopy=never_risk_postcopy)
+    def intent(self, options: "MigrationOptions") -> "Intent":
+        """All constraints, as a plan keeps them; its time begins now. Raises UsageError."""
+        return intent(
+            options.allowed_downtime_ms, *self, never_risk_postcopy=options.never_risk_postcopy
+        )
 
 
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
@@ -52,8 +84,16 @@ def look_s(text: str) -> float:
     return duration_s
 
 
+def pause_s(text: str | None, kind: str) -> float:
+    """How long a checkpoint of that kind may pause its VM. Raises UsageError."""
+    from vmckpt.checkpoint.facts import usual_pause_s
+    from vmckpt.units import parse_duration_s
+
+    return parse_duration_s(text) if text else usual_pause_s(kind)
+
+
 def intent(
-    max_pause: str | None,
+    max_downtime_ms: int | None,
     finish_within: str | None,
     finish_by: str | None,
     max_slowdown: str | None,
@@ -64,7 +104,7 @@ def intent(
     from datetime import datetime
 
     from vmckpt.errors import UsageError
-    from vmckpt.forecast.model.choose import MOST_PAUSE_S, Intent
+    from vmckpt.forecast.model.choose import Intent
     from vmckpt.units import parse_duration_s
 
     if finish_within and finish_by:
@@ -78,21 +118,14 @@ def intent(
         # Naive on purpose: with a fixed UTC offset, changes to and from summer time would be
         # missed.
         within_s = seconds_until(finish_by, datetime.now())  # noqa: DTZ005
-    pause_s = parse_duration_s(max_pause) if max_pause else None
-    for option, value in (("--max-pause", pause_s), ("--finish-within", within_s)):
-        if value is not None and value <= 0:
-            raise UsageError(
-                f"{option} is no time at all",
-                why="whatever moves takes some",
-                remedy=f"write e.g. {option} 300ms",
-            )
-    if pause_s is not None and pause_s > MOST_PAUSE_S:
+    if within_s is not None and within_s <= 0:
         raise UsageError(
-            f"--max-pause {max_pause} is too long",
-            why=f"QEMU takes at most {MOST_PAUSE_S:g} s",
-            remedy="leave it out: then the guest may be paused for as long as it takes",
+            "--finish-within is no time at all",
+            why="whatever moves takes some",
+            remedy="write e.g. --finish-within 10m",
         )
-    return Intent(pause_s, within_s, _share(max_slowdown), never_risk_postcopy)
+    downtime_s = None if max_downtime_ms is None else max_downtime_ms / 1e3
+    return Intent(downtime_s, within_s, _share(max_slowdown), never_risk_postcopy)
 
 
 def seconds_until(clock: str, now: "datetime") -> float:

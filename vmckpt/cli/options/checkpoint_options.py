@@ -74,14 +74,6 @@ Tags = Annotated[
     list[str] | None,
     typer.Option("--tag", help="Tag, key=value (repeatable).", metavar="KEY=VALUE"),
 ]
-MaxPause = Annotated[
-    str | None,
-    typer.Option(
-        "--max-pause",
-        help="Maximum time for copying memory during a pause. [default: 10ms]",
-        metavar="DURATION",
-    ),
-]
 Trigger = Annotated[
     str, typer.Option("--trigger", help="What triggered the checkpoint.", metavar="TEXT")
 ]
@@ -153,10 +145,6 @@ VmId = Annotated[
         metavar="ID",
     ),
 ]
-Apply = Annotated[
-    bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
-]
-
 InPlace = Annotated[
     bool, typer.Option("--in-place", help="Return the VM to it; everything since then is lost.")
 ]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from vmckpt.cli.options.arguments import MaxPause
+
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.options.replication import ReplicationOptions
@@ -16,21 +18,15 @@ AUTO = "auto"
 Epoch = Annotated[
     str | None,
     typer.Option(
+        "--epoch",
         help="How long the guest runs between two epochs, or 'auto'. [default: 25ms]",
         metavar="DURATION|auto",
-    ),
-]
-MaxPause = Annotated[
-    str | None,
-    typer.Option(
-        "--max-pause",
-        help="Maximum time for copying memory during a pause. [default: 10ms]",
-        metavar="DURATION",
     ),
 ]
 Lease = Annotated[
     str | None,
     typer.Option(
+        "--lease",
         help="Where leases are kept: a directory that both hosts share, or etcd:URL,URL...",
         metavar="LOCATION",
     ),
@@ -55,6 +51,7 @@ LeaseCredentials = Annotated[
 Fence = Annotated[
     str | None,
     typer.Option(
+        "--fence",
         help="Between machines: fencing agent and its arguments, with {host} for the host to "
         "fence, e.g. 'vmckpt-fence-by-kill ssh {host}'.",
         metavar="AGENT",
@@ -72,8 +69,9 @@ class DisksChoice(StrEnum):
 Disks = Annotated[
     DisksChoice | None,
     typer.Option(
+        "--disks",
         help="Writable disks: the standby gets copies (default), or both hosts use the same "
-        "raw files."
+        "raw files.",
     ),
 ]
 UnsafeNoOutputCommit = Annotated[
@@ -82,6 +80,16 @@ UnsafeNoOutputCommit = Annotated[
         "--unsafe-no-output-commit",
         help="Do not hold output: a failover may lose state that the guest has already "
         "communicated.",
+    ),
+]
+
+
+# `replicate stop` passes it to the command that it starts on the primary's host.
+StandbyIsDead = Annotated[
+    bool,
+    typer.Option(
+        "--standby-is-dead",
+        help="State that the standby's host is certainly off; it does not answer.",
     ),
 ]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.options.checkpoint_options import CheckpointKind, KindOption, MaxPause, Retention
-from vmckpt.cli.options.which_checkpoint import Stored, absolute_place
+from vmckpt.cli.options.arguments import MaxPause, Window, pause_s
+from vmckpt.cli.options.checkpoint_options import CheckpointKind, KindOption, Retention
+from vmckpt.cli.options.stores import Stored, absolute_place
 
 if TYPE_CHECKING:
     from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest
@@ -38,14 +39,6 @@ Zone = Annotated[
         "--timezone",
         help="Time zone of --cron and --window, e.g. Europe/Berlin. [default: this machine's]",
         metavar="ZONE",
-    ),
-]
-WindowOption = Annotated[
-    str | None,
-    typer.Option(
-        "--window",
-        help="Start runs in this part of the day only, e.g. 22:00-06:00.",
-        metavar="HH:MM-HH:MM",
     ),
 ]
 Jitter = Annotated[
@@ -108,7 +101,7 @@ class Times(NamedTuple):
     every: Every = None
     cron: Cron = None
     timezone: Zone = None
-    window: WindowOption = None
+    window: Window = None
     jitter: Jitter = None
     catch_up: CatchUpOption = "once"
     rpo: Rpo = None
@@ -132,7 +125,7 @@ def asked(
     from vmckpt.units import parse_duration_s
 
     require_one_way(times.every, times.cron)
-    stored.key_source()
+    stored.key()
     rule = retention.rule()
     is_auto = times.every == AUTO
     return ScheduleRequest(
@@ -150,7 +143,7 @@ def asked(
         store=absolute_place(stored.store),
         copies=tuple(one for one in map(absolute_place, taking.copy_to or ()) if one is not None),
         kind=_kind(taking.kind),
-        max_pause_s=_pause_s(taking.max_pause, taking.kind),
+        max_pause_s=pause_s(taking.max_pause, taking.kind.value),
         key_file=absolute_place(stored.key_file),
         key_command=stored.key_command,
         check_percent=_check_percent(taking.check),
@@ -259,10 +252,3 @@ def _kind(kind: CheckpointKind) -> str:
             remedy="write --kind epoch, or --kind file",
         )
     return kind.value
-
-
-def _pause_s(text: str | None, kind: CheckpointKind) -> float:
-    from vmckpt.checkpoint.facts import usual_pause_s
-    from vmckpt.units import parse_duration_s
-
-    return parse_duration_s(text) if text else usual_pause_s(kind.value)

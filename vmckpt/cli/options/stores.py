@@ -1,6 +1,7 @@
-"""What the commands of `vmckpt store` take: which store, and its key."""
+"""Which store a command means, and the keys of stores."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,31 +18,78 @@ CheckedPlace = Annotated[
         help="Store. [default: all stores with checkpoints of known VMs]", metavar="LOCATION"
     ),
 ]
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", help="Store. [default: this host's own]", metavar="LOCATION"),
-]
+
+
+def _store(default: str) -> Any:
+    """The option --store; a command that searches for checkpoints has another default."""
+    return typer.Option(
+        "--store",
+        help="Store: a directory, HOST:, HOST:/DIRECTORY, ssh://... or s3://... "
+        f"[default: {default}]",
+        metavar="LOCATION",
+    )
+
+
+OneStore = Annotated[str | None, _store("this host's own")]
+AnyStore = Annotated[str | None, _store("all known stores; for a new checkpoint, the host's own")]
 KeyFile = Annotated[
-    str | None, typer.Option("--key-file", help="File with the store's key.", metavar="FILE")
+    str | None,
+    typer.Option("--key-file", help="Encrypted store: file with its key.", metavar="FILE"),
 ]
 KeyCommand = Annotated[
     str | None,
-    typer.Option("--key-command", help="Command that prints the store's key.", metavar="COMMAND"),
-]
-TargetKeyFile = Annotated[
-    str | None,
     typer.Option(
-        "--target-key-file", help="File with the destination store's key.", metavar="FILE"
+        "--key-command", help="Encrypted store: command that prints its key.", metavar="COMMAND"
     ),
 ]
-TargetKeyCommand = Annotated[
-    str | None,
-    typer.Option(
-        "--target-key-command",
-        help="Command that prints the destination store's key.",
-        metavar="COMMAND",
-    ),
-]
+
+
+class StoreKey(NamedTuple):
+    """What opens a store."""
+
+    key_file: KeyFile = None
+    key_command: KeyCommand = None
+
+    def source(self) -> "KeySource | None":
+        """Where the key is had; None: from the environment, or the agent. Raises UsageError."""
+        return key_of(*self)
+
+
+class Stored(NamedTuple):
+    """The store that is searched for checkpoints, or gets a new one, and what opens it."""
+
+    store: AnyStore = None
+    key_file: KeyFile = None
+    key_command: KeyCommand = None
+
+    def key(self) -> "KeySource | None":
+        """Where its key is had; None: from the environment, or the agent. Raises UsageError."""
+        return key_of(self.key_file, self.key_command)
+
+
+class TargetKey(NamedTuple):
+    """What opens the store that is written, where another one is read."""
+
+    target_key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--target-key-file", help="File with the destination store's key.", metavar="FILE"
+        ),
+    ] = None
+    target_key_command: Annotated[
+        str | None,
+        typer.Option(
+            "--target-key-command",
+            help="Command that prints the destination store's key.",
+            metavar="COMMAND",
+        ),
+    ] = None
+
+    def source(self) -> "KeySource | None":
+        """Where the key is had; None: from the environment, or the agent. Raises UsageError."""
+        return key_of(*self)
+
+
 ReadDataSubset = Annotated[
     str | None,
     typer.Option(
@@ -65,24 +113,36 @@ def location_of(text: str | None) -> "Location":
     return own(local_host()) if text is None else parse_place(text)
 
 
-def key_of(key_file: str | None, key_command: str | None) -> "KeySource | None":
-    """Where a store's key is had, by options. Raises UsageError: by two."""
+def key_of(
+    file: str | None, command: str | None, *, from_agent: bool = False
+) -> "KeySource | None":
+    """Where a store's key is had; None: nothing says it. Raises UsageError: it is said twice."""
+    if (file is not None) + (command is not None) + from_agent == 0:
+        return None
+    from vmckpt.errors import UsageError
     from vmckpt.store.sealing.keys import KeyHolder, KeySource
 
-    found = KeySource(KeyHolder.FILE, key_file) if key_file is not None else None
-    if key_command is not None:
-        found = one_key(found, KeySource(KeyHolder.COMMAND, key_command))
-    return found
-
-
-def one_key(first: "KeySource | None", second: "KeySource") -> "KeySource":
-    """The second, when there is no first. Raises UsageError: two are given."""
-    from vmckpt.errors import UsageError
-
-    if first is not None:
+    given = []
+    if file is not None:
+        given.append(KeySource(KeyHolder.FILE, file))
+    if command is not None:
+        given.append(KeySource(KeyHolder.COMMAND, command))
+    if from_agent:
+        given.append(KeySource(KeyHolder.AGENT))
+    if len(given) > 1:
         raise UsageError(
             "the key is given twice",
             why="a store has one key",
             remedy="leave all but one of --key-file, --key-command and --key-agent out",
         )
-    return second
+    return given[0]
+
+
+def absolute_place(place: str | None) -> str | None:
+    """A path of this directory's as it is from any other; places of hosts and buckets stay.
+
+    For what a later command, in another directory, has to find again.
+    """
+    if not place or ":" in place:
+        return place
+    return str(Path(place).absolute())

@@ -7,11 +7,11 @@ an operation are declared by it (`options/declared.py`).
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 
-from vmckpt.options.declared import declarations, is_declared, read
+from vmckpt.options.declared import Declared, declarations, is_declared, read
 
 _BY_NAME = Parameter.KEYWORD_ONLY
 
@@ -33,20 +33,21 @@ def together(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer has to see it: a parameter that is a group is the group's options.
 
     Each of these is a parameter of the command then, in its place, with the default that it has.
+    All are given by name.
     """
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
-    seen = list[Parameter]()
+    groups, seen = dict[str, _Group](), list[Parameter]()
     for name, parameter in signature(command).parameters.items():
-        if name in groups:
-            seen += groups[name].options
+        if (group := _group(parameter.annotation)) is not None:
+            groups[name] = group
+            seen += group.options
         else:
-            seen.append(parameter.replace(kind=_BY_NAME, annotation=hints[name]))
+            seen.append(parameter.replace(kind=_BY_NAME))
 
     @wraps(command)
     def called(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group.value({one.name: given.pop(one.name) for one in group.options})
+            words = {one.name: given.pop(one.name, one.default) for one in group.options}
+            given[name] = group.value(words)
         command(**given)
 
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
@@ -66,8 +67,18 @@ def _group(hint: Any) -> _Group | None:
     return None
 
 
+def option_of(kind: Any, name: str) -> Any:
+    """One option of an operation, as typer takes it: for a command that requires it."""
+    return _typer_option(dict(declarations(kind))[name])
+
+
+def _typer_option(found: Declared) -> Any:
+    least, most = found.span
+    return typer.Option(*found.flags, help=found.help, min=least, max=most, metavar=found.metavar)
+
+
 def _fields(group: Any) -> Iterator[Parameter]:
-    hints, defaults = get_type_hints(group, include_extras=True), group._field_defaults
+    hints, defaults = group.__annotations__, group._field_defaults
     for name in group._fields:
         default = defaults.get(name, Parameter.empty)
         yield Parameter(name, _BY_NAME, default=default, annotation=hints[name])
@@ -76,9 +87,5 @@ def _fields(group: Any) -> Iterator[Parameter]:
 def _declared(kind: Any, only: Collection[str] | None) -> Iterator[Parameter]:
     for name, found in declarations(kind):
         if only is None or name in only:
-            least, most = found.span
-            option = typer.Option(
-                *found.flags, help=found.help, min=least, max=most, metavar=found.metavar
-            )
-            annotation: Any = Annotated[found.typed, option]
+            annotation: Any = Annotated[found.typed, _typer_option(found)]
             yield Parameter(name, _BY_NAME, default=found.usual, annotation=annotation)

@@ -19,6 +19,8 @@ class Held(NamedTuple):
 class DrainResult:
     """The result. `moved`: VMs and where they are now; `plan` is the original plan.
 
+    `took_s`: None of a dry run.
+
     `closed`: the host accepts no VMs until `undrain`.
     """
 
@@ -35,7 +37,7 @@ class DrainResult:
     def exit_code(self) -> int:
         """0: all that runs has moved; 9 and 10 as everywhere; 4: nothing could.
 
-        1: not all did, or a job is held.
+        1: not all did, or a job is held. Of a dry run: what the plan comes to.
         """
         codes = {one.code for one in self.stay}
         for worst in (VmLostError.exit_code, OutcomeUnknownError.exit_code):
@@ -43,7 +45,9 @@ class DrainResult:
                 return worst
         if not codes:
             return JobHeldError.exit_code if self.held else 0
-        return 1 if self.moved else RefusedError.exit_code
+        is_dry_run = self.took_s is None
+        some_move = self.plan.table.moves if is_dry_run else self.moved
+        return 1 if some_move else RefusedError.exit_code
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""

@@ -13,7 +13,7 @@ from vmckpt.units import format_duration
 class Intent:
     """The operator's constraints; None: none. `gone_s` of `finish_within_s` have already passed."""
 
-    max_pause_s: float | None = None
+    max_downtime_s: float | None = None
     finish_within_s: float | None = None
     max_slowdown: float | None = None
     never_risk_postcopy: bool = False
@@ -59,9 +59,9 @@ class Choice:
     change: str = ""
 
 
-MAX_PAUSE, MAX_SLOWDOWN = "--max-pause", "--max-slowdown"
-# The longest pause that can be requested: QEMU's maximum.
-MOST_PAUSE_S = 2000.0
+MAX_DOWNTIME, MAX_SLOWDOWN = "--max-downtime", "--max-slowdown"
+# The longest downtime that can be requested: QEMU's maximum.
+MOST_DOWNTIME_S = 2000.0
 # Of methods that differ by less than this fraction, choose the gentler one.
 ALIKE = 0.1
 # How many times as much may have to be given up for a downtime that is this many times shorter.
@@ -89,7 +89,7 @@ def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
     good = [offer for offer in offers if offer.keeps and offer.forecast.ends]
     if not good:
         return Choice(None, _against(offers), _least_change(offers))
-    pause_allowed = intent.max_pause_s is not None
+    pause_allowed = intent.max_downtime_s is not None
     least = min(_danger(offer.forecast.way, pause_allowed=pause_allowed) for offer in good)
     good = [o for o in good if _danger(o.forecast.way, pause_allowed=pause_allowed) == least]
     fastest = min(offer.forecast.total_s.p50 for offer in good)
@@ -120,10 +120,10 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
     if math.isinf(total_s):
         yield Miss("method", "another method: this one fails to complete one time in ten", math.inf)
         return
-    if intent.max_pause_s is not None and pause_s > intent.max_pause_s:
-        can_be_asked = math.ceil(pause_s / 60) * 60 <= MOST_PAUSE_S
-        needed = f"--max-pause {_rounded_up(pause_s)}" if can_be_asked else "no --max-pause"
-        yield Miss(MAX_PAUSE, needed, pause_s / intent.max_pause_s)
+    if intent.max_downtime_s is not None and pause_s > intent.max_downtime_s:
+        can_be_asked = math.ceil(pause_s / 60) * 60 <= MOST_DOWNTIME_S
+        needed = f"--max-downtime {_rounded_up(pause_s)}" if can_be_asked else "no --max-downtime"
+        yield Miss(MAX_DOWNTIME, needed, pause_s / intent.max_downtime_s)
     over_s = intent.gone_s + total_s
     if intent.finish_within_s is not None and over_s > intent.finish_within_s:
         needed = f"--finish-within {_rounded_up(over_s)}"

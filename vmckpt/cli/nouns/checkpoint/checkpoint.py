@@ -9,14 +9,13 @@ from vmckpt.cli.nouns import snapshot
 from vmckpt.cli.nouns.checkpoint import disks
 from vmckpt.cli.nouns.checkpoint import group as groups
 from vmckpt.cli.nouns.checkpoint.restore import restore
+from vmckpt.cli.options.arguments import Apply, MaxPause, pause_s
 from vmckpt.cli.options.checkpoint_given import given_name, given_tags, one_of, teller
 from vmckpt.cli.options.checkpoint_kinds import require_of_group, require_replaceable, whose
 from vmckpt.cli.options.checkpoint_options import (
-    Apply,
     CheckpointKind,
     KindOption,
     MaxHold,
-    MaxPause,
     MaybePoint,
     MaybeVm,
     Members,
@@ -34,16 +33,9 @@ from vmckpt.cli.options.checkpoint_options import (
     Vm,
     VmId,
 )
+from vmckpt.cli.options.stores import Stored
 from vmckpt.cli.options.together import together
-from vmckpt.cli.options.which_checkpoint import (
-    KeyCommand,
-    KeyFile,
-    Stored,
-    StorePlace,
-    catalogue,
-    find,
-    key_source,
-)
+from vmckpt.cli.options.which_checkpoint import catalogue, find
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
@@ -58,6 +50,7 @@ app = typer.Typer(
 
 
 @app.command()
+@together
 def create(
     vm: MaybeVm = None,
     group: Members = None,
@@ -68,9 +61,8 @@ def create(
     trigger: Trigger = "operator",
     kind: KindOption = CheckpointKind.epoch,
     replace: Replace = False,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Take a checkpoint of a running VM.
@@ -85,24 +77,22 @@ def create(
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
     from vmckpt.checkpoint.asked import TakeOptions
-    from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.cli.complete import CHECKPOINTS, remember_new
     from vmckpt.cli.found import find_own
-    from vmckpt.units import parse_duration_s
 
-    allowed_s = parse_duration_s(max_pause) if max_pause else usual_pause_s(kind.value)
+    allowed_s = pause_s(max_pause, kind.value)
     tags = given_tags(tag or [])
-    key = key_source(key_file, key_command)
+    key = stored.key()
     # A generated name was not chosen by the user: if it is taken, it gets a number.
     if_taken = "replace" if replace else "refuse" if name or group else "number"
     wish = TakeOptions(
         given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
     )
     if one is None:
-        groups.create(str(group), wish, max_hold, store, key, as_json=json)
+        groups.create(str(group), wish, max_hold, stored.store, key, as_json=json)
         return
-    taken = run(create_(run(find_own(one)), store, wish, teller(json), key))
+    taken = run(create_(run(find_own(one)), stored.store, wish, teller(json), key))
     remember_new(CHECKPOINTS, taken.facts.name)
     if taken.not_replaced:
         warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
@@ -129,12 +119,12 @@ def _taken_text(vm: str, taken: "TakenCheckpoint") -> str:
 
 
 @app.command("list")
+@together
 def list_(
     vm: OnlyVm = None,
     kind: KindOption = CheckpointKind.epoch,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """List checkpoints as a tree, each below its parent."""
@@ -146,9 +136,9 @@ def list_(
     from vmckpt.cli.complete import CHECKPOINTS, remember
     from vmckpt.ui.tables import table
 
-    key = key_source(key_file, key_command)
+    key = stored.key()
     groups.settle(key)
-    found = catalogue(store, key, vm)
+    found = catalogue(stored.store, key, vm)
     for error in found.silent:
         warn(f"not listed: {error.what}: {error.why}")
     if vm is None:
@@ -174,36 +164,36 @@ def list_(
 
 
 @app.command("show")
+@together
 def show_(
     point: MaybePoint = None,
     group: OfGroup = None,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Show details of a checkpoint, or the members of a group."""
     if (one := one_of(point, group, "a checkpoint")) is None:
-        key = key_source(key_file, key_command)
-        groups.show_(str(group), store, key, as_json=json)
+        key = stored.key()
+        groups.show_(str(group), stored.store, key, as_json=json)
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import lines
     from vmckpt.checkpoint.operate import standing
     from vmckpt.ui.tables import fields
 
-    found = find(one, store, key_source(key_file, key_command))
+    found = find(one, stored.store, stored.key())
     origin = run(standing(found))
     show(to_json(found) | origin._asdict(), fields(lines(found, origin)), as_json=json)
 
 
 @app.command()
+@together
 def diff(
     one: Point,
     other: Point,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Show how much differs between two checkpoints.
@@ -214,8 +204,8 @@ def diff(
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
-    key = key_source(key_file, key_command)
-    there = catalogue(store, key)
+    key = stored.key()
+    there = catalogue(stored.store, key)
     first, second = there.find(one), there.find(other)
     found = run(differences(first, second, key))
     rows = [
@@ -227,19 +217,19 @@ def diff(
 
 
 @app.command()
+@together
 def verify(
     point: Point,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Read a whole checkpoint and verify its checksums."""
     from vmckpt.checkpoint.catalogue.look import verify as verify_
     from vmckpt.units import format_size
 
-    key = key_source(key_file, key_command)
-    found = find(point, store, key)
+    key = stored.key()
+    found = find(point, stored.store, key)
     sizes = run(verify_(found, key))
     size = sum(sizes.values())
     text = f"{found.name} is whole: {format_size(size)} read, in {', '.join(sizes)}"
@@ -248,12 +238,12 @@ def verify(
 
 
 @app.command()
+@together
 def pin(
     point: Point,
     reason: Annotated[str, typer.Option("--reason", help="Reason.", metavar="TEXT")] = "by hand",
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Protect a checkpoint from removal.
@@ -263,14 +253,15 @@ def pin(
     from vmckpt.checkpoint.catalogue.pinning import check_reason
     from vmckpt.checkpoint.catalogue.pinning import pin as pin_
 
-    key = key_source(key_file, key_command)
-    found = find(point, store, key)
+    key = stored.key()
+    found = find(point, stored.store, key)
     made = run(pin_(found, check_reason(reason), key))
     text = f"{found.name} ({found.id[:12]}) is pinned: {made.in_words}"
     show({"checkpoint": found.id, "pin": made.to_json()}, text, as_json=json)
 
 
 @app.command()
+@together
 def unpin(
     point: Point,
     force: Annotated[
@@ -279,30 +270,29 @@ def unpin(
             "--force", help="Also remove a guard's pin, although the guard may still need it."
         ),
     ] = False,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Remove a checkpoint's pins."""
     from vmckpt.checkpoint.catalogue.pinning import unpin as unpin_
 
-    key = key_source(key_file, key_command)
-    found = find(point, store, key)
+    key = stored.key()
+    found = find(point, stored.store, key)
     gone = run(unpin_(found, key, force=force))
     facts = {"checkpoint": found.id, "unpinned": [one.to_json() for one in gone]}
     show(facts, f"{found.name} ({found.id[:12]}) is not pinned any more", as_json=json)
 
 
 @app.command()
+@together
 def rm(
     points: Points = None,
     group: OfGroup = None,
     kind: KindOption = CheckpointKind.epoch,
     vm: OfVm = None,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
@@ -320,11 +310,11 @@ def rm(
     from vmckpt.checkpoint.catalogue.look import remove, remove_unreadable
     from vmckpt.checkpoint.catalogue.tree import in_words
 
-    key = key_source(key_file, key_command)
+    key = stored.key()
     if group is not None:
-        groups.remove(group, store, key, yes=yes, as_json=json)
+        groups.remove(group, stored.store, key, yes=yes, as_json=json)
         return
-    there = catalogue(store, key)
+    there = catalogue(stored.store, key)
     bad = [one for point in points for one in there.find_unreadable(point)]
     found = [there.find(point) for point in points if not there.find_unreadable(point)]
     lost = [in_words(one) for one in found]
@@ -362,7 +352,7 @@ def prune(
 
     rule = retention.rule()
     wanted = given_tags([tag]) if tag else {}
-    key = stored.key_source()
+    key = stored.key()
     there = catalogue(stored.store, key, vm)
     for error in there.silent:
         warn(f"left alone: {error.what}: {error.why}")

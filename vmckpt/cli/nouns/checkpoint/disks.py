@@ -11,7 +11,9 @@ import typer
 
 from vmckpt.cli.loop import run_until_interrupted
 from vmckpt.cli.options.checkpoint_options import Point
-from vmckpt.cli.options.which_checkpoint import KeyCommand, KeyFile, StorePlace, find, key_source
+from vmckpt.cli.options.stores import Stored
+from vmckpt.cli.options.together import together
+from vmckpt.cli.options.which_checkpoint import find
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ DiskName = Annotated[str, typer.Argument(help="Disk: disk-0, disk-1, ..., or its
 EVERY_S = 1.0
 
 
+@together
 def export_disk(
     point: Point,
     disk: DiskName,
@@ -31,9 +34,8 @@ def export_disk(
             "--format", help="qcow2 or raw. [default: by the file's name]", metavar="FORMAT"
         ),
     ] = None,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Write one disk of a checkpoint to an image file.
@@ -45,8 +47,8 @@ def export_disk(
     from vmckpt.units import format_size
 
     kind, target = format_of(file, format_), file.absolute()
-    key = key_source(key_file, key_command)
-    found = find(point, store, key)
+    key = stored.key()
+    found = find(point, stored.store, key)
     with progress("exporting", quiet=json) as moved:
         done = run(export_disk_(found, disk, ExportFile(target, kind), moved, key))
     facts = {
@@ -64,12 +66,12 @@ def export_disk(
     show(facts, text, as_json=json)
 
 
+@together
 def serve_disk(
     point: Point,
     socket: Annotated[Path, typer.Argument(help="Unix socket to create; must not exist.")],
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Serve a checkpoint's disks over NBD, read-only.
@@ -80,8 +82,8 @@ def serve_disk(
 
     from vmckpt.checkpoint.disks.serve_disks import served
 
-    key = key_source(key_file, key_command)
-    found, path = find(point, store, key), socket.absolute()
+    key = stored.key()
+    found, path = find(point, stored.store, key), socket.absolute()
 
     async def serve() -> None:
         async with served(found, path, unreadable, key) as disks:
@@ -94,12 +96,12 @@ def serve_disk(
     run_until_interrupted(serve())
 
 
+@together
 def mount(
     point: Point,
     folder: Annotated[Path, typer.Argument(help="Mount point: an empty directory.", metavar="DIR")],
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Mount a checkpoint's disks as raw images (FUSE).
@@ -108,8 +110,8 @@ def mount(
     """
     from vmckpt.checkpoint.disks.mount import mount as mount_
 
-    key = key_source(key_file, key_command)
-    found, path = find(point, store, key), folder.absolute()
+    key = stored.key()
+    found, path = find(point, stored.store, key), folder.absolute()
 
     def mounted(names: list[str]) -> None:
         files = [str(path / name) for name in names]

@@ -23,20 +23,16 @@ from vmckpt.cli.options.checkpoint_options import (
     Trust,
     Where,
 )
-from vmckpt.cli.options.which_checkpoint import (
-    KeyCommand,
-    KeyFile,
-    StorePlace,
-    find,
-    home,
-    key_source,
-)
+from vmckpt.cli.options.stores import Stored
+from vmckpt.cli.options.together import together
+from vmckpt.cli.options.which_checkpoint import find, home
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.restore.asked import RestoreOptions
 
 
+@together
 def restore(
     point: MaybePoint = None,
     group: OfGroup = None,
@@ -50,9 +46,8 @@ def restore(
     trust: Trust = False,
     kind: KindOption = CheckpointKind.epoch,
     vm: OfVm = None,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    stored: Stored,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
@@ -73,14 +68,14 @@ def restore(
     from vmckpt.checkpoint.catalogue.tree import in_words
     from vmckpt.checkpoint.operate import restore_disks_to, restore_to
 
-    key = key_source(key_file, key_command)
+    key = stored.key()
     options = _options(
         as_, network, in_place=in_place, eager=eager, keep_macs=keep_macs, trust=trust
     )
     if one is None:
-        groups.restore(str(group), options, host, store, key, yes=yes, as_json=json)
+        groups.restore(str(group), options, host, stored.store, key, yes=yes, as_json=json)
         return
-    found = find(one, store, key)
+    found = find(one, stored.store, key)
     where = run(home(found, host, copy=as_ is not None))
     if in_place:
         confirm(

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from vmckpt.migrate.calibrate import Calibration
 
 HostName = Annotated[str, typer.Argument(help="The host's name.", metavar="HOST")]
-Bridge = Annotated[str | None, typer.Option(help="Bridge for guests' NICs.", metavar="BRIDGE")]
+Bridge = Annotated[
+    str | None, typer.Option("--bridge", help="Bridge for guests' NICs.", metavar="BRIDGE")
+]
+_QEMU = typer.Option("--qemu", help="QEMU binary on the host.", metavar="FILE")
 MigrationAddress = Annotated[
     str | None,
     typer.Option(
@@ -41,11 +44,13 @@ SecondAddress = Annotated[
     ),
 ]
 MigrationPorts = Annotated[
-    str | None, typer.Option(help="Ports for incoming migrations.", metavar="A-B")
+    str | None,
+    typer.Option("--migration-ports", help="Ports for incoming migrations.", metavar="A-B"),
 ]
 Libvirt = Annotated[
     str | None,
     typer.Option(
+        "--libvirt",
         help="Socket of the host's libvirtd, e.g. /run/libvirt/libvirt-sock; or none.",
         metavar="SOCKET",
     ),
@@ -53,6 +58,7 @@ Libvirt = Annotated[
 VmUids = Annotated[
     str | None,
     typer.Option(
+        "--vm-uids",
         help="Run each VM's QEMU as a user of its own, from this range of unused uids; or none. "
         "Takes effect when a VM next starts.",
         metavar="FIRST-LAST",
@@ -61,12 +67,16 @@ VmUids = Annotated[
 StateDir = Annotated[
     Path | None,
     typer.Option(
-        help="State directory on the host. [default: vmckpt's default there]", metavar="DIRECTORY"
+        "--state-dir",
+        help="State directory on the host. [default: vmckpt's default there]",
+        metavar="DIRECTORY",
     ),
 ]
 SshConfig = Annotated[
     Path | None,
-    typer.Option(help="SSH configuration file. [default: ~/.ssh/config]", metavar="FILE"),
+    typer.Option(
+        "--ssh-config", help="SSH configuration file. [default: ~/.ssh/config]", metavar="FILE"
+    ),
 ]
 
 _NONE = (None, "", "none")
@@ -103,9 +113,7 @@ def add(
     migration_addr: MigrationAddress = None,
     second_addr: SecondAddress = None,
     state_dir: StateDir = None,
-    qemu: Annotated[
-        str, typer.Option(help="QEMU binary on the host.", metavar="FILE")
-    ] = "qemu-system-x86_64",
+    qemu: Annotated[str, _QEMU] = "qemu-system-x86_64",
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
     libvirt: Libvirt = None,
@@ -159,9 +167,7 @@ def set_(
     ] = None,
     migration_addr: MigrationAddress = None,
     second_addr: SecondAddress = None,
-    qemu: Annotated[
-        str | None, typer.Option(help="QEMU binary on the host.", metavar="FILE")
-    ] = None,
+    qemu: Annotated[str | None, _QEMU] = None,
     bridge: Bridge = None,
     migration_ports: MigrationPorts = None,
     libvirt: Libvirt = None,

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.nouns.replicate import status as statuses
-from vmckpt.cli.options.replicate_options import ReplicateArguments
+from vmckpt.cli.options.arguments import Window
+from vmckpt.cli.options.replicate_options import ReplicateArguments, StandbyIsDead
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 
@@ -59,13 +60,7 @@ def keep(
             help="Hosts that may run the VM, preferred standbys first.", metavar="HOST..."
         ),
     ],
-    window: Annotated[
-        str | None,
-        typer.Option(
-            help="Protect the VM in this part of the day only, e.g. 22:00-06:00.",
-            metavar="HH:MM-HH:MM",
-        ),
-    ] = None,
+    window: Window = None,
     *,
     wishes: ReplicateArguments,
     json: Json = False,
@@ -147,13 +142,7 @@ def failback(
 @app.command()
 def stop(
     name: Name,
-    standby_is_dead: Annotated[
-        bool,
-        typer.Option(
-            "--standby-is-dead",
-            help="State that the standby's host is certainly off; it does not answer.",
-        ),
-    ] = False,
+    standby_is_dead: StandbyIsDead = False,
     json: Json = False,
 ) -> None:
     """Stop replicating the VM.

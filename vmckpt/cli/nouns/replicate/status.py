@@ -42,11 +42,11 @@ def events(
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue with new events until Ctrl-C.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the history of the VM's replication.
 
-    From all hosts, oldest first.
+    From all hosts, oldest first; with --json, an object per line.
     """
     from time import sleep
 

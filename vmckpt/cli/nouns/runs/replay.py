@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from vmckpt.cli.options.together import option_of
 from vmckpt.cli.output import Json, show
+from vmckpt.options.migration import MigrationOptions
 
 
 def replay(
     run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
-    policy: Annotated[Path, typer.Option(help="Policy file (TOML).", metavar="FILE")],
+    policy: Annotated[Path, option_of(MigrationOptions, "policy")],
     json: Json = False,
 ) -> None:
     """Show what a policy would have done in a past migration."""
@@ -18,7 +20,7 @@ def replay(
     from vmckpt.events.record import RunRecord
     from vmckpt.forecast.model.pilot import replay as play
     from vmckpt.hosts.inventory.inventory import check_name, runs_dir
-    from vmckpt.options.policy_file import read_policy
+    from vmckpt.options.reading import policy as read_policy
     from vmckpt.ui.tables import table
 
     rules = read_policy(policy)

@@ -127,7 +127,7 @@ def score(json: Json = False) -> None:
         raise NotFoundError(
             "no forecast has been put to the test yet",
             why="no recorded migration was planned, had its link for itself and came to its end",
-            remedy="migrate with what you want of it, e.g. --max-pause 200ms",
+            remedy="migrate with a plan: vmckpt migrate VM HOST --plan",
         )
     rows = [
         (

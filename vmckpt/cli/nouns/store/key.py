@@ -1,10 +1,12 @@
 """vmckpt store key: list, add, rm, rotate, export, import."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from vmckpt.cli.options.stores import OneStore, StoreKey, key_of, location_of
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
@@ -19,40 +21,38 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", help="Store. [default: this host's own]", metavar="LOCATION"),
-]
-KeyFile = Annotated[
-    str | None, typer.Option("--key-file", help="File with a key of the store.", metavar="FILE")
-]
-KeyCommand = Annotated[
-    str | None,
-    typer.Option(
-        "--key-command", help="Command that prints a key of the store.", metavar="COMMAND"
-    ),
-]
-NewKeyFile = Annotated[
-    str | None,
-    typer.Option(
-        "--new-key-file", help="File of the new key, created if it does not exist.", metavar="FILE"
-    ),
-]
-NewKeyCommand = Annotated[
-    str | None,
-    typer.Option("--new-key-command", help="Command that prints the new key.", metavar="COMMAND"),
-]
-NewKeyAgent = Annotated[
-    bool, typer.Option("--new-key-agent", help="Use ssh-agent's first Ed25519 key as the new key.")
-]
+
+
+class NewKey(NamedTuple):
+    """A new key: one of them is given."""
+
+    new_key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--new-key-file",
+            help="File of the new key, created if it does not exist.",
+            metavar="FILE",
+        ),
+    ] = None
+    new_key_command: Annotated[
+        str | None,
+        typer.Option(
+            "--new-key-command", help="Command that prints the new key.", metavar="COMMAND"
+        ),
+    ] = None
+    new_key_agent: Annotated[
+        bool,
+        typer.Option("--new-key-agent", help="Use ssh-agent's first Ed25519 key as the new key."),
+    ] = False
+
+
 Name = Annotated[str, typer.Option("--name", help="Name of the new key.", metavar="NAME")]
 
 
 @app.command("list")
-def list_(store: StoreOption = None, json: Json = False) -> None:
+def list_(store: OneStore = None, json: Json = False) -> None:
     """List a store's keys. Needs no key."""
     from vmckpt.cli.nouns.store.opened import backend_of
-    from vmckpt.cli.options.stores import location_of
     from vmckpt.store.files.config import read_config
     from vmckpt.store.sealing.wrapping import keys_of
     from vmckpt.ui.tables import table
@@ -70,13 +70,12 @@ def list_(store: StoreOption = None, json: Json = False) -> None:
 
 
 @app.command()
+@together
 def add(
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
-    new_key_file: NewKeyFile = None,
-    new_key_command: NewKeyCommand = None,
-    new_key_agent: NewKeyAgent = False,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
+    new_key: NewKey,
     name: Name = "",
     json: Json = False,
 ) -> None:
@@ -86,8 +85,8 @@ def add(
     """
     from vmckpt.store.keyring import add_key
 
-    new = _NewKey(new_key_file, new_key_command, new_key_agent)
-    with new as source, _Location(store, key_file, key_command) as at:
+    new = _MadeKey(new_key)
+    with new as source, _Location(store, key.source()) as at:
         done = add_key(at.backend, at.key, source, name, at.require)
         new.counts = True
         at.remember()
@@ -95,13 +94,12 @@ def add(
 
 
 @app.command()
+@together
 def rotate(
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
-    new_key_file: NewKeyFile = None,
-    new_key_command: NewKeyCommand = None,
-    new_key_agent: NewKeyAgent = False,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
+    new_key: NewKey,
     name: Name = "",
     json: Json = False,
 ) -> None:
@@ -112,8 +110,8 @@ def rotate(
     """
     from vmckpt.store.keyring import rotate_key
 
-    new = _NewKey(new_key_file, new_key_command, new_key_agent)
-    with new as source, _Location(store, key_file, key_command) as at:
+    new = _MadeKey(new_key)
+    with new as source, _Location(store, key.source()) as at:
         done = rotate_key(at.backend, at.key, source, name, at.require)
         new.counts = True
         at.remember()
@@ -122,11 +120,12 @@ def rotate(
 
 
 @app.command()
+@together
 def rm(
     key_id: Annotated[str, typer.Argument(help="Id of the key (see `list`).", metavar="KEY")],
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
     json: Json = False,
 ) -> None:
     """Remove a key other than the given one from a store.
@@ -136,7 +135,7 @@ def rm(
     """
     from vmckpt.store.keyring import remove_key
 
-    with _Location(store, key_file, key_command) as at:
+    with _Location(store, key.source()) as at:
         done = remove_key(at.backend, at.key, key_id, at.require)
         at.remember()
     _show(done, f"key {done.key.id} opens the store no more", json)
@@ -145,7 +144,7 @@ def rm(
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="File to create; - for stdout.")],
-    store: StoreOption = None,
+    store: OneStore = None,
     paper: Annotated[
         bool,
         typer.Option("--paper", help="Write short lines with checksums, for printing and typing."),
@@ -158,7 +157,6 @@ def export(
     """
     from vmckpt.checkpoint.catalogue.known_stores import require_as_before
     from vmckpt.cli.nouns.store.opened import backend_of
-    from vmckpt.cli.options.stores import location_of
     from vmckpt.store.files.config import read_config
     from vmckpt.store.keyring import backup_text
 
@@ -179,14 +177,15 @@ def export(
 
 
 @app.command("import")
+@together
 def import_(
     file: Annotated[
         Path,
         typer.Argument(help="File written by `export`, or typed from paper; - for stdin."),
     ],
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
     replace: Annotated[
         bool, typer.Option("--replace", help="Also replace an intact file `store` that differs.")
     ] = False,
@@ -199,7 +198,7 @@ def import_(
     from vmckpt.store.keyring import parse_backup, restore_backup
 
     config = parse_backup(_read(file))
-    with _Location(store, key_file, key_command) as at:
+    with _Location(store, key.source()) as at:
         restore_backup(at.backend, config, at.key, replace=replace)
         at.remember()
     result = {"place": at.place.label, "id": config.id, "revision": config.revision}
@@ -209,11 +208,10 @@ def import_(
 class _Location:
     """A store's location for the block, and the key that was given for it."""
 
-    def __init__(self, store: str | None, key_file: str | None, key_command: str | None) -> None:
+    def __init__(self, store: str | None, key: "KeySource | None") -> None:
         from vmckpt.cli.nouns.store.opened import backend_of
-        from vmckpt.cli.options.stores import key_of, location_of
 
-        self.place, self.key = location_of(store), key_of(key_file, key_command)
+        self.place, self.key = location_of(store), key
         self._backend = backend_of(self.place)
 
     def __enter__(self) -> "_Location":
@@ -238,22 +236,23 @@ class _Location:
         remember(self.place.location, config, accepted=bool(before and before.accepted))
 
 
-class _NewKey:
+class _MadeKey:
     """A new key for the block; its file, if it was made, goes when the block was refused.
 
     After any other failure it stays, and once it `counts`: the store may have been changed.
     """
 
-    def __init__(self, file: str | None, command: str | None, agent: bool) -> None:
+    def __init__(self, given: NewKey) -> None:
         from vmckpt.errors import UsageError
 
-        if (file is not None) + (command is not None) + agent != 1:
+        file = given.new_key_file
+        if (file is not None) + (given.new_key_command is not None) + given.new_key_agent != 1:
             raise UsageError(
                 "one new key is needed",
                 why="one of --new-key-file, --new-key-command and --new-key-agent names it",
                 remedy="give one of them",
             )
-        self._file, self._command = file, command
+        self._given, self._file = given, file
         self._made = file is not None and not Path(file).exists()
         self.counts = False
 
@@ -263,12 +262,11 @@ class _NewKey:
         return f"; it is in {self._file}: keep a copy elsewhere" if self._made else ""
 
     def __enter__(self) -> "KeySource":
-        from vmckpt.cli.options.stores import key_of
         from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
         if self._file is not None and self._made:
             make_key_file(Path(self._file))
-        return key_of(self._file, self._command) or KeySource(KeyHolder.AGENT)
+        return key_of(self._file, self._given.new_key_command) or KeySource(KeyHolder.AGENT)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         from vmckpt.errors import BusyError, NotFoundError, RefusedError, UsageError

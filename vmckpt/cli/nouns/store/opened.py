@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from vmckpt.cli.options.stores import key_of, location_of
+from vmckpt.cli.options.stores import location_of
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
     from vmckpt.store.backends.backend import Backend
+    from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.store import Store
 
 
 @contextmanager
 def opened(
     place: "str | Location | None",
-    key_file: str | None,
-    key_command: str | None,
+    key: "KeySource | None",
     *,
     to_write: bool = False,
     as_before: bool = True,
@@ -32,7 +32,6 @@ def opened(
     from vmckpt.errors import NotFoundError
     from vmckpt.store.open import open_store
 
-    key = key_of(key_file, key_command)
     location = location_of(place) if place is None or isinstance(place, str) else place
     ok = any_encryption or (key is None and not to_write) or is_accepted(location)
     with backend_of(location) as backend:

@@ -7,20 +7,19 @@ import typer
 
 from vmckpt.cli.nouns.store import key as store_key
 from vmckpt.cli.nouns.store.opened import backend_of, opened
+from vmckpt.cli.options.arguments import Apply, DryRun
 from vmckpt.cli.options.stores import (
     CheckedPlace,
-    KeyCommand,
-    KeyFile,
+    OneStore,
     Place,
     Points,
     ReadDataSubset,
-    StoreOption,
-    TargetKeyCommand,
-    TargetKeyFile,
+    StoreKey,
+    TargetKey,
     key_of,
     location_of,
-    one_key,
 )
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
@@ -42,24 +41,11 @@ app.add_typer(store_key.app, name="key")
 
 
 @app.command()
+@together
 def init(
     place: Place = None,
-    key_file: Annotated[
-        str | None,
-        typer.Option(
-            "--key-file",
-            help="Encrypt the store; key file, created if it does not exist.",
-            metavar="FILE",
-        ),
-    ] = None,
-    key_command: Annotated[
-        str | None,
-        typer.Option(
-            "--key-command",
-            help="Encrypt the store; command that prints the key.",
-            metavar="COMMAND",
-        ),
-    ] = None,
+    *,
+    key: StoreKey,
     key_agent: Annotated[
         bool,
         typer.Option(
@@ -68,17 +54,18 @@ def init(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Create a store, encrypted if a key is given."""
+    """Create a store, encrypted if a key is given.
+
+    A key file that does not exist is created.
+    """
     from vmckpt.checkpoint.catalogue.known_stores import require_never_used
     from vmckpt.checkpoint.catalogue.place import require_as_known
     from vmckpt.store.files.config import require_no_store
     from vmckpt.store.open import create_store
-    from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
+    from vmckpt.store.sealing.keys import make_key_file
 
     location = location_of(place)
-    source = key_of(key_file, key_command)
-    if key_agent:
-        source = one_key(source, KeySource(KeyHolder.AGENT))
+    source, key_file = key_of(*key, from_agent=key_agent), key.key_file
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
@@ -102,10 +89,11 @@ def init(
 
 
 @app.command()
+@together
 def info(
     place: Place = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    key: StoreKey,
     json: Json = False,
 ) -> None:
     """Show a store's contents and size."""
@@ -113,7 +101,7 @@ def info(
     from vmckpt.ui.tables import fields
     from vmckpt.units import format_size
 
-    with opened(place, key_file, key_command, as_before=False) as store:
+    with opened(place, key.source(), as_before=False) as store:
         facts = _facts(store) | _contents(store)
         before = known(location_of(place).location)
         facts["changed"] = difference(before, store.config) if before else None
@@ -168,11 +156,12 @@ def accept(place: Place = None, json: Json = False) -> None:
 
 
 @app.command()
+@together
 def check(
     place: CheckedPlace = None,
     read_data_subset: ReadDataSubset = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    key: StoreKey,
     json: Json = False,
 ) -> None:
     """Read a store and verify its checksums.
@@ -186,13 +175,11 @@ def check(
 
     subset = _subset(read_data_subset)
     places, silent = ([location_of(place)], []) if place is not None else _known_places()
-    found = []
+    found, source = [], key.source()
+    any_encryption = place is None and len(places) > 1
     for location in places:
         try:
-            opening = opened(
-                location, key_file, key_command, any_encryption=place is None and len(places) > 1
-            )
-            with opening as store:
+            with opened(location, source, any_encryption=any_encryption) as store:
                 found.append(checked(store, check_store(store, subset=subset)))
         except VmckptError as exc:
             if len(places) == 1:
@@ -214,17 +201,16 @@ def _known_places() -> "tuple[list[Location], list[VmckptError]]":
 
 
 @app.command()
+@together
 def repair(
     place: Place = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
-    ] = False,
+    apply: Apply = False,
     remove_lost: Annotated[
         bool, typer.Option("--remove-lost", help="Remove checkpoints that cannot be restored.")
     ] = False,
     read_data_subset: ReadDataSubset = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    *,
+    key: StoreKey,
     json: Json = False,
 ) -> None:
     """Check a store and repair it.
@@ -238,7 +224,7 @@ def repair(
     from vmckpt.store.damage.repair import repair as repair_store
 
     subset = _subset(read_data_subset)
-    with opened(place, key_file, key_command) as store:
+    with opened(place, key.source()) as store:
         plan = plan_repair(store, subset=subset)
         if apply:
             said = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
@@ -263,13 +249,12 @@ def _say(said: "DamageOutput", *, as_json: bool) -> None:
 
 
 @app.command()
+@together
 def gc(
     place: Place = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be done.")
-    ] = False,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    dry_run: DryRun = False,
+    *,
+    key: StoreKey,
     json: Json = False,
 ) -> None:
     """Free the space that no checkpoint needs any more."""
@@ -277,7 +262,7 @@ def gc(
     from vmckpt.store.files.config import read_config
     from vmckpt.units import format_size
 
-    with opened(place, key_file, key_command) as store:
+    with opened(place, key.source()) as store:
         plan = plan_gc(store)
         done = Collected(plan.freed_bytes, 0, {}) if dry_run else collect(store, plan)
         is_raised = read_config(store.opened.backend).format > store.config.format
@@ -323,12 +308,13 @@ def gc(
 
 
 @app.command()
+@together
 def export(
     file: Annotated[Path, typer.Argument(help="File to create.")],
     checkpoints: Points = None,
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
     json: Json = False,
 ) -> None:
     """Write checkpoints to a single file.
@@ -337,19 +323,19 @@ def export(
     """
     from vmckpt.store.open import new_archive
 
-    with opened(store, key_file, key_command) as source, new_archive(file, source) as target:
+    with opened(store, key.source()) as source, new_archive(file, source) as target:
         _copy(source, target, checkpoints, str(file), json)
 
 
 @app.command("import")
+@together
 def import_(
     file: Annotated[Path, typer.Argument(help="File written by `export`.")],
     checkpoints: Points = None,
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
-    target_key_file: TargetKeyFile = None,
-    target_key_command: TargetKeyCommand = None,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
+    target_key: TargetKey,
     json: Json = False,
 ) -> None:
     """Copy checkpoints from an exported file to a store.
@@ -357,21 +343,21 @@ def import_(
     Existing ones are skipped.
     """
     with (
-        opened(str(file), key_file, key_command) as source,
-        opened(store, target_key_file, target_key_command, to_write=True) as target,
+        opened(str(file), key.source()) as source,
+        opened(store, target_key.source(), to_write=True) as target,
     ):
         _copy(source, target, checkpoints, target.place, json)
 
 
 @app.command()
+@together
 def copy(
     target: Annotated[str, typer.Argument(help="Destination store.", metavar="LOCATION")],
     checkpoints: Points = None,
-    store: StoreOption = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
-    target_key_file: TargetKeyFile = None,
-    target_key_command: TargetKeyCommand = None,
+    store: OneStore = None,
+    *,
+    key: StoreKey,
+    target_key: TargetKey,
     json: Json = False,
 ) -> None:
     """Copy checkpoints to another store.
@@ -379,8 +365,8 @@ def copy(
     Existing ones are skipped.
     """
     with (
-        opened(store, key_file, key_command) as source,
-        opened(target, target_key_file, target_key_command, to_write=True) as other,
+        opened(store, key.source()) as source,
+        opened(target, target_key.source(), to_write=True) as other,
     ):
         _copy(source, other, checkpoints, other.place, json)
 
