@@ -8,7 +8,9 @@ pytestmark = pytest.mark.unit
 
 
 def test_an_output_with_empty_lines_is_one_block() -> None:
-    text = "Text:\n\n    $ plan\n    web\n\n        METHOD\n\n    choice\n\n    $ list\n    a\n\nMore."
+    text = (
+        "Text:\n\n    $ plan\n    web\n\n        METHOD\n\n    choice\n\n    $ list\n    a\n\nMore."
+    )
     found = [commands(block) for block in blocks(text)]
     assert [one for one in found if one] == [["plan"], ["list"]]
     assert "\n".join(line for block in blocks(text) for line in block) == text
