@@ -88,7 +88,7 @@ def tells_beforehand_what_no_bandwidth_holds(made: World) -> None:
     words = ("--method", "hybrid", "--max-bandwidth", "200MB", "--max-pause", "5s", "--dry-run")
     dry = made.vmckpt("migrate", "one", "lab-b", *words)
     assert dry.code == 0
-    assert "plan: the bandwidth holds until post-copy begins" in dry.stderr
+    assert "plan: the bandwidth limit holds until post-copy begins" in dry.stderr
 
 
 def comes_back_in_time(made: World) -> None:
@@ -127,7 +127,7 @@ def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
         words = ("migrate", "one", "lab-b", *slow, "--policy", str(policy))
         observed = made.vmckpt(*words, "--observe-only", "--timeout", "20s")
         assert observed.code == 8
-        assert "it would be going over to post-copy" in observed.stderr
+        assert "it would be switching to post-copy" in observed.stderr
         (watched,) = made.ok("runs", "list")["runs"]
         replayed = made.ok("replay", watched["run"], "--policy", str(policy))
         assert [decision["act"] for decision in replayed["decisions"]] == ["postcopy"]

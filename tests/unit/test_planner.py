@@ -188,7 +188,7 @@ def test_what_was_asked_for_stays_open_and_is_told_beforehand() -> None:
         "QEMU will send 1.25 MiB/s, it holds 977 KiB/s no better here"
     ]
     (note,) = bandwidth_notes(road(TransferMode.HYBRID, Intent(), plain), seen)
-    assert note.startswith("the bandwidth holds until post-copy begins")
+    assert note.startswith("the bandwidth limit holds until post-copy begins")
     assert list(bandwidth_notes(road(TransferMode.HYBRID, Intent()), seen)) == []
 
 

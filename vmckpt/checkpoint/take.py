@@ -108,9 +108,9 @@ def _require_no_devices(vm: Vm) -> None:
     for device in vm.spec.passthrough:
         raise RefusedError(
             f"'{vm.name}' cannot have checkpoints together with others",
-            why=f"'{device.id}' is passed through ({device.strategy}): it takes its time to be "
-            "taken out, and what a NIC sends past QEMU cannot be held",
-            remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+            why=f"'{device.id}' is passed through ({device.strategy}): detaching it takes "
+            "long, and output that bypasses QEMU cannot be held",
+            remedy=f"take a checkpoint of it alone: vmckpt checkpoint create {vm.name}",
         )
 
 
@@ -308,8 +308,8 @@ class Taking:
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(
-            f"'{self._vm.name}' was reset in the moment of its checkpoint",
-            why="the state of its devices may not be that of one moment",
+            f"'{self._vm.name}' was reset during its checkpoint",
+            why="the state of its devices may be inconsistent",
             remedy="take it again",
         )
 

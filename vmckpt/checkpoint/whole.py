@@ -144,7 +144,7 @@ class _TakingWhole(Taking):
             raise RefusedError(
                 f"saving '{self._vm.name}' would stop it for too long",
                 why=f"{text}; --max-pause allows {format_duration(self._wish.max_pause_s)}",
-                remedy="allow more, or run it from a spec of vmckpt's: then milliseconds will do",
+                remedy="allow more, or run it from a spec of vmckpt's: the pause is then short",
             )
 
     async def _save(self, *, mapped: bool) -> float:
@@ -183,7 +183,7 @@ class _TakingWhole(Taking):
             if status in ("failed", "cancelled"):
                 break
         raise OperationFailedError(
-            f"'{self._vm.name}' could not be saved; it runs on",
+            f"'{self._vm.name}' could not be saved; it keeps running",
             why=found.error or f"QEMU's migration to the file is {found.status}",
             remedy=f"see that {self.file.parent} has room, and the VM's stderr.log",
         )

@@ -95,7 +95,7 @@ class MigrationPlan:
         """The options to migrate with. Raises RefusedError, naming the least change that helps."""
         if self.choice.way is None:
             raise RefusedError(
-                f"no way of moving '{self.vm}' to {self.target} keeps what is asked for",
+                f"no method of migrating '{self.vm}' to {self.target} meets the constraints",
                 why=self.choice.reason,
                 remedy=self.choice.change,
             )
@@ -223,7 +223,7 @@ def _require_other_host(vm: Vm, target: Host) -> None:
     if vm.host.name == target.name:
         raise RefusedError(
             f"'{vm.name}' is on {target.name} already",
-            why="moving needs another host",
+            why="a migration needs another host",
             remedy="name another: vmckpt host list",
         )
 
@@ -273,7 +273,7 @@ async def _road(
         return Road(way, meant, unknown=f"no measurements: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
-        unknown = "no disk was copied between these hosts yet: the first such move teaches it"
+        unknown = "no disk was copied between these hosts yet: the first such migration measures it"
         return Road(way, meant, unknown=unknown)
     return Road(way, meant, link, copied, limits_ms(way, options, intent, link), checked.checks)
 
@@ -301,7 +301,7 @@ def bandwidth_notes(road: Road, measured: DirtyRate) -> Iterator[str]:
     if beyond := _beyond_bytes_per_s(road, road.link, measured):
         yield f"QEMU will send {format_rate(beyond)}, it holds {format_rate(limit)} no better here"
     if road.way in POSTCOPIES:
-        yield "the bandwidth holds until post-copy begins: then pages go as fast as the link can"
+        yield "the bandwidth limit holds until post-copy begins: then pages are sent at link speed"
 
 
 def _beyond_bytes_per_s(road: Road, link: LinkModel, measured: DirtyRate) -> float:
@@ -451,7 +451,7 @@ def _notes(measured: DirtyRate) -> tuple[str, ...]:
         return ()
     return (
         f"the dirty rate is QEMU's own sample ({measured.why})",
-        "what memory holds is not known, and taken as the slowest to send",
+        "the content of memory is unknown, and assumed to be the slowest to send",
     )
 
 
@@ -459,12 +459,12 @@ def _neighbours(others: int) -> tuple[str, ...]:
     if not others:
         return ()
     words = f"{others} other migrations use" if others > 1 else "another migration uses"
-    return (f"{words} the link now: forecasts are for one that has it for itself",)
+    return (f"{words} the link now: forecasts assume that it is free",)
 
 
 def _nothing_known(source: str, target: str) -> RefusedError:
     return RefusedError(
-        f"nothing is known of moving from {source} to {target}",
+        f"nothing was measured from {source} to {target}",
         why="no migration without a bandwidth limit has been recorded in this direction",
         remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
     )

@@ -126,7 +126,7 @@ async def run(argv: Sequence[str], directory: Path, *, stdin: str = "") -> str:
             await process.communicate(b"")
     if process.returncode != 0:
         raise OperationFailedError(
-            f"'{' '.join(argv)}' failed", why=why, remedy="see why, put it right and try again"
+            f"'{' '.join(argv)}' failed", why=why, remedy="fix the cause, and try again"
         )
     return out.decode(errors="replace")
 

@@ -226,11 +226,11 @@ def _refusals(
     elif wish.compression and wish.compression not in source.compressions & target.compressions:
         yield Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs")
     if wish.zero_copy and wish.compression:
-        yield Refusal("--zerocopy", "what is compressed is a copy of the page already")
+        yield Refusal("--zerocopy", "a compressed page is a copy already")
     elif wish.zero_copy and wish.channels is None:
         yield Refusal("--zerocopy", "QEMU sends without copying over parallel channels alone")
     if wish.postcopy_bandwidth_bytes_per_s and not wish.postcopy:
-        yield Refusal("--postcopy-bandwidth", "nothing here comes to post-copy")
+        yield Refusal("--postcopy-bandwidth", "nothing here uses post-copy")
 
 
 def _source_parameters(source: Abilities, wish: WantedSettings) -> dict[str, Any]:

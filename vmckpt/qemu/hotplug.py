@@ -46,7 +46,7 @@ async def unplug(monitor: Monitor, ids: Sequence[str], timeout_s: float) -> None
         while here:
             if loop.time() > deadline:
                 raise TimedOutError(
-                    f"the guest does not let '{ids[0]}' go",
+                    f"the guest does not release '{ids[0]}'",
                     why=f"{', '.join(here)} is still there after {timeout_s:g} s",
                     remedy="see the guest's kernel log: something in it uses the device",
                 )

@@ -92,7 +92,7 @@ async def read_vm(host: Host, name: str) -> Vm | None:
     spec = parse_spec(text, str(directory.spec), directory.path)
     if spec.name != name:  # otherwise an operation would affect another VM
         raise StorageError(
-            f"{directory.spec} on {host.name} is not of '{name}'",
+            f"{directory.spec} on {host.name} is not the spec of '{name}'",
             why=f"it is of a VM '{spec.name}'",
             remedy=f'write name = "{name}" into it',
         )

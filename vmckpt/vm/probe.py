@@ -57,7 +57,7 @@ async def require_qemu(host: Host) -> Abilities:
         first = said.stdout.partition("\n")[0]
         if said.returncode or not first.startswith("QEMU emulator version"):
             words = first or said.stderr.partition("\n")[0] or "nothing"
-            raise _no_qemu(host, f"asked for its version it says: {words[:200]}")
+            raise _no_qemu(host, f"its answer to --version is: {words[:200]}")
         found = await abilities(host)
     except (HostDownError, OperationFailedError) as exc:
         raise _no_qemu(host, f"{exc.what}: {exc.why}") from exc

@@ -207,7 +207,7 @@ class _Forking:
             raise RefusedError(
                 f"the checkpoint cannot be forked on {self._host.name}",
                 why="its VMs have users of their own (--vm-uids), which may not write to memory "
-                f"that they share; QEMU {found} cannot open it for reading alone",
+                f"that they share; QEMU {found} cannot open it read-only",
                 remedy="use QEMU 8.2 or newer there, or make copies: vmckpt checkpoint restore ID "
                 "--as NAME",
             )
@@ -348,7 +348,7 @@ class _Forking:
                 raise OperationFailedError(
                     f"the QEMU on {host.name} is another machine",
                     why="; ".join(found),
-                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                    remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )
             await commands.migrate_set_capabilities(monitor, SETTINGS)
             await load_devices(monitor, state)

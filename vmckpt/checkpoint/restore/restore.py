@@ -119,7 +119,7 @@ async def entitled(planned: PlannedRestore, wish: RestoreOptions) -> AsyncIterat
     if wish.in_place:
         if found is None:
             raise NotFoundError(
-                f"there is no VM '{vm.name}' on {host.name} whose place could be taken",
+                f"there is no VM '{vm.name}' on {host.name} that it could replace",
                 why="a checkpoint is restored in place where its VM is",
                 remedy="leave out --in-place, or name the host that has it: --host",
             )
@@ -268,7 +268,7 @@ class _Restoring:
                 raise OperationFailedError(
                     f"the QEMU on {self._host.name} is another machine",
                     why="; ".join(found),
-                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                    remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )
         except BaseException:
             await finish(monitor.close())

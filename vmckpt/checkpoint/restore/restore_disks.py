@@ -93,13 +93,13 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
     if await old.is_alive():
         raise RefusedError(
             f"'{old.name}' runs",
-            why="its guest would find other disks than those that it has read",
+            why="its guest would find its disks changed",
             remedy=f"stop it first: vmckpt vm stop {old.name}",
         )
     if old.spec.adopted is not None:
         raise RefusedError(
             f"'{old.name}' was adopted",
-            why="its disks stand in a command line that is not vmckpt's",
+            why="its disks are in a command line that is not vmckpt's",
             remedy="export them, and put them in place: vmckpt checkpoint export-disk",
         )
     images, warnings = _matched(old.spec, old.host, point)
@@ -169,7 +169,7 @@ def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], l
         pairs = list(zip(stored, mine, strict=True))
     else:
         raise RefusedError(
-            f"the disks of '{spec.name}' are others than the checkpoint's",
+            f"the disks of '{spec.name}' differ from the checkpoint's",
             why=f"the VM has {', '.join(by_path) or 'none'}; the checkpoint has "
             f"{', '.join(disk.path for disk in stored) or 'none'}",
             remedy="restore it as a copy (--as NAME), or export the disks that you want: "

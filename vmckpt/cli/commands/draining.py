@@ -101,8 +101,8 @@ def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if len(found) < least:
         raise UsageError(
-            f"{option} {text} names too few",
-            why=f"it takes {least} or more, with commas between them",
+            f"{option} {text} names too few VMs",
+            why=f"it takes {least} or more, separated by commas",
             remedy=f"e.g. {option} {'a' if least == 1 else 'a,b'}",
         )
     return found

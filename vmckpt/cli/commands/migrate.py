@@ -106,7 +106,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
     if host:
         raise UsageError(
             "--recover takes no host",
-            why="both ends of the migration stand in its journal",
+            why="its journal names both ends of the migration",
             remedy=f"vmckpt migrate --recover {vm}",
         )
     recovery = run(insist(lambda: recover(vm, warn)) if insists else recover(vm, warn))

@@ -83,7 +83,7 @@ def _devices(made: "MigrationPlan") -> list[str]:
         return []
     head = f"devices: {format_size(found.device_bytes)} to save"
     if found.out_s is None or found.back_s is None:
-        return [f"{head}; how long it takes the first move between these hosts teaches"]
+        return [f"{head}; the first migration between these hosts measures how long it takes"]
     out, back = _words(found.out_s, format_duration), _words(found.back_s, format_duration)
     return [f"{head}: out {out}, back {back}, in the totals; the job is stopped from out to back"]
 

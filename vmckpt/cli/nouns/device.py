@@ -79,9 +79,7 @@ def recover(vm: Name, json: Json = False) -> None:
 
     found: Vm = run(find_own(vm))
     run(recover_now(found))
-    show(
-        {"vm": vm}, f"the devices of {vm} are plugged in, and what used them goes on", as_json=json
-    )
+    show({"vm": vm}, f"the devices of {vm} are plugged in, and their jobs continue", as_json=json)
 
 
 @app.command()
@@ -93,7 +91,7 @@ def hook(vendor: Annotated[Vendor, typer.Argument(help="Vendor of the hook.")]) 
     made = hook_file(vendor)
     if sys.stdout.isatty() and not made.isascii():
         raise UsageError(
-            f"the {vendor} hook is no text for a terminal",
+            f"the {vendor} hook cannot be shown on a terminal",
             why="it is a program in one packed file",
             remedy=f"write it to a file: vmckpt device hook {vendor} > {vendor}",
         )

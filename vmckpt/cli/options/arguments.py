@@ -70,7 +70,7 @@ def intent(
     if finish_within and finish_by:
         raise UsageError(
             "--finish-within and --finish-by are both given",
-            why="they say the same thing in two ways",
+            why="both set the same limit",
             remedy="leave one of them out",
         )
     within_s = parse_duration_s(finish_within) if finish_within else None
@@ -83,7 +83,7 @@ def intent(
         if value is not None and value <= 0:
             raise UsageError(
                 f"{option} is no time at all",
-                why="whatever moves takes some",
+                why="a migration takes longer",
                 remedy=f"write e.g. {option} 300ms",
             )
     if pause_s is not None and pause_s > MOST_PAUSE_S:

@@ -137,7 +137,7 @@ async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
             raise RefusedError(
                 f"'{record.vm}' was rolled back",
                 why=record.why or f"its guard {record.run} says so",
-                remedy="what came of the command is gone: begin it again",
+                remedy="the command's effects are gone: run it again",
             )
         return await _kept(record, tell)
 
@@ -213,7 +213,7 @@ def _require_none_open(vm: str) -> None:
     for record in load_all().require_sound():
         if record.vm == vm and not record.phase.is_over:
             raise RefusedError(
-                f"'{vm}' has a guard that is not over",
+                f"'{vm}' has an unfinished guard",
                 why=record.why or f"it was interrupted: {record.phase.words}",
                 remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
             )
@@ -306,7 +306,7 @@ class _Guarding:
         try:
             self._record = await _kept(self._record, self._tools.tell)
         except StorageError as exc:
-            raise left_open(self._record, f"the VM is well, but {exc.what}: {exc.why}") from exc
+            raise left_open(self._record, f"the VM is healthy, but {exc.what}: {exc.why}") from exc
 
     # -- before the command ---------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class _Guarding:
                 raise OperationFailedError(
                     "a copy of the checkpoint does not run",
                     why="; ".join(found),
-                    remedy="nothing was begun; see vmckpt checkpoint verify, and the host's memory",
+                    remedy="nothing was run; see vmckpt checkpoint verify, and the host's memory",
                 )
         finally:
             await finish(self._remove_copy(host))

@@ -98,7 +98,7 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
         raise RefusedError(
             f"'{vm.name}' cannot do {', '.join(asked)}",
             why="its spec has no guest_agent = true",
-            remedy="use other ways; for a port, say where: tcp:ADDRESS:PORT or --address",
+            remedy="use other checks; for a port, give the address: tcp:ADDRESS:PORT or --address",
         )
 
 
@@ -190,7 +190,7 @@ async def _answer(url: str) -> tuple[int, str, str]:
         while not _HEAD_END.search(head) and (more := await reader.read(_MOST_HEAD_BYTES)):
             head += more
             if len(head) > _MOST_HEAD_BYTES:
-                raise ValueError("the head of its answer has no end")
+                raise ValueError("the header of its answer has no end")
     finally:
         writer.transport.abort()
     status = _STATUS.match(head)

@@ -160,7 +160,7 @@ def load(name: str) -> ScheduleRecord:
         raise NotFoundError(
             f"there is no schedule '{name}'",
             why=f"{_schedules().path(name)} is not there",
-            remedy="see `vmckpt schedule list`; schedules are known where they were added",
+            remedy="see `vmckpt schedule list`; schedules are recorded where they were added",
         )
     return found
 

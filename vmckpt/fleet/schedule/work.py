@@ -67,7 +67,7 @@ class Checkpoints:
             raise BusyError(
                 f"'{record.vm}' is busy",
                 why=f"held by {holder.action} (pid {holder.pid}), which may be this run's own work",
-                remedy="it is looked at again when that has ended",
+                remedy="it is tried again when that has ended",
             )
         return None
 
@@ -159,9 +159,9 @@ class Checkpoints:
                 await in_thread(partial(_collect, store))
         if silent:
             raise OperationFailedError(
-                "not all stores were looked into",
+                "not all stores were searched",
                 why="; ".join(silent),
-                remedy="what is in them is looked at again after the next run",
+                remedy="they are searched again after the next run",
             )
         return Gone([one.name for one in gone], clocks)
 

@@ -183,7 +183,7 @@ async def unknown(
         remedy = f"nothing was started twice; start libvirtd on {names}, then: {again}"
     elif view.source is EndState.WAITING and view.target in (EndState.OFF, EndState.ABSENT):
         remedy = (
-            f"it was sent, and {source.name} was not told whether it came to run: if the log of "
+            f"it was sent, and {source.name} does not know whether it started: if the log of "
             f"its QEMU on {target.name} shows that it did not, virsh resume it on {source.name}, "
             f"else virsh destroy it there; then: {again}"
         )

@@ -127,7 +127,7 @@ def pilot(options: MigrationOptions) -> Pilot | None:
 def given_up(decision: PolicyDecision) -> OperationFailedError:
     """The error of a migration that its policy aborts."""
     return OperationFailedError(
-        "the policy gave the migration up",
+        "the policy aborted the migration",
         why=decision.why,
         remedy="allow more downtime, bandwidth or time, or another policy",
     )

@@ -157,7 +157,7 @@ class Transfer:
         kept = [rule.act for rule in steers.rules] if steers else []
         for rule in policy.rules:
             if rule.act not in kept:
-                self._note("policy", f"'{rule.act}' is left out: it would break what was asked for")
+                self._note("policy", f"'{rule.act}' is skipped: it would violate a constraint")
 
     async def _require_sound_disks(self) -> None:
         """Raises OperationFailedError if a disk error has stopped the guest."""
@@ -296,7 +296,7 @@ def _disk_error(when: str) -> OperationFailedError:
     return OperationFailedError(
         "a disk of the guest's failed",
         why=f"QEMU stopped the guest for it {when}, and --abort-on-error was asked for",
-        remedy="see why on the source (free space), and have the guest go on, by QMP's `cont` at "
+        remedy="see why on the source (free space), and resume the guest, by QMP's `cont` at "
         "the qmp_socket of `vmckpt vm show --json`: until then it cannot move",
     )
 

@@ -146,7 +146,7 @@ async def busy(vm: Vm) -> Finding | None:
         return None
     reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
     return Finding(
-        "busy", REFUSE, reason, "wait for its end; what else is said here may be its doing"
+        "busy", REFUSE, reason, "wait for its end; it may be the cause of the other findings"
     )
 
 
@@ -182,7 +182,7 @@ def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:
     if exempt or allowed is None or allowed[1] == "unlimited" or int(allowed[1]) >= memory_bytes:
         return
     reason = (
-        f"--zerocopy: its QEMU may keep {format_size(int(allowed[1]))} in place; where more is on "
+        f"--zerocopy: its QEMU may lock {format_size(int(allowed[1]))}; where more is on "
         "its way at once the move fails, and is undone"
     )
     remedy = "start it by a user that may lock as much as its memory (ulimit -l)"
@@ -224,7 +224,7 @@ async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
-        remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {vm.name}"
+        remedy = f"migrate it with --offline, or start it: vmckpt vm start {vm.name}"
         checks = (Finding("running", REFUSE, reason, remedy),)
         return _MigrationSource(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:

@@ -395,8 +395,8 @@ def _versions(answer: Any) -> dict[str, tuple[int, str]]:
 
 def _no_answer(place: str) -> StorageError:
     return StorageError(
-        f"the store {place} gives an answer that is none",
-        why="the other side is no vmckpt, or another version",
+        f"the store {place} gives an invalid answer",
+        why="the other side is not vmckpt, or another version",
         remedy="use the same version of vmckpt on both hosts",
     )
 

@@ -296,7 +296,7 @@ class LocalBackend:
             self._locks_are_kept = True
             return
         if not is_kept:
-            why = "a lock that one program holds is given to another one too"
+            why = "a lock that one program holds is granted to another as well"
         raise RefusedError(
             f"{self.place} is on a file system that does not keep locks: {kind}",
             why=f"{why}; commands of two hosts at once could disturb one another",

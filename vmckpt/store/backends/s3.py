@@ -79,7 +79,7 @@ class S3Backend:
             )
         except (BaseError, ValueError) as exc:
             raise UsageError(
-                f"'{place}' is no place for a store",
+                f"'{place}' is not a location of a store",
                 why=_first_line(exc),
                 remedy="write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL and credentials",
             ) from exc

@@ -107,7 +107,7 @@ class Wrapped:
             or (made.kind == _PASSPHRASE) != (made.scrypt is not None)
             or (made.scrypt and not _is_affordable(made.scrypt))
         ):
-            raise damaged("the store's config is damaged", "one of its keys is none")
+            raise damaged("the store's config is damaged", "one of its keys is malformed")
         return made
 
 

@@ -82,9 +82,9 @@ def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str |
         if settings["driver"].startswith(start):
             return why
     if "bus" not in settings:
-        return "vmckpt does not carry processors and memory plugged later"
+        return "vmckpt does not carry hot-plugged processors and memory"
     if "chardev" in settings:
-        return "vmckpt does not carry character devices plugged later"
+        return "vmckpt does not carry hot-plugged character devices"
     if "drive" in settings and settings["id"] not in nodes:
         return "there is no image in it"
     return None

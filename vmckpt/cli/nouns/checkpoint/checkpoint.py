@@ -291,7 +291,7 @@ def unpin(
     found = find(point, store, key)
     gone = run(unpin_(found, key, force=force))
     facts = {"checkpoint": found.id, "unpinned": [one.to_json() for one in gone]}
-    show(facts, f"{found.name} ({found.id[:12]}) is not pinned any more", as_json=json)
+    show(facts, f"{found.name} ({found.id[:12]}) is no longer pinned", as_json=json)
 
 
 @app.command()

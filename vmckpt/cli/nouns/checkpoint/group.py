@@ -147,5 +147,5 @@ def _find(text: str, store: str | None, key: "KeySource | None") -> "Group":
     settle(key)
     there = catalogue(store, key)
     for error in there.silent:
-        warn(f"not looked into: {error.what}: {error.why}")
+        warn(f"not searched: {error.what}: {error.why}")
     return find(there.entries, text)

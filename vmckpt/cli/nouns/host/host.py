@@ -194,7 +194,7 @@ def set_(
     if not changes:
         raise UsageError(
             f"nothing of '{name}' is to be changed",
-            why="no option says what",
+            why="no option is given",
             remedy=f"e.g. vmckpt host set {name} --bridge br0",
         )
     with describing(name):
