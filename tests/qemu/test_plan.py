@@ -99,7 +99,7 @@ def comes_back_in_time(made: World) -> None:
     assert time.monotonic() - began_s < 30
     assert back.code == 0, back.stderr
     assert "no calm came within" in back.stderr
-    assert "against the forecast" not in back.stderr
+    assert "contrary to the forecast" not in back.stderr
 
 
 POLICY = """\
