@@ -71,7 +71,7 @@ class Guard:
                 return
             may_run = _now_s() < self._until_s
             if may_run:
-                self._let_go()
+                self._release()
             else:  # repeatedly: a process in the middle of an epoch may resume it
                 self._stop()
             stopped = not may_run
@@ -133,7 +133,7 @@ class Guard:
             self._signal(signal.SIGSTOP)
             self._say(f"QEMU is held: its guest may not run, and it does not answer ({exc})")
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._is_held:
             self._is_held = False
             self._signal(signal.SIGCONT)

@@ -12,6 +12,7 @@ from vmckpt.forecast.learned import device_moves, learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.forecast.measure.link_users import others_on_the_link
+from vmckpt.forecast.methods import against, options_of, warnings, ways
 from vmckpt.forecast.model.choose import (
     MAX_PAUSE,
     MAX_SLOWDOWN,
@@ -41,7 +42,6 @@ from vmckpt.forecast.model.forecast import (
 )
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 from vmckpt.forecast.model.link import LinkModel
-from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
@@ -375,9 +375,9 @@ def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions
 
 def limits(meant: MigrationOptions) -> MigrationLimits:
     """The limits that QEMU will be given."""
-    throttle = auto_converge(meant.wish())["max-cpu-throttle"] / 100
+    throttle = auto_converge(meant.settings())["max-cpu-throttle"] / 100
     bandwidth = float(meant.bandwidth_bytes_per_s)
-    channels = meant.wished_channels or DEFAULT_CHANNELS
+    channels = meant.requested_channels or DEFAULT_CHANNELS
     return MigrationLimits(meant.max_downtime_ms / 1e3, bandwidth, channels, throttle)
 
 

@@ -489,7 +489,7 @@ class Migration:
             rounds=self._transfer.rounds if self._transfer else 0,
             warnings=(),
             run_record="",
-            channels=self._options.wished_channels or 1,
+            channels=self._options.requested_channels or 1,
             device_bytes=self._journey.device_bytes,
             device_out_s=self._journey.out_s,
             device_back_s=self._journey.back_s,

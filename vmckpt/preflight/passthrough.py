@@ -134,10 +134,10 @@ def saved_whole_checks(vm: Vm) -> list[Finding]:
 
 async def away_names(vm: Vm) -> frozenset[str]:
     """What is unplugged for an operation: ids of functions, and their addresses on the host."""
-    return Journey(vm.spec.passthrough, "check", _nobody).ids | await detached_addresses(vm)
+    return Journey(vm.spec.passthrough, "check", _ignore).ids | await detached_addresses(vm)
 
 
-def _nobody(code: str, text: str) -> None:
+def _ignore(code: str, text: str) -> None:
     """Discards events."""
 
 

@@ -74,15 +74,15 @@ def _no_qemu(host: Host, why: str) -> UsageError:
     )
 
 
-async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
+async def choose_accel(host: Host, requested: str) -> tuple[str, str]:
     """The accelerator for a new VM ("kvm" or "tcg") and the reason.
 
     Raises RefusedError if the requested one is impossible.
     """
-    obstacle = await kvm_obstacle(host) if wished != "tcg" else "the spec asks for tcg"
+    obstacle = await kvm_obstacle(host) if requested != "tcg" else "the spec asks for tcg"
     if obstacle is None:
         return "kvm", "the host's KVM runs guests"
-    if wished == "kvm":
+    if requested == "kvm":
         raise RefusedError(
             f"KVM is not usable on {host.name}",
             why=obstacle,

@@ -233,7 +233,7 @@ def copy_variables(planned: PlannedRestore) -> None:
         sync_file(own)
 
 
-def aside_path(path: Path) -> Path:
+def replacement_path(path: Path) -> Path:
     """The path where new content for the disk at `path` is prepared."""
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 

@@ -22,10 +22,10 @@ from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
-    aside_path,
     cannot_become,
     checks,
     copy_variables,
+    replacement_path,
 )
 from vmckpt.checkpoint.restore.restore import entitled, plan_of
 from vmckpt.errors import RefusedError
@@ -73,7 +73,7 @@ class _Image(NamedTuple):
 
 
 async def restore_disks(
-    host: LocalHost, source: CheckpointSource, wish: RestoreOptions
+    host: LocalHost, source: CheckpointSource, options: RestoreOptions
 ) -> DisksRestored:
     """Restore the disks in place, for a copy, or for the VM itself if no host has it.
 
@@ -81,11 +81,11 @@ async def restore_disks(
     nothing was changed.
     """
     async with reading(source.place, source.checkpoint, source.secret) as point:
-        planned = await plan_of(point, source, wish, host)
-        async with entitled(planned, wish) as old:
+        planned = await plan_of(point, source, options, host)
+        async with entitled(planned, options) as old:
             if old is not None:
                 return await _in_place(old, point, source)
-            return await _anew(planned, wish, point, source)
+            return await _anew(planned, options, point, source)
 
 
 async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> DisksRestored:
@@ -103,7 +103,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
             remedy="export them, and put them in place: vmckpt checkpoint export-disk",
         )
     images, warnings = _matched(old.spec, old.host, point)
-    made = {image: aside_path(image.path) for image in images}
+    made = {image: replacement_path(image.path) for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
     renames = [(str(aside), str(image.path)) for image, aside in made.items()]
     making = PendingQemu(new.files.qemu_id, old.spec.text, (), tuple(renames))
@@ -115,12 +115,12 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
 
 
 async def _anew(
-    planned: PlannedRestore, wish: RestoreOptions, point: Checkpoint, source: CheckpointSource
+    planned: PlannedRestore, options: RestoreOptions, point: Checkpoint, source: CheckpointSource
 ) -> DisksRestored:
     """Create the VM as the checkpoint describes it, or a copy."""
     host, vm = planned.vm.host, planned.vm
     found = [_eased(one, planned) for one in await checks(planned, in_place=False, lazy=False,
-             plugged=wish.plugged)]  # fmt: skip
+             plugged=options.plugged)]  # fmt: skip
     require(found, cannot_become(vm.name, host))
     warnings = [one.reason for one in found if one.verdict == WARN]
     stored = {disk.path: disk for disk in stored_disks(point.manifest)}
@@ -148,7 +148,7 @@ async def _anew(
         except FileExistsError:  # another process made it after the checks: do not remove it
             await record(created)
             raise
-        identity = source.identity_for(point.manifest, wish.name)
+        identity = source.identity_for(point.manifest, options.name)
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
         await to_the_end(_commit(vm, point, source))

@@ -83,9 +83,9 @@ class Common(NamedTuple):
         from vmckpt.fleet.drain.view import HostLimits
         from vmckpt.units import parse_size_bytes
 
-        wish = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
+        limits = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
         return DrainOptions(
-            finish_within_s=wish.finish_within_s,
+            finish_within_s=limits.finish_within_s,
             max_parallel=self.max_parallel,
             bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
             limits=HostLimits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),

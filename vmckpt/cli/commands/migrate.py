@@ -22,7 +22,7 @@ def migrate(
     host: Annotated[str | None, typer.Argument(help="Destination host.")] = None,
     *,
     options: MigrationOptions,
-    wishes: TimeLimits,
+    limits: TimeLimits,
     wait_for_calm: Annotated[
         str | None,
         typer.Option(
@@ -48,12 +48,12 @@ def migrate(
     if options.offline and wait_for_calm:
         raise of_memory("--wait-for-calm").error()
     target = target_of(host)
-    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
-    if any(wishes):
-        require_forecast(options, promises_pause=wishes.max_pause is not None)
+    wanted = limits.intent(never_risk_postcopy=options.never_risk_postcopy)
+    if any(limits):
+        require_forecast(options, promises_pause=limits.max_pause is not None)
     if wait_for_calm and not dry_run:
         run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
-    if any(wishes):
+    if any(limits):
         options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
         from vmckpt.cli.commands import check

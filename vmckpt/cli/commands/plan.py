@@ -24,7 +24,7 @@ def plan(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str, typer.Argument(help="Destination host.")],
     *,
-    wishes: TimeLimits,
+    limits: TimeLimits,
     options: Annotated[MigrationOptions, Only(("never_risk_postcopy", "bandwidth_bytes_per_s"))],
     for_: Annotated[
         str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
@@ -40,7 +40,7 @@ def plan(
     from vmckpt.hosts.inventory.inventory import find_host
 
     began_s = time.monotonic()
-    wanted = wishes.intent(never_risk_postcopy=options.never_risk_postcopy)
+    wanted = limits.intent(never_risk_postcopy=options.never_risk_postcopy)
     target, for_s = find_host(host), look_s(for_)
     found = run(find(vm))
     made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))

@@ -10,7 +10,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.devices.bundle import Vendor
 
 if TYPE_CHECKING:
-    from vmckpt.devices.look import DeviceRow
+    from vmckpt.devices.status import DeviceRow
     from vmckpt.vm.inventory import Vm
     from vmckpt.vm.passthrough.cards import Card
 
@@ -28,10 +28,10 @@ def list_(vm: Name, json: Json = False) -> None:
     With their strategies, and whether they are plugged in.
     """
     from vmckpt.cli.found import find_own
-    from vmckpt.devices.look import look_at_devices
+    from vmckpt.devices.status import device_rows
     from vmckpt.ui.tables import table
 
-    found: list[DeviceRow] = run(look_at_devices(run(find_own(vm))))
+    found: list[DeviceRow] = run(device_rows(run(find_own(vm))))
     rows = [
         (one.id, one.what, one.strategy, one.hook or "-", one.state, " ".join(one.addresses))
         for one in found

@@ -313,8 +313,8 @@ class _Guarding:
     async def _prepare(self, vm: Vm) -> None:
         name = dated(vm.name, "guard")
         tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
-        wish = TakeOptions(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
-        taken = await create(vm, self._request.store, wish, self._tools.tell)
+        options = TakeOptions(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
+        taken = await create(vm, self._request.store, options, self._tools.tell)
         self._save(checkpoint=taken.id)
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
@@ -331,9 +331,11 @@ class _Guarding:
         it.
         """
         name = self._copy_name
-        wish = RestoreOptions(name=name, in_place=False, eager=True, plugged=False, keep_macs=False)
+        options = RestoreOptions(
+            name=name, in_place=False, eager=True, plugged=False, keep_macs=False
+        )
         try:
-            await restore_to(host, entry, wish, lambda _: None)
+            await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
             (copy,) = await homes(name, [host])
             if found := await ailments(copy, ()):

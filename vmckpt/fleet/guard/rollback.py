@@ -159,7 +159,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
         try:
             host, in_place = await _home(record, find, tell)
             await _revoke_restores(record, host)
-            wish = RestoreOptions(
+            options = RestoreOptions(
                 name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True
             )
 
@@ -167,7 +167,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
                 nonlocal record
                 record = _noted(record, tell, restore=GuardRestore(host.name, run))
 
-            await restore_to(host, entry, wish, tell, on_start=note)
+            await restore_to(host, entry, options, tell, on_start=note)
             return record
         except BusyError as exc:
             if time.monotonic() > given_up_s:

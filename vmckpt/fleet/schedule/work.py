@@ -91,9 +91,9 @@ class Checkpoints:
             BY: await _this_scheduler(),
         }
         number = IfTaken.NUMBER.value
-        wish = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
+        options = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
-            await create(vm, asked.store, wish, lambda _: None, key_of(record))
+            await create(vm, asked.store, options, lambda _: None, key_of(record))
         except VmckptError:
             # Whatever the error: if the checkpoint exists, all is well.
             with suppress(VmckptError):

@@ -189,7 +189,7 @@ class DomainMigration:
             rounds=transfer.rounds,
             warnings=(),
             run_record="",
-            channels=options.wished_channels or 1,
+            channels=options.requested_channels or 1,
         )
 
     async def _heard(self) -> Silence | None:

@@ -99,10 +99,10 @@ class Transfer:
 
     async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
         """Limit the bandwidth from now on, of memory and disks together."""
-        wish = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).wish(
+        settings = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).settings(
             copies_disks=self._disks.any
         )
-        limit = wish.max_bandwidth_bytes_per_s
+        limit = settings.max_bandwidth_bytes_per_s
         if self._switchover:
             await self._switchover.hold_to(limit)
         else:

@@ -14,14 +14,14 @@ LEVEL = "VIR_MIGRATE_PARAM_COMPRESSION_{}_LEVEL"
 
 def option_checks(options: MigrationOptions) -> Iterator[Finding]:
     """What libvirt cannot do, and what it does differently. Pure."""
-    if options.may_postcopy and options.wished_channels:
+    if options.may_postcopy and options.requested_channels:
         reason = "post-copy and parallel channels cannot be combined"
         remedy = "leave out --parallel and --compress, or post-copy"
         yield Finding("qemu-option", REFUSE, reason, remedy)
     if options.zero_copy and options.compression:
         reason = "--zerocopy: a compressed page is a copy already"
         yield Finding("qemu-option", REFUSE, reason, "leave out --zerocopy or --compress")
-    elif options.zero_copy and not options.wished_channels:
+    elif options.zero_copy and not options.requested_channels:
         reason = "--zerocopy: QEMU sends without copying over parallel channels alone"
         yield Finding("qemu-option", REFUSE, reason, "add --parallel 2")
     if options.compression == XBZRLE and options.channels:

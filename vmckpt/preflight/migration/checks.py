@@ -95,7 +95,7 @@ async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight
         Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
     )
     encryption, encrypted = await _encryption(vm, target, options)
-    wish = options.wish(copies_disks=bool(disks.copies))
+    settings = options.settings(copies_disks=bool(disks.copies))
     checks = await ask(
         target_host.name(vm, target),
         target_host.machine(vm, target, theirs),
@@ -122,9 +122,9 @@ async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight
         domain_checks(options),
         target_host.userfaults(target) if options.may_postcopy else (),
         dirty_log.checks(loss, options) if loss else (),
-        _way_back(vm, ours, theirs, wish),
+        _way_back(vm, ours, theirs, settings),
     )
-    agreed = agree(ours, theirs, wish)
+    agreed = agree(ours, theirs, settings)
     if isinstance(agreed, Agreement):
         checks.append(Finding("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
         return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
@@ -151,10 +151,10 @@ async def busy(vm: Vm) -> Finding | None:
 
 
 def _way_back(
-    vm: Vm, ours: Abilities, theirs: Abilities, wish: WantedSettings
+    vm: Vm, ours: Abilities, theirs: Abilities, settings: WantedSettings
 ) -> Iterator[Finding]:
     """Whether the VM can migrate back the same way; never a refusal."""
-    back = agree(theirs, ours, wish)
+    back = agree(theirs, ours, settings)
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
         yield Finding("way-back", WARN, f"it cannot come back in the same way: {reason}")

@@ -96,13 +96,13 @@ def create(
     key = key_source(key_file, key_command)
     # A generated name was not chosen by the user: if it is taken, it gets a number.
     if_taken = "replace" if replace else "refuse" if name or group else "number"
-    wish = TakeOptions(
+    options = TakeOptions(
         given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
     )
     if one is None:
-        groups.create(str(group), wish, max_hold, store, key, as_json=json)
+        groups.create(str(group), options, max_hold, store, key, as_json=json)
         return
-    taken = run(create_(run(find_own(one)), store, wish, teller(json), key))
+    taken = run(create_(run(find_own(one)), store, options, teller(json), key))
     remember_new(CHECKPOINTS, taken.facts.name)
     if taken.not_replaced:
         warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
