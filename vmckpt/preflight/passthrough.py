@@ -16,7 +16,7 @@ from vmckpt.vm.passthrough.passthrough import MDEV, Passthrough, Strategy
 HOW = {
     Strategy.HOOK_DETACH: "its hook saves what it holds, then it is unplugged",
     Strategy.STOP_APP: "its hook ends what uses it, which starts again afterwards; it is unplugged",
-    Strategy.FAILOVER: "a virtio NIC stands in for it; QEMU unplugs it, and plugs in the target's",
+    Strategy.FAILOVER: "a virtio NIC stands in; QEMU unplugs it, and plugs in the destination's",
     Strategy.VFIO_MIGRATION: "QEMU moves its state, if the device and its driver can",
 }
 

@@ -276,7 +276,7 @@ def splits_well(source: Abilities, target: Abilities) -> bool:
 def _who_lacks(source: Abilities, target: Abilities, capability: str) -> str:
     lacking = [
         f"the {side}'s QEMU {abilities.version}"
-        for side, abilities in (("source", source), ("target", target))
+        for side, abilities in (("source", source), ("destination", target))
         if capability not in abilities.capabilities
     ]
     return " and ".join(lacking)

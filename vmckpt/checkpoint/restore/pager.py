@@ -105,7 +105,7 @@ class PageServer:
             raise OperationFailedError(
                 f"{self.left} pages of the guest's memory were not delivered",
                 why="the checkpoint lists them, and its stream does not have them",
-                remedy="look at the store: vmckpt store check",
+                remedy="check the store: vmckpt store check",
             )
         self._missing.end()
 

@@ -299,7 +299,7 @@ class _Restoring:
             if facts.area is None:
                 raise NotFoundError(
                     f"the checkpoint has no content for disk {disk.path}",
-                    why="it could only be read when it was taken",
+                    why="the disk was read-only when the checkpoint was taken",
                     remedy="restore another checkpoint",
                 )
             path = self._made[disk.number]

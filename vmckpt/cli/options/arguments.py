@@ -30,7 +30,7 @@ class TimeLimits(NamedTuple):
     ] = None
 
     def intent(self, *, never_risk_postcopy: bool) -> "Intent":
-        """As a plan goes by it; its time begins now. Raises UsageError for nonsense."""
+        """The constraints for a plan; times count from now. Raises UsageError for nonsense."""
         return intent(*self, never_risk_postcopy=never_risk_postcopy)
 
 
@@ -98,8 +98,8 @@ def intent(
 def seconds_until(clock: str, now: "datetime") -> float:
     """Seconds from `now` until the clock next says HH:MM. Raises UsageError.
 
-    The clock is that of its time zone; of a `now` without one, this machine's. It may be put
-    forward or back meanwhile. HH:MM that it leaves out is the earlier of what it may mean.
+    The clock is that of its time zone; of a `now` without one, this machine's. It may be set
+    forward or back until then. Of a time that it skips, the earlier reading is meant.
     """
     from datetime import UTC, timedelta
 

@@ -43,8 +43,8 @@ class ScheduleRun:
 class PendingCheckpoint:
     """What is known of the claimed run's checkpoint before it is complete.
 
-    `id`: its id, the same for every process and try; `place`: its store; `host`: where it is taken;
-    None before the start.
+    `id`: its id, the same for every process and attempt; `place`: its store; `host`: where it is
+    taken; None before the start.
     """
 
     id: str

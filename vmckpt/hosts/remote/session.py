@@ -219,7 +219,7 @@ class Session:
         if hello.protocol != PROTOCOL:
             writer.transport.abort()
             raise HostDownError(
-                f"{self._name} has another vmckpt: {hello.version}, here it is {__version__}",
+                f"{self._name} has vmckpt {hello.version}, this machine {__version__}",
                 why=f"it speaks protocol {hello.protocol}, this one {PROTOCOL}",
                 remedy=f"install the same vmckpt on {self._name} and here",
             )

@@ -161,7 +161,7 @@ async def unknown(
         return OutcomeUnknownError(
             f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",
             why=f"{describe(view, ends)}; libvirt's way to rejoin them "
-            "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon on the target (seen with 11.3), so "
+            "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon there (seen with 11.3), so "
             "vmckpt does not use it",
             remedy=f"if only the link was silent, {again} sees it end well; with a libvirt that "
             f"can, virsh migrate --postcopy-resume; else give its memory up: virsh destroy it on "

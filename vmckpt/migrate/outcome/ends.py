@@ -185,5 +185,5 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
 async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
     """The error with the messages of the destination's QEMU, if those can be read."""
     words = await target.last_words()
-    why = f"{exc.why}; the target said: {words}" if words else exc.why
+    why = f"{exc.why}; the destination said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

@@ -31,9 +31,9 @@ async def resume(target: End) -> None:
         while not (state := await commands.query_status(monitor)).running:
             if await events.next(RESUME_TIMEOUT_S) is None:
                 raise OperationFailedError(
-                    "the target does not run the VM",
+                    "the destination does not run the VM",
                     why=f"its state is '{state.status}'",
-                    remedy="see the target's stderr.log",
+                    remedy="see the destination's stderr.log",
                 )
 
 

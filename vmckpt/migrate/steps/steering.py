@@ -110,7 +110,7 @@ class Steering:
             raise OperationFailedError(
                 "the migration makes no progress",
                 why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
-                remedy="check the network between the hosts and the target's load",
+                remedy="check the network between the hosts and the destination's load",
             )
 
     def listen_anew(self, now_s: float) -> None:

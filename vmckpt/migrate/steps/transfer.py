@@ -41,8 +41,8 @@ IO_ERROR, IO_ERROR_STATE = "BLOCK_IO_ERROR", "io-error"
 class TransferEnding(Enum):
     """How a transfer ended on the source."""
 
-    COMPLETED = "all state is on the target"
-    POSTCOPY = "the source serves pages, the rest of the state is on the target"
+    COMPLETED = "all state is on the destination"
+    POSTCOPY = "the source serves pages, the rest of the state is on the destination"
 
 
 class Transfer:
@@ -126,12 +126,12 @@ class Transfer:
                 raise OperationFailedError(
                     "the migration failed",
                     why=status.error or f"QEMU ended it as '{status.status}'",
-                    remedy="the guest continues on the source; see the target's words",
+                    remedy="the guest continues on the source; see the destination's words",
                 )
             if status.status == "postcopy-paused":
                 raise OperationFailedError(
                     "post-copy was interrupted",
-                    why="the link between the hosts broke while the guest ran on the target",
+                    why="the link between the hosts broke while the guest ran on the destination",
                     remedy="repair the link; the guest waits for its pages",
                 )
             if status.status == "pre-switchover" and not self._handed_over:

@@ -52,7 +52,9 @@ def device(draft: Draft, option: Option) -> None:
             draft.refuse_option(option, why)
             return
     if name and name not in draft.facts.devices:
-        draft.notes.append(f"'{name}' ({driver}) was unplugged, and the target does not get it")
+        draft.notes.append(
+            f"'{name}' ({driver}) was unplugged, and the destination does not get it"
+        )
         return
     if (rom := settings.get("romfile")) and "/" in rom:
         settings = settings.put("romfile", str(draft.file(rom, option)))
@@ -72,7 +74,9 @@ def plugged_devices(draft: Draft, nodes: Mapping[str, str]) -> None:
             written["drive"] = nodes[name]
         if (netdev := settings.get("netdev")) and not _has_network(draft, netdev):
             plugged_network(draft, netdev)
-        draft.notes.append(f"'{name}' ({settings['driver']}) was plugged later: the target gets it")
+        draft.notes.append(
+            f"'{name}' ({settings['driver']}) was plugged later: the destination gets it"
+        )
         draft.add("device", JsonObject(written))
 
 

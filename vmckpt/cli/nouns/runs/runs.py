@@ -80,7 +80,7 @@ def attach(
 ) -> None:
     """Show a migration from its start to its end.
 
-    On whichever host its job runs.
+    Its job may run on any host.
     """
     from vmckpt.cli.commands.moving import show_outcome
 

@@ -152,7 +152,7 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Back up the file that a key needs to open a store.
+    """Back up the file without which no key opens a store.
 
     For an encrypted store the backup is useless without one of the keys: keep them apart.
     """
