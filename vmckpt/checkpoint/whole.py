@@ -61,7 +61,7 @@ async def require_savable(vm: Vm) -> None:
 async def take_whole(
     vm: Vm, place: str, options: TakeOptions, tell: Callable[[str], None], access: Access
 ) -> TakenCheckpoint:
-    """Save it; the guest continues in any case. `wish.max_pause_s` of 0: no limit.
+    """Save it; the guest continues in any case. `options.max_pause_s` of 0: no limit.
 
     Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
     """

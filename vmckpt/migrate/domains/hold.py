@@ -51,7 +51,7 @@ class Hold:
         self._best_bytes_per_s = max(self._best_bytes_per_s, job.throughput_bytes_per_s)
 
     def give(self, wanted_ms: int) -> int:
-        """The value for libvirt with which QEMU allows `wished_ms` at the best speed."""
+        """The value for libvirt with which QEMU allows `wanted_ms` at the best speed."""
         self._given_ms = self._needed_ms(wanted_ms)
         return self._given_ms
 
