@@ -15,7 +15,7 @@ APT_PACKAGES := fuse3 gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-
 	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
-CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py cluster/*.py tests/*.py benchmarks/*.py debian/*.py))))
+CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py cluster/*.py tests/*.py benchmarks/*.py debian/*.py website/*.py))))
 
 # Pythons that hosts may have: Debian 12, Ubuntu 24.04, Debian 13.
 WHEELS_FOR ?= 3.11 3.12 3.13
@@ -40,7 +40,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench tour wheels dist role lock clean always
+.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench tour docs wheels dist role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -78,6 +78,9 @@ bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS
 
 tour: setup build/image build/qemu-10.0 ## Run docs/tour.md, and write its outputs anew
 	$(BIN)/python -m benchmarks.tour
+
+docs: setup ## The documentation as a website, in build/site
+	$(BIN)/mkdocs build --strict --config-file website/mkdocs.yml
 
 wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts (WHEELS_FOR="3.11 3.12")
 	rm -rf dist/wheels

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -33,8 +34,13 @@ MOST_LINES = 40
 def blocks(text: str) -> Iterator[list[str]]:
     """The lines of the page, those of one indented block together."""
     block: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("    ") and block and block[0].startswith("    "):
+    lines = text.splitlines()
+    for line, following in pairwise([*lines, ""]):
+        # Outputs have empty lines.
+        indented = line.startswith("    ") or (
+            not line and following.startswith("    ") and not following.startswith("    $ ")
+        )
+        if indented and block and block[0].startswith("    "):
             block.append(line)
             continue
         if block:

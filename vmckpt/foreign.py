@@ -103,7 +103,7 @@ def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(
             name for name, count in Counter(name for name, _ in pairs).items() if count > 1
         )
-        raise MalformedError(f"{reprlib.repr(twice)} is there twice")
+        raise MalformedError(f"{reprlib.repr(twice)} occurs twice")
     return found
 
 

@@ -73,7 +73,7 @@ def parse_duration_s(text: str) -> float:
     found = sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
     if found > MOST_DURATION_S:
         raise UsageError(
-            f"'{text}' is too long", why="100 years are the most", remedy="write e.g. 30d"
+            f"'{text}' is too long", why="the maximum is 100 years", remedy="write e.g. 30d"
         )
     return found
 

@@ -441,11 +441,11 @@ def test_a_policy_steers_a_domain_through_libvirt() -> None:
     said = steered(session, MigrationOptions(Method.PRECOPY, policy=POLICY))
     assert steered_by(session) == [("set_max_downtime", 500), ("start_postcopy",)]
     assert [words.partition(":")[0] for words in said] == [
-        "allowing a standstill of 500 ms",
-        "going over to post-copy",
+        "allowing a downtime of 500 ms",
+        "switching to post-copy",
     ]
     given_up = stalling(ends_at="abort")
-    with pytest.raises(OperationFailedError, match="gave the migration up"):
+    with pytest.raises(OperationFailedError, match="aborted the migration"):
         steered(
             given_up, MigrationOptions(Method.PRECOPY, policy=Policy((PolicyRule(2, Act.ABORT),)))
         )

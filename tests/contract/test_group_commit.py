@@ -192,7 +192,7 @@ def test_a_member_that_says_something_else_ends_the_group(
     async def hear() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(json.dumps({"word": word, **more}).encode() + b"\n")
-        with pytest.raises(OperationFailedError, match="the group was given up") as raised:
+        with pytest.raises(OperationFailedError, match="the group was aborted") as raised:
             await GroupHead({"web": Line(reader, _Deaf(), "web")}).all_say(word)
         assert f"'web' said '{word}', and " in raised.value.why
 

@@ -119,7 +119,7 @@ def test_a_restore_that_did_not_happen_is_made(
 def test_a_guard_whose_restore_left_no_outcome_stays_open_if_the_vm_runs(
     restores: list[str],
 ) -> None:
-    with pytest.raises(GuardOpenError, match="unknown whether 'web' was put back"):
+    with pytest.raises(GuardOpenError, match="unknown whether 'web' was rolled back"):
         resumed(job())
     assert (load(RUN).phase, restores) == (GuardPhase.OPEN, [])
 
@@ -168,7 +168,7 @@ def test_a_vm_that_was_put_back_unseen_is_not_put_back_again(
         record = rolling_back(await job(outcome=DONE))
         with monkeypatch.context() as later:
             later.setattr(rollback, "ailments", no_answer)
-            with pytest.raises(GuardOpenError, match="was put back, but: no route"):
+            with pytest.raises(GuardOpenError, match="was rolled back, but: no route"):
                 await guard.resume(record, tools())
         assert load(RUN).phase is GuardPhase.OPEN
         return await guard.undo(load(RUN), tools())
@@ -192,7 +192,7 @@ def test_a_vm_that_was_put_back_and_does_not_run_is_put_back_again_if_asked(
 
 
 def test_an_operator_may_put_back_what_may_have_been_put_back(restores: list[str]) -> None:
-    with pytest.raises(GuardOpenError, match="unknown whether 'web' was put back"):
+    with pytest.raises(GuardOpenError, match="unknown whether 'web' was rolled back"):
         resumed(job())
     asyncio.run(guard.undo(load(RUN), tools()))
     assert (load(RUN).phase, restores) == (GuardPhase.ROLLED_BACK, ["new-0"])

@@ -236,7 +236,7 @@ def test_frames_that_hold_nothing_take_no_room_without_end(kind: RpcFrameKind) -
             pass
 
         one = stream.ByteStream(theirs, 1, send, lambda number: None)
-        with pytest.raises(HostDownError, match="more under way"):
+        with pytest.raises(HostDownError, match="exceeds the window"):
             for _ in range(stream.WINDOW_BYTES + 3):
                 one.take(Frame(kind, 1))
         await one.close()

@@ -319,7 +319,7 @@ def test_nothing_new_is_sent_to_where_something_was_left(
         await world.recover(world.down)
         vm = await read_vm(world.a, "web")
         assert vm is not None
-        with pytest.raises(BusyError, match="b still has something") as refused:
+        with pytest.raises(BusyError, match="b still has remains") as refused:
             await running._move(vm, world.b, MigrationOptions(), record, {}, spec=vm.spec)
         assert refused.value.remedy.endswith("vmckpt vm show web")
 

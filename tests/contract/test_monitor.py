@@ -305,7 +305,7 @@ def test_events_are_kept_until_they_are_taken_and_no_longer() -> None:
         (commands.query_status, {"status": 3, "running": True}, r"got `int` - at `\$.status`"),
         (commands.query_jobs, [{"id": None}], r"got `null` - at `\$\[0\].id`"),
         (commands.query_kvm, [], "Expected `object`, got `array`"),
-        (commands.query_cpus, [], "a machine without a processor is none"),
+        (commands.query_cpus, [], "the machine has no processor"),
         (commands.query_migrate, {"ram": {"total": True}}, r"got `bool` - at `\$.ram.total`"),
         (commands.query_dirty_rate, {"status": "measured", "dirty-rate": 0.5}, r"\$.dirty-rate"),
         (commands.query_migrate_parameters, 3, "Expected `object`, got `int`"),

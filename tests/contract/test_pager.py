@@ -439,7 +439,7 @@ def test_a_guest_that_ends_ends_its_pager(guest: Guest) -> None:
 def test_a_pager_that_is_quicker_than_qemu_finds_the_directory_of_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It puts the first pages there: a restore failed with "the pager did not begin"."""
+    """It puts the first pages there: a restore failed with "the pager did not start"."""
     disk = DiskFacts(str(tmp_path / "web.raw"), "raw", SIZE, read_only=False, area="disk-0")
     said = replace(facts("one"), spec=spec(tmp_path), disks=(disk,), macs=())
     make(tmp_path, said.to_json())

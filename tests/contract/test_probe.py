@@ -57,9 +57,9 @@ def test_a_host_that_cannot_be_entered_is_down_not_its_qemu_at_fault(tmp_path: P
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        ("exit 0", "it says: nothing"),
-        ("echo 'sh (GNU) 9.1'", "it says: sh (GNU) 9.1"),
-        ("echo 'QEMU emulator version 9.0'; exit 1", "it says: QEMU"),
+        ("exit 0", "--version is: nothing"),
+        ("echo 'sh (GNU) 9.1'", "--version is: sh (GNU) 9.1"),
+        ("echo 'QEMU emulator version 9.0'; exit 1", "--version is: QEMU"),
         ("case $1 in --version) echo 'QEMU emulator version 9.0';; *) exit 1; esac", "no monitor"),
     ],
 )

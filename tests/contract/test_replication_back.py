@@ -124,7 +124,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
     [
         (ReplicationOptions("leases"), "no place for leases"),
         (ReplicationOptions("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
-        (ReplicationOptions("/leases", epoch_s=60.0), "would hold back what the guest sends"),
+        (ReplicationOptions("/leases", epoch_s=60.0), "would hold the guest's output"),
         (ReplicationOptions("/leases", ("agent",)), "hosts of one machine"),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_disk_that_the_checkpoint_has_not_stays_and_is_named(host: LocalHost) 
     assert "more.raw is not in the checkpoint" in restored(host).warnings[0]
     moved = spec(host.state_dir, "other.raw") + more
     at_home(host, moved, ProcessId(0, 0))
-    with pytest.raises(RefusedError, match="are others"):
+    with pytest.raises(RefusedError, match="differ from"):
         restored(host)
 
 

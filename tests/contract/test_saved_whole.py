@@ -11,7 +11,7 @@ import pytest
 from tests.scripted_qmp import Server, play
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
-from vmckpt.checkpoint.whole import _TakingWhole, let_go
+from vmckpt.checkpoint.whole import _TakingWhole, resume_unsaved
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
@@ -69,11 +69,11 @@ def test_a_guest_whose_qemu_does_not_answer_stays_marked_as_one_to_be_let_run(
     vm = a_vm(tmp_path, itself)
     vm.directory.saving.touch()
     with pytest.raises(HostDownError):
-        asyncio.run(let_go(vm))
+        asyncio.run(resume_unsaved(vm))
     assert vm.directory.saving.exists()
     gone = vm._replace(qemu=vm.qemu._replace(process=ProcessId(1 << 22, 1)))
     vm.qemu.files.saved_file(in_memory=False).touch()
-    asyncio.run(let_go(gone))
+    asyncio.run(resume_unsaved(gone))
     assert not vm.directory.saving.exists()
     assert not vm.qemu.files.saved_file(in_memory=False).exists()
 

@@ -192,7 +192,7 @@ def test_a_server_that_starts_nothing_is_given_up(
 
             monkeypatch.setattr(wire, "log_in", log_in_and_freeze)
             entry = frozen.entry("a", tmp_path)
-            with pytest.raises(HostDownError, match="a lets us run no command"):
+            with pytest.raises(HostDownError, match="a does not let us run a command"):
                 await wire.open_wire("a", entry.address, entry.vmckpt)
 
         asyncio.run(play())
@@ -217,7 +217,7 @@ def test_a_server_that_stays_silent_is_given_up(server: Sshd, tmp_path: Path) ->
         mine = config(server, tmp_path / "config", "ConnectTimeout 1")
         entry = at(server.entry("a", tmp_path), port=silent.getsockname()[1], config=mine)
         error = refusal(entry)
-    assert error.what == "the SSH server of a does not answer as one"
+    assert error.what == "the SSH server of a does not answer like one"
 
 
 def test_a_host_without_vmckpt(server: Sshd, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_host_behind_a_jump_host(server: Sshd, tmp_path: Path) -> None:
         assert f"the SSH key of {user}@gate, the jump host of a, is not known" in error.what
     known.write_text(server.host_line + inner.host_line)
     error = refusal(entry)
-    assert f"its jump host {user}@gate gets no connection to 127.0.0.1" in error.why
+    assert f"its jump host {user}@gate cannot connect to 127.0.0.1" in error.why
 
 
 def test_a_configuration_that_cannot_be_read(server: Sshd, tmp_path: Path) -> None:

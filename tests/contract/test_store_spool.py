@@ -10,7 +10,7 @@ import pytest
 from tests.guest_like import RAM, read_whole
 from vmckpt.errors import StorageError
 from vmckpt.store import chunk_sink
-from vmckpt.store.backends.local import ASIDE
+from vmckpt.store.backends.local import TEMPORARY
 from vmckpt.store.backends.s3 import SPOOL_BYTES, S3Writer
 from vmckpt.store.check import check
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
@@ -34,7 +34,9 @@ def test_packs_go_to_the_store_as_they_are_full(
             area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
             for at in range(0, PAGES, 64):
                 area.put(np.arange(at, at + 64), ram[at : at + 64].tobytes())
-                aside = sum(one.stat().st_size for one in (tmp_path / "store" / ASIDE).iterdir())
+                aside = sum(
+                    one.stat().st_size for one in (tmp_path / "store" / TEMPORARY).iterdir()
+                )
                 assert aside < 2 << 20
             assert len(list((tmp_path / "store" / "packs").glob("[0-9a-f]*"))) >= 3
             if commits:

@@ -80,7 +80,7 @@ def test_a_host_that_gives_another_vm_under_a_name_is_not_believed(tmp_path: Pat
     directory.path.mkdir(parents=True)
     directory.spec.write_text('name = "web"\nmemory = "64M"\n')
     directory.current.write_text(Qemu(directory.qemu("0"), ProcessId(0, 0), PLATFORM).to_json())
-    with pytest.raises(StorageError, match="is not of 'db'"):
+    with pytest.raises(StorageError, match="is not the spec of 'db'"):
         asyncio.run(read_vm(host, "db"))
     directory.spec.write_text('name = "db"\nmemory = "64M"\n')
     assert asyncio.run(read_vm(host, "db")) is not None

@@ -266,7 +266,7 @@ def test_a_link_that_a_vm_made_is_not_followed(host: LocalHost, place: Path) -> 
         os.chown(place / "own/qmp.sock", ME, ME, follow_symlinks=False)
         with pytest.raises(HostDownError) as refused:
             run(host.connect(place / "qmp.sock"))
-        assert "another user made a link there" in refused.value.why
+        assert "another user created a link there" in refused.value.why
 
 
 @pytest.fixture

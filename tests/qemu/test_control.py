@@ -45,7 +45,7 @@ def test_a_guest_is_slowed_by_policy_and_two_that_move_at_once_share_the_link() 
         assert [words.split(":")[0] for words in told] == [
             "slowing the guest's processors by 40 %",
             "slowing the guest's processors by 70 %",
-            "going over to post-copy",
+            "switching to post-copy",
         ]
         assert moved["method"] == "postcopy"
         replayed = made.ok("replay", moved["run"], "--policy", str(policy))["decisions"]

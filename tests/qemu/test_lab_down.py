@@ -156,9 +156,9 @@ def test_a_lab_that_lost_a_process_or_its_record_says_so(state_dir: Path) -> Non
                 (state_dir / "lab" / "lab.json").write_text('{"hosts": 7}')
             else:
                 (state_dir / "lab" / "lab.json").unlink()
-            with pytest.raises(RefusedError, match="in pieces"):
+            with pytest.raises(RefusedError, match="incomplete"):
                 read(state_dir)
-            with pytest.raises(RefusedError, match="in pieces"):
+            with pytest.raises(RefusedError, match="incomplete"):
                 await labs.up(state_dir, hosts=2, qemus=[PROGRAM])
             assert (await labs.down(state_dir)).hosts == 2
             assert left(state_dir) == []
@@ -170,7 +170,7 @@ def test_a_lab_whose_directory_was_deleted_can_still_be_taken_down(state_dir: Pa
     async def main() -> None:
         await labs.up(state_dir, hosts=2, qemus=[PROGRAM])
         shutil.rmtree(state_dir)
-        with pytest.raises(RefusedError, match="in pieces"):
+        with pytest.raises(RefusedError, match="incomplete"):
             await labs.up(state_dir, hosts=2, qemus=[PROGRAM])
         assert (await labs.down(state_dir)).processes == 4
 

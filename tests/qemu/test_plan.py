@@ -95,7 +95,7 @@ def tells_beforehand_what_no_bandwidth_holds(made: World) -> None:
     )  # fmt: skip
     dry = made.vmckpt("migrate", "one", "lab-b", *words)
     assert dry.code == 0
-    assert "plan: the bandwidth holds until post-copy begins" in dry.stderr
+    assert "plan: the bandwidth limit holds until post-copy begins" in dry.stderr
 
 
 def comes_back_in_time(made: World) -> None:
@@ -106,7 +106,7 @@ def comes_back_in_time(made: World) -> None:
     assert time.monotonic() - began_s < 30
     assert back.code == 0, back.stderr
     assert "no calm came within" in back.stderr
-    assert "against the forecast" not in back.stderr
+    assert "contrary to the forecast" not in back.stderr
 
 
 POLICY = """\
@@ -134,7 +134,7 @@ def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
         words = ("migrate", "one", "lab-b", *slow, "--policy", str(policy))
         observed = made.vmckpt(*words, "--observe-only", "--timeout", "20s")
         assert observed.code == 8
-        assert "it would be going over to post-copy" in observed.stderr
+        assert "it would be switching to post-copy" in observed.stderr
         (watched,) = made.ok("runs", "list")["runs"]
         replayed = made.ok("replay", watched["run"], "--policy", str(policy))
         assert [decision["act"] for decision in replayed["decisions"]] == ["postcopy"]

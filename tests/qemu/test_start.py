@@ -78,7 +78,7 @@ def test_one_that_hangs_again_is_given_up_and_gone(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "START_TIMEOUT_S", 0.5)
-    with pytest.raises(HostDownError, match="opens no monitor"):
+    with pytest.raises(HostDownError, match="does not open its monitor"):
         asyncio.run(started(short_path, times=9))
     assert (short_path / "starts").read_text() == "\n\n"
     assert find_by_argument(str(short_path)) == []
@@ -90,7 +90,7 @@ def test_one_that_dies_without_a_word_is_started_again(short_path: Path) -> None
 
 
 def test_one_that_dies_again_is_told(short_path: Path) -> None:
-    with pytest.raises(OperationFailedError, match="without a word, twice"):
+    with pytest.raises(OperationFailedError, match="ended twice without a message"):
         asyncio.run(started(short_path, 9, DIES))
     assert (short_path / "starts").read_text() == "\n\n"
 

@@ -169,7 +169,7 @@ def test_one_vm_reaches_nothing_of_another(version: str) -> None:
         os.chown(own / "qmp.sock", who["guest-1"], -1, follow_symlinks=False)
         refused = made.vmckpt("migrate", "guest-1", "lab-b")
         assert refused.code != 0
-        assert "another user made a link there" in refused.stderr
+        assert "another user created a link there" in refused.stderr
         assert users(made) == who
         (own / "kept").rename(own / "qmp.sock")
         made.ok("checkpoint", "rm", taken)

@@ -76,7 +76,7 @@ def test_a_host_whose_first_process_is_killed_is_gone_and_the_lab_says_so(state_
         os.kill(host.holder.pid, 9)
         while is_alive(host.holder):
             time.sleep(0.01)
-        with pytest.raises(RefusedError, match="in pieces"):
+        with pytest.raises(RefusedError, match="incomplete"):
             read(made.state_dir)
 
 

@@ -216,7 +216,7 @@ def test_a_refusal_names_the_option_the_side_and_its_version() -> None:
     assert refused(NEW, bare, WantedSettings(postcopy=True)) == [
         Refusal(
             "--method postcopy",
-            "the target's QEMU 7.2.22 lacks migration capability 'postcopy-ram'",
+            "the destination's QEMU 7.2.22 lacks migration capability 'postcopy-ram'",
         )
     ]
     assert (
@@ -224,7 +224,7 @@ def test_a_refusal_names_the_option_the_side_and_its_version() -> None:
         in refused(bare, NEW, WantedSettings(postcopy=True))[0].reason
     )
     both = refused(bare, bare, WantedSettings(postcopy=True))[0].reason
-    assert both.startswith("the source's QEMU 7.2.22 and the target's QEMU 7.2.22 lack")
+    assert both.startswith("the source's QEMU 7.2.22 and the destination's QEMU 7.2.22 lack")
 
 
 def test_a_compression_that_one_side_lacks_is_refused() -> None:

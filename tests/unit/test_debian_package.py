@@ -21,6 +21,12 @@ def test_the_version_is_vmckpts() -> None:
     assert found(r"\Avmckpt \((\S+)\) ", "debian/changelog") == (__version__,)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_pages_name_the_package_of_this_version(page: str) -> None:
+    named = set(re.findall(r"vmckpt_([\d.]+)_\w+\.deb", (REPOSITORY / page).read_text()))
+    assert named == {__version__}
+
+
 def test_it_depends_on_the_pythons_that_it_has_wheels_for() -> None:
     (versions,) = found(r"^WHEELS_FOR \?= (.*)$", "Makefile")
     first, *_, last = (int(version.removeprefix("3.")) for version in versions.split())

@@ -53,7 +53,7 @@ def test_a_record_is_read_as_it_was_written(notes: Documents[Note]) -> None:
         (b'{"format": 3}', "written by another version of vmckpt"),
         (b'{"format": 2}', "missing required field `text`"),
         (b'{"format": 2, "text": 1}', r"Expected `str`, got `int` - at `\$.text`"),
-        (b'{"format": 2, "text": "a", "text": "b"}', "'text' is there twice"),
+        (b'{"format": 2, "text": "a", "text": "b"}', "'text' occurs twice"),
         (b'{"format": 2, "text": "a", "times": [NaN]}', "NaN is no number"),
     ],
 )

@@ -38,7 +38,7 @@ def test_paths_count_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("authority = 1", "no text"),
+        ("authority = 1", "not text"),
         ('authrity = "ca.pem"', "authrity"),
         ("authority", "etcd.toml"),
         ('user = "vmckpt"', "go together"),

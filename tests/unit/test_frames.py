@@ -84,7 +84,7 @@ def test_a_frame_is_read_as_it_was_written(frame: Frame) -> None:
 
 @pytest.mark.parametrize("noise", [b"HTTP/1.1 400 Bad Request\r\n", b"\0\0\0\0\x63\0\0\0\0"])
 def test_noise_is_no_frame(noise: bytes) -> None:
-    with pytest.raises(ProtocolError, match="something else than messages"):
+    with pytest.raises(ProtocolError, match="data that is not a message"):
         read(noise)
 
 

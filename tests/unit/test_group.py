@@ -45,7 +45,7 @@ def test_a_group_is_what_its_checkpoints_say() -> None:
 def test_one_that_lacks_a_checkpoint_is_restored_by_nobody() -> None:
     [group] = groups([DB, ALONE])
     assert group.missing == ["web"]
-    with pytest.raises(RefusedError, match="not whole"):
+    with pytest.raises(RefusedError, match="no longer complete"):
         require_whole(group)
 
 

@@ -83,14 +83,16 @@ def test_pages_use_the_terms_of_the_glossary(page: Path) -> None:
 
 
 def sentences(path: Path) -> Iterator[tuple[int, str]]:
-    """Comments and docstrings without the code that they quote, and their first lines."""
+    """Comments, docstrings and messages without the code that they quote, and their first lines."""
+    # Literals with spaces; since 3.12 those of an f-string are tokens of their own.
+    texts = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
-            if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+            if token.type == tokenize.COMMENT or (token.type in texts and " " in token.string):
                 yield token.start[0], re.sub(r"`[^`]*`|\S*[/(){}_.]\w+\S*", "", token.string)
 
 
-def test_comments_and_docstrings_use_the_terms_of_the_glossary() -> None:
+def test_comments_docstrings_and_messages_use_the_terms_of_the_glossary() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {match[0]}"
         for path in sorted((ROOT / "vmckpt").rglob("*.py"))

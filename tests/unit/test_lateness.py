@@ -30,5 +30,5 @@ def test_a_promise_that_is_broken_is_told_once(
 
     virtual_time.run(move())
     late = [event for event in events if isinstance(event, Note)]
-    text = "not done within 10m00s, against the forecast: it goes on"
+    text = "not done within 10m00s, contrary to the forecast: it continues"
     assert [(one.code, one.text) for one in late] == [("late", text)] * told

@@ -216,7 +216,7 @@ def test_what_libvirt_cannot_do_is_refused_or_said() -> None:
     assert (slowing.verdict, "auto-converge" in slowing.remedy) == (REFUSE, True)
     for option, wrong in {
         "--zerocopy": MigrationOptions(zero_copy=True),
-        "--zerocopy: what is compressed": MigrationOptions(zero_copy=True, compression="zstd"),
+        "--zerocopy: a compressed page": MigrationOptions(zero_copy=True, compression="zstd"),
         "--parallel": MigrationOptions(compression="xbzrle", channels=2),
         "--postcopy-bandwidth": MigrationOptions(
             Method.PRECOPY, postcopy_bandwidth_bytes_per_s=MIB

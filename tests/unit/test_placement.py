@@ -168,7 +168,7 @@ def test_replicas_go_to_different_hosts_and_the_one_too_many_says_why() -> None:
     )
     assert sorted(where(placed).values()) == ["h1", "h2"]
     (why,) = placed.stay.values()
-    assert why == "h1, h2, h3: another VM is there that it has to be apart from (web)"
+    assert why == "h1, h2, h3: a VM is there that it must be apart from (web)"
 
 
 def test_what_cannot_be_is_said() -> None:
@@ -176,7 +176,7 @@ def test_what_cannot_be_is_said() -> None:
     pair = [mover(name, 1, apart=x, together=y) for name in "ab"]
     placed = place(pair, [room("h1", 8)])
     assert set(placed.stay) == {"a", "b"}
-    assert "has to be apart from (x)" in placed.stay["a"]
+    assert "apart from a VM (x)" in placed.stay["a"]
     assert place([mover("a", 1)], []).stay == {"a": "there is no host that it may go to"}
     closed = Mover("a", "s", GIB, 1, {}, closed={"h1": "[cpu-model] no such CPU"})
     assert place([closed], [room("h1", 8)]).stay == {"a": "h1: [cpu-model] no such CPU"}

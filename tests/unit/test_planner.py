@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from vmckpt.cli.options.arguments import intent as read
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.methods import options_of
 from vmckpt.forecast.model.choose import Intent, Offer, choose
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.model.forecast import TransferMode
@@ -20,7 +21,6 @@ from vmckpt.forecast.planner import (
     offer_of,
     within_bandwidth,
 )
-from vmckpt.forecast.ways import options_of
 from vmckpt.memory.content import Content
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act
@@ -198,7 +198,7 @@ def test_what_was_asked_for_stays_open_and_is_told_beforehand() -> None:
         "QEMU will send 1.25 MiB/s, it holds 977 KiB/s no better here"
     ]
     (note,) = bandwidth_notes(road(TransferMode.HYBRID, Intent(), plain), seen)
-    assert note.startswith("the bandwidth holds until post-copy begins")
+    assert note.startswith("the bandwidth limit holds until post-copy begins")
     assert list(bandwidth_notes(road(TransferMode.HYBRID, Intent()), seen)) == []
 
 

@@ -204,11 +204,11 @@ def test_what_steers_a_migration_is_the_policy_within_its_promises() -> None:
     assert asked.steers is not None
     assert [rule.most_percent for rule in asked.steers.rules] == [0, 30]
     assert asked.throttles_at_will
-    assert asked.wish().throttle_at_will
+    assert asked.settings().throttle_at_will
     assert not replace(asked, observe_only=True).throttles_at_will
     # Auto-converge slows the guest by itself; other ways have no rounds to steer by.
     assert not replace(asked, auto_converge=True).throttles_at_will
-    assert replace(asked, auto_converge=True).wish().most_throttle_percent == 30
+    assert replace(asked, auto_converge=True).settings().most_throttle_percent == 30
     assert replace(asked, method=Method.HYBRID).steers is None
     assert not resolve_method(asked, loses_pages=False).auto_converge
     assert resolve_method(

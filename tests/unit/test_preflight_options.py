@@ -92,7 +92,7 @@ def refusals(vm: Vm, target: LocalHost, options: MigrationOptions | None = None)
 
 
 @pytest.mark.parametrize(
-    ("options", "wish"),
+    ("options", "settings"),
     [
         (MigrationOptions(), HELD),
         (
@@ -141,8 +141,8 @@ def refusals(vm: Vm, target: LocalHost, options: MigrationOptions | None = None)
         ),
     ],
 )
-def test_options_ask_for_what_they_say(options: MigrationOptions, wish: WantedSettings) -> None:
-    assert options.wish() == wish
+def test_options_ask_for_what_they_say(options: MigrationOptions, settings: WantedSettings) -> None:
+    assert options.settings() == settings
 
 
 @given(
@@ -156,12 +156,12 @@ def test_options_ask_for_what_they_say(options: MigrationOptions, wish: WantedSe
     )
 )
 def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: MigrationOptions) -> None:
-    wish = options.wish()
-    assert wish.postcopy is options.may_postcopy
+    settings = options.settings()
+    assert settings.postcopy is options.may_postcopy
     if options.method in (Method.POSTCOPY, Method.HYBRID):
         assert options.may_postcopy
     # A compression without channels would be dropped without a word.
-    assert wish.compression is None or wish.channels is not None
+    assert settings.compression is None or settings.channels is not None
 
 
 def test_auto_is_precopy_that_slows_a_guest_that_dirties_too_fast() -> None:

@@ -87,4 +87,4 @@ def test_no_vms_and_silent_hosts_are_said() -> None:
     silent = [{"what": "lab-b is down", "why": "no route"}]
     text = frame(FACTS | {"vms": [], "silent": silent})
     assert "no VMs" in text
-    assert text.endswith("not all is known: lab-b is down: no route")
+    assert text.endswith("incomplete: lab-b is down: no route")

@@ -200,7 +200,7 @@ def usable_facts(manifest: Manifest) -> CheckpointFacts:
 
 def _unknown(why: str) -> RefusedError:
     return RefusedError(
-        "this vmckpt does not know what the checkpoint is of",
+        "this vmckpt does not know this kind of checkpoint",
         why=why,
         remedy="use the vmckpt that took it, or a newer one",
     )
@@ -227,7 +227,7 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
         raise UnknownFactsError("its NICs have no MAC addresses")
     for said, disk in zip(facts.disks, spec.disks, strict=True):
         if (said.format, said.read_only) != (disk.format, disk.read_only):
-            raise UnknownFactsError(f"disk {disk.path} is of another format than its spec says")
+            raise UnknownFactsError(f"disk {disk.path} has a format other than its spec's")
         if said.size_bytes < 0:
             raise UnknownFactsError(f"disk {disk.path} has no size")
         if said.area is not None:

@@ -109,7 +109,7 @@ class Line:
 def given_up(why: str) -> OperationFailedError:
     """The error of a group's checkpoint or restore that was aborted."""
     return OperationFailedError(
-        "the group was given up: nothing of it has been done",
+        "the group was aborted: nothing was done",
         why=why,
         remedy="try again; `vmckpt vm list` shows how its VMs are",
     )

@@ -170,7 +170,7 @@ class Member:
             finally:
                 tell_guard("free inf")
         if _boottime_s() >= until_s:
-            raise given_up(f"a pause of its guest's took longer than {most_s:g} s")
+            raise given_up(f"a pause of its guest took longer than {most_s:g} s")
 
     async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
         """Wait for all others, without a time limit, calling `keep_up` regularly."""
@@ -302,7 +302,7 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
         async with asyncio.timeout(HEAD_S):
             line = await came
     except TimeoutError as exc:
-        raise given_up(f"its head did not come within {HEAD_S:g} s") from exc
+        raise given_up(f"its head did not connect within {HEAD_S:g} s") from exc
     finally:
         server.close()
         ear.unlink(missing_ok=True)

@@ -95,21 +95,21 @@ class StoreJob(NamedTuple, Generic[Q, R]):
 
 
 async def create(
-    vm: Vm, given: str | None, wish: TakeOptions, tell: Tell, key: KeySource | None = None
+    vm: Vm, given: str | None, options: TakeOptions, tell: Tell, key: KeySource | None = None
 ) -> TakenCheckpoint:
     """Take a checkpoint of the VM, on its host. Raises as `take.take`."""
-    return await have_done(await taking(vm, given, wish, key), tell)
+    return await have_done(await taking(vm, given, options, key), tell)
 
 
 async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
     """Take a checkpoint of a running VM to fork from; returns its id. Raises as `create`."""
     name, number = dated(vm.name, "fork"), IfTaken.NUMBER.value
-    wish = TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
-    return (await create(vm, store, wish, lambda _: None, key)).id
+    options = TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
+    return (await create(vm, store, options, lambda _: None, key)).id
 
 
 async def taking(
-    vm: Vm, given: str | None, wish: TakeOptions, key: KeySource | None = None
+    vm: Vm, given: str | None, options: TakeOptions, key: KeySource | None = None
 ) -> StoreJob[Take, TakenCheckpoint]:
     """The job that takes a checkpoint. Raises RefusedError, NotFoundError, HostDownError."""
     place = parse_place(given, vm.host) if given else own(vm.host)
@@ -119,15 +119,15 @@ async def taking(
             why=f"it is a directory of {place.host.name}, and '{vm.name}' is on {vm.host.name}",
             remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
         )
-    await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
+    await (require_savable(vm) if options.kind == FILE else take.require_capturable(vm))
     access = await access_to(place, key, to_write=True, named=given is not None)
     if access.secret is not None:
         await require_meant_to_take(vm, place, key)
     site_key = await in_thread(partial(run_key, state_dir(), vm.name))
-    wish = replace(wish, site_key=site_key)
+    options = replace(options, site_key=site_key)
 
     def request(store: StoreAsked, held_s: float | None) -> Take:
-        return Take(store, wish, held_s)
+        return Take(store, options, held_s)
 
     return StoreJob(CHECKPOINT, vm.host, vm.name, request, place, access)
 
@@ -135,7 +135,7 @@ async def taking(
 async def restore_to(
     host: Host,
     entry: CatalogueEntry,
-    wish: RestoreOptions,
+    options: RestoreOptions,
     tell: Tell,
     key: KeySource | None = None,
     *,
@@ -145,66 +145,66 @@ async def restore_to(
 
     `on_start`: see `StoreJob`.
     """
-    work = await _restoring(RESTORE, host, entry, wish, key)
+    work = await _restoring(RESTORE, host, entry, options, key)
     return await have_done(work._replace(on_start=on_start), tell)
 
 
 async def restore_disks_to(
-    host: Host, entry: CatalogueEntry, wish: RestoreOptions, key: KeySource | None = None
+    host: Host, entry: CatalogueEntry, options: RestoreOptions, key: KeySource | None = None
 ) -> DisksRestored:
     """Restore only the disks of a checkpoint on the host; the VM stays off."""
-    work = await _restoring(RESTORE_DISKS, host, entry, wish, key)
+    work = await _restoring(RESTORE_DISKS, host, entry, options, key)
     return await have_done(work, lambda _: None)
 
 
 async def restoring(
-    host: Host, entry: CatalogueEntry, wish: RestoreOptions, key: KeySource | None = None
+    host: Host, entry: CatalogueEntry, options: RestoreOptions, key: KeySource | None = None
 ) -> StoreJob[Restore, Restored]:
     """The job that restores a checkpoint there. Raises RefusedError."""
-    return await _restoring(RESTORE, host, entry, wish, key)
+    return await _restoring(RESTORE, host, entry, options, key)
 
 
 async def _restoring(
     kind: JobKind[Restore, R],
     host: Host,
     entry: CatalogueEntry,
-    wish: RestoreOptions,
+    options: RestoreOptions,
     key: KeySource | None,
 ) -> StoreJob[Restore, R]:
-    name = wish.name or entry.manifest.vm
-    if wish.in_place:
+    name = options.name or entry.manifest.vm
+    if options.in_place:
         await require_meant_to_restore(entry.manifest, host)
         await _end_what_is_cut_off(host, name)
     else:
         await require_unused([name], host, all_hosts())
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
-    known, is_foreign = await _standing(entry, trust=wish.trust)
+    known, is_foreign = await _standing(entry, trust=options.trust)
 
     def request(store: StoreAsked, held_s: float | None) -> Restore:
-        return Restore(store, wish, entry.id, known, is_foreign, held_s)
+        return Restore(store, options, entry.id, known, is_foreign, held_s)
 
-    return StoreJob(kind, host, name, request, place, access, is_new=not wish.in_place)
+    return StoreJob(kind, host, name, request, place, access, is_new=not options.in_place)
 
 
 async def fork_on(
     host: Host,
     entry: CatalogueEntry,
-    wish: fork.ForkOptions,
+    options: fork.ForkOptions,
     tell: Tell,
     key: KeySource | None = None,
 ) -> Forks:
     """Fork a checkpoint on the host; returns the outcome of each fork."""
-    await require_unused(wish.names, host, all_hosts())
+    await require_unused(options.names, host, all_hosts())
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
-    known, is_foreign = await _standing(entry, trust=wish.trust)
-    wish = replace(wish, known=known, is_foreign=is_foreign)
+    known, is_foreign = await _standing(entry, trust=options.trust)
+    options = replace(options, known=known, is_foreign=is_foreign)
 
     def request(store: StoreAsked, _held_s: float | None) -> Fork:
-        return Fork(store, wish)
+        return Fork(store, options)
 
-    return await have_done(StoreJob(FORK, host, wish.name, request, place, access), tell)
+    return await have_done(StoreJob(FORK, host, options.name, request, place, access), tell)
 
 
 async def standing(entry: CatalogueEntry) -> OriginShown:

@@ -59,7 +59,7 @@ def taken_from(path: Path | None) -> bytes | None:
         forget(path)
     except (OSError, ValueError) as exc:
         raise OperationFailedError(
-            "what opens the encrypted store is not there",
+            "the key of the encrypted store is missing",
             why=f"{path}: {exc}",
             remedy="try again",
         ) from exc

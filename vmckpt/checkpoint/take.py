@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.aside import StoreThread, aside_calls
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group_member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import marked
+from vmckpt.checkpoint.store_thread import StoreThread, store_thread
 from vmckpt.devices.absence import without_devices
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, Pausing, capturing
@@ -81,7 +81,7 @@ async def require_capturable(vm: Vm) -> None:
 async def take(
     vm: Vm,
     place: str,
-    wish: TakeOptions,
+    options: TakeOptions,
     tell: Callable[[str], None],
     access: Access,
     *,
@@ -99,12 +99,12 @@ async def take(
         guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member.is_grouped else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
-            calls = aside_calls(last=member.is_grouped)
-            async with session(connected, now.name) as monitor, calls as aside:
-                work = Taking(now, monitor, wish, aside, tell)
+            calls = store_thread(last=member.is_grouped)
+            async with session(connected, now.name) as monitor, calls as store_calls:
+                work = Taking(now, monitor, options, store_calls, tell)
                 work.join(member, tell_guard)
                 return await without_devices(
-                    now, monitor, wish.name, tell, lambda: work.take(place, access)
+                    now, monitor, options.name, tell, lambda: work.take(place, access)
                 )
 
 
@@ -121,8 +121,8 @@ def _require_alike(vm: Vm) -> None:
             return
         device = vm.spec.passthrough[0]
         why = (
-            f"'{device.id}' is passed through ({device.strategy}): it takes its time to be "
-            "taken out, and what a NIC sends past QEMU cannot be held"
+            f"'{device.id}' is passed through ({device.strategy}): detaching it takes "
+            "long, and output that bypasses QEMU cannot be held"
         )
     raise RefusedError(
         f"'{vm.name}' cannot have checkpoints together with others",
@@ -149,11 +149,16 @@ class Taking:
         self,
         vm: Vm,
         monitor: Monitor,
-        wish: TakeOptions,
-        aside: StoreThread,
+        options: TakeOptions,
+        store_calls: StoreThread,
         tell: Callable[[str], None],
     ) -> None:
-        self._vm, self._monitor, self._wish, self._aside = vm, monitor, wish, aside
+        self._vm, self._monitor, self._options, self._store_calls = (
+            vm,
+            monitor,
+            options,
+            store_calls,
+        )
         self._tell = tell
         self._began_s = time.monotonic()
         self._disks = DisksAtOnce(monitor, vm.qemu.files)
@@ -170,22 +175,22 @@ class Taking:
 
     async def take(self, place: str, access: Access) -> TakenCheckpoint:
         """Take the checkpoint into the store at `place`."""
-        store = await self._aside(partial(open_or_create, place, access))
+        store = await self._store_calls(partial(open_or_create, place, access))
         try:
             return await self._take(store)
         finally:
-            await finish(self._aside(store.close))
+            await finish(self._store_calls(store.close))
 
     async def _take(self, store: Store) -> TakenCheckpoint:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
         vm_id = await identity_of(self._vm.host, self._vm.directory)
-        every = await self._aside(store.manifests)
+        every = await self._store_calls(store.manifests)
         mine = of_vm(every, self._vm.name, vm_id, history.last)
         parent = await self._parent(store, history, mine)
         # Larger than all known numbers; a correct clock keeps the order with those in other stores.
         known = max([history.sequence, *(one.sequence or 0 for one in mine)])
         sequence = min(max(known + 1, int(time.time())), MOST_SEQUENCE)
-        origin = Origin(self._wish.id, self._vm.name, parent, None, vm_id, sequence)
+        origin = Origin(self._options.id, self._vm.name, parent, None, vm_id, sequence)
         new, damaged = await self._begin(store, await self._named(store, origin))
         try:
             # Only this one is what QEMU's bitmaps of later writes are about.
@@ -217,12 +222,12 @@ class Taking:
         self, new: Transaction, facts: CheckpointFacts, history: History, store: Store
     ) -> Manifest:
         """Commit it and record it in the VM's history, as the parent of the next one."""
-        words = marked(facts.to_json(), self._wish.site_key, new.id, self._vm.name)
+        words = marked(facts.to_json(), self._options.site_key, new.id, self._vm.name)
         commit = partial(new.commit, words, created_unix_s=facts.taken_unix_s)
-        manifest = await self._aside(commit)
+        manifest = await self._store_calls(commit)
         version = ""
         with suppress(StorageError, UsageError):  # unknown: the next one reads disks as a whole
-            version = (await self._aside(partial(_versions, store))).get(manifest.id, "")
+            version = (await self._store_calls(partial(_versions, store))).get(manifest.id, "")
         now = history.then(
             manifest.id, self._vm.host, store.place, manifest.sequence, version=version
         )
@@ -234,7 +239,7 @@ class Taking:
 
     async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
         """What it was last taken or restored as, else the newest of `mine`."""
-        if history.last is not None and history.last in await self._aside(store.ids):
+        if history.last is not None and history.last in await self._store_calls(store.ids):
             return history.last
         return mine[-1].id if mine else None
 
@@ -246,18 +251,18 @@ class Taking:
         """
         if parent is None or parent != history.last or not history.version:
             return False
-        return (await self._aside(partial(_versions, store))).get(parent) == history.version
+        return (await self._store_calls(partial(_versions, store))).get(parent) == history.version
 
     async def _begin(self, store: Store, origin: Origin) -> tuple[Transaction, str | None]:
         """A new transaction, and why it does not reuse its parent: never one that is damaged."""
-        called = Called(self._wish.name, IfTaken(self._wish.if_taken))
+        called = Called(self._options.name, IfTaken(self._options.if_taken))
         begin = partial(store.begin, self._vm.name, origin=origin, called=called)
         try:
-            return await self._aside(partial(begin, origin.parent)), None
+            return await self._store_calls(partial(begin, origin.parent)), None
         except DamagedError as exc:
             if origin.parent is None:
                 raise
-            return await self._aside(begin), f"{exc.what}: {exc.why}"
+            return await self._store_calls(begin), f"{exc.what}: {exc.why}"
 
     async def _named(self, store: Store, origin: Origin) -> Origin:
         """A new id, or the requested one. Raises RefusedError if that exists.
@@ -267,7 +272,7 @@ class Taking:
         wanted = origin.id
         if not wanted:
             return origin._replace(id=new_id())
-        if wanted in await self._aside(store.ids):
+        if wanted in await self._store_calls(store.ids):
             raise RefusedError(
                 f"checkpoint {wanted} is there already",
                 why="an earlier request has taken it",
@@ -282,7 +287,7 @@ class Taking:
         """
         try:
             try:
-                await self._aside(new.abort)
+                await self._store_calls(new.abort)
             finally:
                 await self._disks.end(keep_bitmap=new.is_committed)
         except VmckptError as exc:
@@ -299,12 +304,14 @@ class Taking:
         """Put memory and devices into the new checkpoint, with the disks as of the same moment."""
         epoch, unix_s = await self._memory(new)
         devices = epoch.device_base + epoch.device_state
-        await self._aside(partial(new.blob, DEVICES, devices))
+        await self._store_calls(partial(new.blob, DEVICES, devices))
         return StopTimes(unix_s, self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
 
     async def _memory(self, new: Transaction) -> tuple[Epoch, float]:
         """Put all memory into the new checkpoint; returns its epoch and the time of it."""
-        ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
+        ram = await self._store_calls(
+            self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES)
+        )
         output = HeldOutput(self._monitor, [])
         pausing: Pausing = partial(self._member.pausing, self._tell_guard)
         vm = self._vm
@@ -348,8 +355,8 @@ class Taking:
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(
-            f"'{self._vm.name}' was reset in the moment of its checkpoint",
-            why="the state of its devices may not be that of one moment",
+            f"'{self._vm.name}' was reset during its checkpoint",
+            why="the state of its devices may be inconsistent",
             remedy="take it again",
         )
 
@@ -366,24 +373,24 @@ class Taking:
             numbers = page_numbers(pages)
             seen.append(numbers)
             if sum(map(len, later)) * PAGE_BYTES < MOST_LATER_BYTES:
-                lacking = await self._aside(partial(ram.lacks, pages.data))
+                lacking = await self._store_calls(partial(ram.lacks, pages.data))
                 later.append(numbers[lacking])
                 await self._put_chosen(ram, pages, numbers, ~lacking)
             else:
-                await self._aside(partial(ram.put, numbers, pages.data))
+                await self._store_calls(partial(ram.put, numbers, pages.data))
 
         self._pauses_s.append(await capture.everything(take, COPY_BYTES))
         present = np.concatenate(seen) if seen else np.empty(0, np.int64)
         empty = np.ones(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
         empty[present] = False
-        await self._aside(partial(ram.put_zero, np.flatnonzero(empty)))
+        await self._store_calls(partial(ram.put_zero, np.flatnonzero(empty)))
         return spans_of(np.concatenate(later) if later else np.empty(0, np.int64))
 
     async def _passes_until_it_fits(
         self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
     ) -> list[Pages]:
         """Copy new pages and later writes while the guest runs; returns them oldest first."""
-        allowed_s = self._wish.max_pause_s * COPY_SHARE
+        allowed_s = self._options.max_pause_s * COPY_SHARE
         budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
         spans: Sequence[Span] = new_pages
         while spans or budget.wants_pass(capture.dirty_pages()):
@@ -416,10 +423,10 @@ class Taking:
         self, ram: AreaWriter, pages: Pages, numbers: Numbers, chosen: NDArray[np.bool_]
     ) -> None:
         if chosen.all():
-            await self._aside(partial(ram.put, numbers, pages.data))
+            await self._store_calls(partial(ram.put, numbers, pages.data))
         elif chosen.any():
             rows = np.frombuffer(pages.data, np.uint8).reshape(-1, PAGE_BYTES)
-            await self._aside(partial(ram.put, numbers[chosen], rows[chosen].tobytes()))
+            await self._store_calls(partial(ram.put, numbers[chosen], rows[chosen].tobytes()))
 
     async def _store_disks(self, new: Transaction) -> None:
         if not self._disks.nodes:
@@ -429,8 +436,8 @@ class Taking:
             for number, node in enumerate(self._disks.nodes):
                 size = -(-self._disks.size_bytes(node) // BLOCK_CHUNK_BYTES) * BLOCK_CHUNK_BYTES
                 make = self._area(new, f"disk-{number}", size, BLOCK_CHUNK_BYTES)
-                area, sock = await self._aside(make), await self._vm.host.connect(path)
-                await self._aside(partial(self._store_disk, area, sock, node))
+                area, sock = await self._store_calls(make), await self._vm.host.connect(path)
+                await self._store_calls(partial(self._store_disk, area, sock, node))
 
     def _store_disk(self, area: AreaWriter, sock: socket.socket, node: str) -> None:
         names = self._disks.contexts(node)
@@ -454,11 +461,11 @@ class Taking:
         code = await vm.host.fingerprint(spec.firmware.code) if spec.firmware else None
         images = await _sizes(self._monitor, vm)
         return CheckpointFacts(
-            name=self._wish.name,
+            name=self._options.name,
             host=vm.host.name,
             taken_unix_s=moment.unix_s,
-            trigger=self._wish.trigger,
-            tags=dict(self._wish.tags),
+            trigger=self._options.trigger,
+            tags=dict(self._options.tags),
             spec=spec.text,
             platform=asdict(vm.qemu.platform),
             qemu_version=str(await commands.query_version(self._monitor)),

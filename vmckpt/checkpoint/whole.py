@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.aside import aside_calls
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
+from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
@@ -59,9 +59,9 @@ async def require_savable(vm: Vm) -> None:
 
 
 async def take_whole(
-    vm: Vm, place: str, wish: TakeOptions, tell: Callable[[str], None], access: Access
+    vm: Vm, place: str, options: TakeOptions, tell: Callable[[str], None], access: Access
 ) -> TakenCheckpoint:
-    """Save it; the guest continues in any case. `wish.max_pause_s` of 0: no limit.
+    """Save it; the guest continues in any case. `options.max_pause_s` of 0: no limit.
 
     Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
     """
@@ -72,8 +72,8 @@ async def take_whole(
         if file.is_relative_to(now.qemu.files.memory(IN_MEMORY)):
             await now.host.make_private_dir(file.parent)
         connected = await now.host.connect(now.qemu.files.operator)
-        async with session(connected, now.name) as monitor, aside_calls() as aside:
-            taking = _TakingWhole(now, monitor, wish, aside, tell)
+        async with session(connected, now.name) as monitor, store_thread() as store_calls:
+            taking = _TakingWhole(now, monitor, options, store_calls, tell)
             taking.file = file
             try:
                 return await taking.take(place, access)
@@ -81,7 +81,7 @@ async def take_whole(
                 file.unlink(missing_ok=True)
 
 
-async def let_go(vm: Vm) -> None:
+async def resume_unsaved(vm: Vm) -> None:
     """Recovery after the saving process died: cancel the saving and resume the guest.
 
     The caller holds the lock. Raises HostDownError, OutcomeUnknownError: QEMU does not answer;
@@ -116,7 +116,7 @@ class _TakingWhole(Taking):
             pause_s = await self._save(mapped=mapped)
             unix_s = time.time()
         self._tell("storing")
-        await self._aside(partial(self._store, new))
+        await self._store_calls(partial(self._store, new))
         return StopTimes(unix_s, [pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
 
     async def _require_room(self, size_bytes: int) -> None:
@@ -140,11 +140,11 @@ class _TakingWhole(Taking):
             f"written at {format_rate(speed)}"
         )
         self._tell(f"the guest will be paused for {text}")
-        if 0 < self._wish.max_pause_s < expected_s:
+        if 0 < self._options.max_pause_s < expected_s:
             raise RefusedError(
                 f"saving '{self._vm.name}' would stop it for too long",
-                why=f"{text}; --max-pause allows {format_duration(self._wish.max_pause_s)}",
-                remedy="allow more, or run it from a spec of vmckpt's: then milliseconds will do",
+                why=f"{text}; --max-pause allows {format_duration(self._options.max_pause_s)}",
+                remedy="allow more, or run it from a spec of vmckpt's: the pause is then short",
             )
 
     async def _save(self, *, mapped: bool) -> float:
@@ -183,7 +183,7 @@ class _TakingWhole(Taking):
             if status in ("failed", "cancelled"):
                 break
         raise OperationFailedError(
-            f"'{self._vm.name}' could not be saved; it runs on",
+            f"'{self._vm.name}' could not be saved; it keeps running",
             why=found.error or f"QEMU's migration to the file is {found.status}",
             remedy=f"see that {self.file.parent} has room, and the VM's stderr.log",
         )

@@ -48,7 +48,7 @@ _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 async def _supervised(work: Coroutine[Any, Any, T]) -> T:
     return await _cancelled_by_signals(
-        work, lambda: warn("asked to stop: going back, unless it is too late for that")
+        work, lambda: warn("asked to stop: undoing, unless it is too late")
     )
 
 

@@ -123,7 +123,7 @@ async def recover_now(vm: Vm) -> None:
         await require_alive(now)
         if not _journey(now, "recover").has_devices:
             raise RefusedError(
-                f"'{now.name}' has no device that is unplugged for anything",
+                f"'{now.name}' has no device that vmckpt unplugs",
                 why="its spec has no [[passthrough]] with a hook",
                 remedy="there is nothing to do",
             )

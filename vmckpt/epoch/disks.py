@@ -300,5 +300,5 @@ async def _delete(monitor: Monitor, node: str) -> None:
         raise OperationFailedError(
             f"{monitor.label} does not let go of '{node}'",
             why=exc.description,
-            remedy="take the checkpoint again, which tries again",
+            remedy="take the checkpoint again, which retries",
         ) from exc

@@ -71,7 +71,7 @@ class Guard:
                 return
             may_run = _now_s() < self._until_s
             if may_run:
-                self._let_go()
+                self._release()
             else:  # repeatedly: a process in the middle of an epoch may resume it
                 self._stop()
             stopped = not may_run
@@ -133,11 +133,11 @@ class Guard:
             self._signal(signal.SIGSTOP)
             self._say(f"QEMU is held: its guest may not run, and it does not answer ({exc})")
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._is_held:
             self._is_held = False
             self._signal(signal.SIGCONT)
-            self._say("QEMU is held no longer: its guest may run")
+            self._say("QEMU is no longer held: its guest may run")
 
     def _end_held(self) -> None:
         if self._is_held:
@@ -184,7 +184,7 @@ class Guard:
             case {"running": bool(), "status": str()}:
                 found: dict[str, Any] = said["return"]
                 return found
-        raise ConnectionError("what it says of its guest is malformed")
+        raise ConnectionError("its report of the guest is malformed")
 
     def _ask(self, command: str, by_s: float, **arguments: str) -> dict[str, Any]:
         """The answer to a command; skips events, and answers that came too late.
@@ -216,7 +216,7 @@ class Guard:
                 raise ConnectionError("the monitor was closed")
             self._told += data
             if len(self._told) > MOST_LINE_BYTES:
-                raise ConnectionError("it says more than any answer has")
+                raise ConnectionError("its reply is too long")
         line, _, self._told = self._told.partition(b"\n")
         self._note(line)
         return line

@@ -28,7 +28,7 @@ _FD_NAME = "vmckpt-epoch"
 
 @asynccontextmanager
 async def saving(
-    monitor: Monitor, wished: Mapping[str, bool], limits: Mapping[str, int]
+    monitor: Monitor, requested: Mapping[str, bool], limits: Mapping[str, int]
 ) -> AsyncIterator[None]:
     """QEMU's settings for saving its state, for the block; restored afterwards.
 
@@ -37,7 +37,7 @@ async def saving(
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     parameters = await commands.query_migrate_parameters(monitor)
-    wanted = {name: False for name, on in capabilities.items() if on} | dict(wished)
+    wanted = {name: False for name, on in capabilities.items() if on} | dict(requested)
     try:
         await commands.trace(monitor, VCPU_TRACE, enabled=False)
         await commands.migrate_set_capabilities(monitor, wanted)

@@ -12,6 +12,7 @@ from vmckpt.forecast.learned import device_moves, learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.forecast.measure.link_users import others_on_the_link
+from vmckpt.forecast.methods import against, options_of, warnings, ways
 from vmckpt.forecast.model.choose import (
     MAX_DOWNTIME,
     MAX_SLOWDOWN,
@@ -41,7 +42,6 @@ from vmckpt.forecast.model.forecast import (
 )
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 from vmckpt.forecast.model.link import LinkModel
-from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.options.migration import (
@@ -100,7 +100,7 @@ class MigrationPlan:
         """The options to migrate with. Raises RefusedError, naming the least change that helps."""
         if self.choice.way is None:
             raise RefusedError(
-                f"no way of moving '{self.vm}' to {self.target} keeps what is asked for",
+                f"no method of migrating '{self.vm}' to {self.target} meets the constraints",
                 why=self.choice.reason,
                 remedy=self.choice.change,
             )
@@ -228,7 +228,7 @@ def _require_other_host(vm: Vm, target: Host) -> None:
     if vm.host.name == target.name:
         raise RefusedError(
             f"'{vm.name}' is on {target.name} already",
-            why="moving needs another host",
+            why="a migration needs another host",
             remedy="name another: vmckpt host list",
         )
 
@@ -278,7 +278,7 @@ async def _road(
         return Road(way, meant, unknown=f"no measurements: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
-        unknown = "no disk was copied between these hosts yet: the first such move teaches it"
+        unknown = "no disk was copied between these hosts yet: the first such migration measures it"
         return Road(way, meant, unknown=unknown)
     return Road(way, meant, link, copied, limits_ms(way, options, intent, link), checked.checks)
 
@@ -306,7 +306,7 @@ def bandwidth_notes(road: Road, measured: DirtyRate) -> Iterator[str]:
     if beyond := _beyond_bytes_per_s(road, road.link, measured):
         yield f"QEMU will send {format_rate(beyond)}, it holds {format_rate(limit)} no better here"
     if road.way in POSTCOPIES:
-        yield "the bandwidth holds until post-copy begins: then pages go as fast as the link can"
+        yield "the bandwidth limit holds until post-copy begins: then pages are sent at link speed"
 
 
 def _beyond_bytes_per_s(road: Road, link: LinkModel, measured: DirtyRate) -> float:
@@ -381,9 +381,9 @@ def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions
 
 def limits(meant: MigrationOptions) -> MigrationLimits:
     """The limits that QEMU will be given."""
-    throttle = auto_converge(meant.wish())["max-cpu-throttle"] / 100
+    throttle = auto_converge(meant.settings())["max-cpu-throttle"] / 100
     bandwidth = float(meant.bandwidth_bytes_per_s)
-    channels = meant.wished_channels or DEFAULT_CHANNELS
+    channels = meant.requested_channels or DEFAULT_CHANNELS
     return MigrationLimits(meant.max_downtime_ms / 1e3, bandwidth, channels, throttle)
 
 
@@ -457,7 +457,7 @@ def _notes(measured: DirtyRate) -> tuple[str, ...]:
         return ()
     return (
         f"the dirty rate is QEMU's own sample ({measured.why})",
-        "what memory holds is not known, and taken as the slowest to send",
+        "the content of memory is unknown, and assumed to be the slowest to send",
     )
 
 
@@ -465,12 +465,12 @@ def _neighbours(others: int) -> tuple[str, ...]:
     if not others:
         return ()
     words = f"{others} other migrations use" if others > 1 else "another migration uses"
-    return (f"{words} the link now: forecasts are for one that has it for itself",)
+    return (f"{words} the link now: forecasts assume that it is free",)
 
 
 def _nothing_known(source: str, target: str) -> RefusedError:
     return RefusedError(
-        f"nothing is known of moving from {source} to {target}",
+        f"nothing was measured from {source} to {target}",
         why="no migration without a bandwidth limit has been recorded in this direction",
         remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
     )

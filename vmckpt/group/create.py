@@ -53,7 +53,7 @@ async def create(
     works = await all_of(_work(vm, asked, key) for vm in vms)
     for vm in vms:
         if not vm.spec.nics:
-            tell(f"{vm.name} has no network: nothing that it says is held")
+            tell(f"{vm.name} has no network: there is no output to hold")
     group_id = secrets.token_hex(8)
     await local_host().make_dir(groups_dir())
     switch = [*own_command(), "settle-groups"]

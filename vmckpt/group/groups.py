@@ -63,8 +63,8 @@ def require_whole(group: Group) -> None:
     """Raises RefusedError if one of its checkpoints is missing."""
     if group.missing:
         raise RefusedError(
-            f"group '{group.name}' is not whole any more",
+            f"group '{group.name}' is no longer complete",
             why=f"the checkpoint of {', '.join(group.missing)} is in no store that answers",
-            remedy="have its store answer, or restore the others one by one: they are checkpoints "
-            "like any",
+            remedy="make its store available, or restore the others one by one: they are "
+            "ordinary checkpoints",
         )

@@ -175,7 +175,7 @@ async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any
     future.
     """
     await head.all_say("ready")
-    tell("all can go on")
+    tell("all can continue")
     head.tell_all("switch")
     await head.all_say("switched", TOGETHER_S)
     head.tell_all("run")

@@ -23,7 +23,7 @@ async def homes(group: Group, tell: Callable[[str], None]) -> dict[str, Host]:
 async def restore_group(
     group: Group,
     hosts: Mapping[str, Host],
-    wish: RestoreOptions,
+    options: RestoreOptions,
     tell: Callable[[str], None],
     key: KeySource | None = None,
 ) -> dict[str, Any]:
@@ -34,7 +34,7 @@ async def restore_group(
     """
     require_whole(group)
     works = await all_of(
-        restoring(hosts[vm], entry, wish, key) for vm, entry in group.entries.items()
+        restoring(hosts[vm], entry, options, key) for vm, entry in group.entries.items()
     )
     works = [work._replace(held_s=0.0) for work in works]
     async with at_work(works) as (head, _):

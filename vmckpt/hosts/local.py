@@ -167,7 +167,7 @@ class LocalHost(HostEntry):
             ) from exc
         raise RefusedError(
             f"at {path} on {self.name} another user listens (uid {user})",
-            why="whatever is heard there are that user's words, and would be acted on as this one",
+            why="answers there are that user's, and would be trusted as this user's own",
             remedy="name a socket of this user's own, or, if all that it says is believed: --trust",
         )
 
@@ -335,7 +335,7 @@ class LocalHost(HostEntry):
                 tries, said = REMOVE_TRIES, ""
                 while path.exists():
                     if not (tries := tries - 1):
-                        raise OSError(said or "there is always something in it again")
+                        raise OSError(said or "new files keep appearing in it")
                     said = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
                 with suppress(FileNotFoundError):  # its parent was removed too
                     sync_directory(path.parent)

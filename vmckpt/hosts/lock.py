@@ -110,7 +110,7 @@ def _parse(text: bytes) -> Owner | None:
 
 def _busy(path: Path, owner: Owner | None) -> BusyError:
     who = f"{owner.action} (run {owner.run}, pid {owner.pid})" if owner else "another operation"
-    remedy = "wait for it to end; a dead holder frees it by itself"
+    remedy = "wait for it to end; it is released when its holder ends"
     if owner and owner.ended_by:
         remedy = f"end it first: {owner.ended_by}"
     return BusyError(f"'{path.name}' is busy", why=f"held by {who}", remedy=remedy)

@@ -132,7 +132,7 @@ def _refuse_a_second(state_dir: Path) -> None:
     directory = lab_directory(state_dir)
     if find(directory):
         raise RefusedError(
-            "the lab is in pieces",
+            "the lab is incomplete",
             why=f"its directory {directory} is gone, but some of its processes run",
             remedy="run 'vmckpt lab down'",
         )
@@ -227,7 +227,7 @@ async def _await_observer(namespaces: Namespaces, pid: int) -> None:
     raise OperationFailedError(
         "the lab's heartbeat observer did not start",
         why=last_line(namespaces.log("observer")) or "no answer",
-        remedy="see why, put it right and try again",
+        remedy="fix the cause, and try again",
     )
 
 
@@ -249,6 +249,6 @@ def _remove(directory: Path, children: Sequence[int]) -> LabRemoval:
             raise OperationFailedError(
                 "the lab's directory could not be removed",
                 why=str(exc),
-                remedy="put it right, then run 'vmckpt lab down'",
+                remedy="fix the cause, then run 'vmckpt lab down'",
             ) from exc
     return LabRemoval(hosts=len(names), processes=len(ended), ram_files=ram_files)

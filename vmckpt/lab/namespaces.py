@@ -86,7 +86,7 @@ class Namespaces:
         raise OperationFailedError(
             "a network namespace could not be made",
             why=last_line(self.log(name)) or "no answer",
-            remedy="see why, put it right and try again",
+            remedy="fix the cause, and try again",
         )
 
 

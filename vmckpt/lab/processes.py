@@ -126,7 +126,7 @@ async def run(argv: Sequence[str], directory: Path, *, stdin: str = "") -> str:
             await process.communicate(b"")
     if process.returncode != 0:
         raise OperationFailedError(
-            f"'{' '.join(argv)}' failed", why=why, remedy="see why, put it right and try again"
+            f"'{' '.join(argv)}' failed", why=why, remedy="fix the cause, and try again"
         )
     return out.decode(errors="replace")
 
@@ -167,8 +167,8 @@ def end_all(directory: Path) -> list[ProcessId]:
     """
     ended: dict[ProcessId, None] = {}
     deadline_s = time.monotonic() + _END_TIMEOUT_S
-    clean_looks = 0
-    while clean_looks < 2:
+    quiet_rounds = 0
+    while quiet_rounds < 2:
         found = find(directory)
         if found and time.monotonic() > deadline_s:
             raise OperationFailedError(
@@ -177,11 +177,11 @@ def end_all(directory: Path) -> list[ProcessId]:
                 remedy="see what they wait for (ps -o pid,stat,wchan), then 'vmckpt lab down'",
             )
         if found:
-            clean_looks = 0
+            quiet_rounds = 0
             ended |= dict.fromkeys(found)
             _end(found, deadline_s)
         else:
-            clean_looks += 1
+            quiet_rounds += 1
             time.sleep(0.01)
     return list(ended)
 

@@ -70,7 +70,7 @@ async def open_socket(lab: Lab, enter: tuple[str, ...], kind: str) -> socket.soc
         raise OperationFailedError(
             "no socket could be made in the lab",
             why=err.decode(errors="replace").strip() or "its process said nothing",
-            remedy="see whether the lab is whole: 'vmckpt lab status'",
+            remedy="see whether the lab is complete: 'vmckpt lab status'",
         )
     made = socket.socket(socket.AF_INET, KINDS[kind], fileno=descriptors[0])
     made.setblocking(False)

@@ -126,7 +126,7 @@ def read(state_dir: Path) -> Lab | None:
 
 
 def _in_pieces(why: str) -> RefusedError:
-    return RefusedError("the lab is in pieces", why=why, remedy="run 'vmckpt lab down'")
+    return RefusedError("the lab is incomplete", why=why, remedy="run 'vmckpt lab down'")
 
 
 def write_record(lab: Lab) -> None:

@@ -61,7 +61,7 @@ def read_credentials(path: Path) -> EtcdCredentials:
         raise _unusable(f"{path}: {exc}", "write it as docs/replicate.md says under etcd") from exc
     names = {field.name for field in fields(EtcdCredentials)}
     if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:
-        why = f"{path}: {', '.join(wrong)} is not known, or no text"
+        why = f"{path}: {', '.join(wrong)} is unknown, or not text"
         raise _unusable(why, f"it has {', '.join(sorted(names))}")
     for one, other in (("certificate", "key"), ("user", "password_file")):
         if (one in said) != (other in said):

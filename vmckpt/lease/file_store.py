@@ -198,7 +198,7 @@ class FileStore:
 
     def _down(self, vm: str, exc: OSError | TimeoutError) -> ArbiterDownError:
         return ArbiterDownError(
-            f"the lease of '{vm}' cannot be asked for",
+            f"the lease of '{vm}' cannot be read",
             why=str(exc) or f"{self._directory} did not answer for {self._timeout_s} s",
             remedy="check the directory",
         )
@@ -207,7 +207,7 @@ class FileStore:
 def _in_doubt(vm: str, path: Path, exc: OSError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"it is unknown whether the lease of '{vm}' was written durably",
-        why=f"{path} did not say that it is in place, and on the disk: {exc.strerror}",
+        why=f"{path} did not confirm that it is in place and on disk: {exc.strerror}",
         remedy="look again; check the disk, or the server",
     )
 

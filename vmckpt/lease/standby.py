@@ -58,7 +58,7 @@ def decide(view: StandbyView, *, now_s: float, margin_s: float, silence_s: float
 
     `margin_s`: how long starting the guest may take. `silence_s`: a path without traffic for this
     long is silent. A primary that is heard but has not renewed its lease has stopped its guest, so
-    its term is taken all the same.
+    its term is taken anyway.
     """
     if view.seen is None:
         return StandbyMove.FOLLOW

@@ -62,7 +62,7 @@ class Comparison:
         """Their content when they were last taken, in sequence."""
         return b"".join([self._copy[start // 8 : end // 8].data for start, end in spans])
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the file's memory, before the file is closed."""
         del self._now
 
@@ -89,4 +89,4 @@ def compared(ram_file: Path, ram_bytes: int | None = None) -> Iterator[Compariso
         try:
             yield comparison
         finally:
-            comparison.let_go()
+            comparison.release()

@@ -29,7 +29,7 @@ def migrations(records: Iterable[RunRecord]) -> list[Metric]:
     """Count, results, durations, cost and last time of migrations."""
     moves = [record for record in records if record.operation == "migrate" and _counts(record)]
     total = CounterMetricFamily(
-        "vmckpt_migrations_total", "Migrations, by how they ended.", labels=("outcome", "method")
+        "vmckpt_migrations_total", "Migrations by outcome.", labels=("outcome", "method")
     )
     outcomes = Counter((str(m.result["outcome"]), _method(m)) for m in moves if m.result)
     for (outcome, method), count in sorted(outcomes.items()):
@@ -43,7 +43,7 @@ def migrations(records: Iterable[RunRecord]) -> list[Metric]:
     done = [move for move in moves if (move.result or {}).get("outcome") == "completed"]
     took = HistogramMetricFamily(
         "vmckpt_migration_duration_seconds",
-        "How long completed migrations took, all in all.",
+        "Total duration of completed migrations.",
         labels=("method",),
     )
     _by_method(took, done, lambda result: result.get("total_time_s"), DURATIONS_S)
@@ -77,20 +77,22 @@ def forecasts(records: Sequence[RunRecord]) -> list[Metric]:
     moves = scored(records)
     error = HistogramMetricFamily(
         "vmckpt_forecast_duration_error_ratio",
-        "How far off forecast durations were, as parts of them, signs left out.",
+        "Relative error of forecast durations, without sign.",
         labels=("way",),
     )
     pause_error = HistogramMetricFamily(
         "vmckpt_forecast_downtime_error_seconds",
-        "How far off forecast downtimes were, signs left out.",
+        "Error of forecast downtimes, without sign.",
         labels=("way",),
     )
     total = CounterMetricFamily(
-        "vmckpt_forecasts_total", "Forecasts that were put to the test.", labels=("way",)
+        "vmckpt_forecasts_total",
+        "Forecasts compared with their migration.",
+        labels=("way",),
     )
     inside = CounterMetricFamily(
         "vmckpt_forecasts_inside_total",
-        "Forecasts whose duration came out between p10 and p90.",
+        "Forecasts whose duration was between p10 and p90.",
         labels=("way",),
     )
     for way in sorted({move.way for move in moves}):
@@ -103,7 +105,7 @@ def forecasts(records: Sequence[RunRecord]) -> list[Metric]:
         add(inside, (way,), sum(move.forecast.total_s.holds(move.total_s) for move in ours))
     wrong = CounterMetricFamily(
         "vmckpt_forecasts_wrong_end_total",
-        "Migrations that ended, or did not, against their forecast.",
+        "Migrations that completed, or did not, contrary to their forecast.",
     )
     if moves:
         add(wrong, (), len(unforeseen(records)))

@@ -65,13 +65,13 @@ _FIGURES = (
     _ReplicationFamily(
         "sent_bytes_total",
         CounterMetricFamily,
-        "What went to the standby.",
+        "Bytes sent to the standby.",
         lambda status: status.sent_bytes,
     ),
     _ReplicationFamily(
         "raw_bytes_total",
         CounterMetricFamily,
-        "What was dirtied, whole pages.",
+        "Bytes dirtied, in whole pages.",
         lambda status: status.raw_bytes,
     ),
     _ReplicationFamily(
@@ -83,25 +83,25 @@ _FIGURES = (
     _ReplicationFamily(
         "lag_seconds",
         GaugeMetricFamily,
-        "How long ago the last epoch came to be safe.",
+        "How long ago the last epoch was acknowledged.",
         lambda status: _seconds(status.lag_ms),
     ),
     _ReplicationFamily(
         "rpo_seconds",
         GaugeMetricFamily,
-        "How old the state is that the standby would go on from now.",
+        "Age of the state from which the standby would continue.",
         _rpo_s,
     ),
     _ReplicationFamily(
         "output_latency_seconds",
         GaugeMetricFamily,
-        "How long what the guest sends is held back, on average.",
+        "How long output of the guest is held, on average.",
         _held_s,
     ),
     _ReplicationFamily(
         "slowed_ratio",
         GaugeMetricFamily,
-        "For which part of its time the guest is stopped, so that the link can follow.",
+        "Fraction of time for which the guest is stopped so that the link can follow.",
         lambda status: _ratio(status.slowed_percent),
     ),
     _ReplicationFamily(

@@ -36,7 +36,7 @@ def vms(facts: Iterable[Mapping[str, Any]]) -> list[Metric]:
     """Every VM, from `vm list --json`."""
     info = GaugeMetricFamily(
         "vmckpt_vm_info",
-        "1 for every VM; what it is stands in the labels.",
+        "1 for every VM; its labels describe it.",
         labels=(*_PLACE, *_FACTS),
     )
     running = GaugeMetricFamily(
@@ -72,10 +72,12 @@ def dirty_rates(measured: Iterable[Measured]) -> list[Metric]:
         labels=_MEASURED,
     )
     took = GaugeMetricFamily(
-        "vmckpt_vm_dirty_rate_measured_seconds", "How long it was measured for.", labels=_MEASURED
+        "vmckpt_vm_dirty_rate_measured_seconds", "Duration of that measurement.", labels=_MEASURED
     )
     when = GaugeMetricFamily(
-        "vmckpt_vm_dirty_rate_measured_timestamp_seconds", "When that ended.", labels=_MEASURED
+        "vmckpt_vm_dirty_rate_measured_timestamp_seconds",
+        "When that measurement ended.",
+        labels=_MEASURED,
     )
     for one in measured:
         labels = (one.vm, one.rate.source)

@@ -76,7 +76,7 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
     if first.name == second.name:
         raise RefusedError(
             "a host is not calibrated with itself",
-            why="moving needs two",
+            why="calibrating needs two hosts",
             remedy="vmckpt host calibrate A B",
         )
     began_s, moves, skipped = time.monotonic(), 0, list[str]()

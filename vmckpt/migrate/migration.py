@@ -295,7 +295,7 @@ class Migration:
             # A second Ctrl-C must not undo the destination before it is known who has the guest.
             if await to_the_end(self._settle()) is not OwnershipMove.TARGET_OWNS:
                 raise await self._explained(exc) from exc
-            self._note("too-late", "it was too late to go back: the VM is on the target")
+            self._note("too-late", "it was too late to undo: the VM is on the destination")
 
     async def _attach(self) -> None:
         """Attach the guest's devices before it runs on the destination: without them it stays
@@ -391,7 +391,9 @@ class Migration:
     def _arrived(self) -> Qemu:
         if self._target_qemu is None:
             raise OutcomeUnknownError(
-                "the target's QEMU is not known", why="it was not prepared", remedy="report this"
+                "the destination's QEMU is not known",
+                why="it was not prepared",
+                remedy="report this",
             )
         return self._target_qemu
 
@@ -489,7 +491,7 @@ class Migration:
             rounds=self._transfer.rounds if self._transfer else 0,
             warnings=(),
             run_record="",
-            channels=self._options.wished_channels or 1,
+            channels=self._options.requested_channels or 1,
             device_bytes=self._journey.device_bytes,
             device_out_s=self._journey.out_s,
             device_back_s=self._journey.back_s,

@@ -108,7 +108,9 @@ async def recorded(
     run = MigrationRun(run_id or new_run(), request, asked, emit, forecast)
     late = None
     if (within_s := asked.finish_within_s) is not None:
-        text = f"not done within {format_duration(within_s)}, against the forecast: it goes on"
+        text = (
+            f"not done within {format_duration(within_s)}, contrary to the forecast: it continues"
+        )
         late = asyncio.get_running_loop().call_later(within_s, run.note, "late", text)
     try:
         yield run

@@ -90,7 +90,7 @@ async def _move(
         there = vm_dir(target.state_dir, vm.name)
         if await target.exists(there.journal):
             raise BusyError(
-                f"{target.name} still has something of an earlier migration of '{vm.name}'",
+                f"{target.name} still has remains of an earlier migration of '{vm.name}'",
                 why="it did not answer when that was undone",
                 remedy=f"try again, which removes it: vmckpt vm show {vm.name}",
             )

@@ -98,7 +98,7 @@ class SharedLink:
             try:
                 return await retry(hold, BusyError, every_s=TURN_POLL_S, within_s=WAITS_S)
             except BusyError as exc:
-                text = f"still waiting for the link, {exc.why}: if that does not get on, end it"
+                text = f"still waiting for the link, {exc.why}: if that makes no progress, end it"
                 self._note(TURN, text)
 
     async def leave(self) -> None:

@@ -307,12 +307,12 @@ class MigrationOptions:
         return policy is not None and policy.may_throttle
 
     @property
-    def wished_channels(self) -> int | None:
+    def requested_channels(self) -> int | None:
         """Parallel channels for memory: compressed memory uses several, except with xbzrle."""
         by_itself = DEFAULT_CHANNELS if self.compression not in (None, Compression.XBZRLE) else None
         return self.channels or by_itself
 
-    def wish(self, *, copies_disks: bool = False) -> "WantedSettings":
+    def settings(self, *, copies_disks: bool = False) -> "WantedSettings":
         """The settings that this requests from the pair of QEMUs."""
         from vmckpt.qemu.abilities import WantedSettings
 
@@ -326,7 +326,7 @@ class MigrationOptions:
             most_throttle_percent=self.most_throttle_percent,
             throttle_initial_percent=self.throttle_initial_percent,
             throttle_increment_percent=self.throttle_increment_percent,
-            channels=self.wished_channels,
+            channels=self.requested_channels,
             compression=self.compression,
             compression_level=self.compression_level,
             xbzrle_cache_bytes=self.xbzrle_cache_bytes,

@@ -71,12 +71,12 @@ class ReplicationOptions:
         if self.holds_output and self.epoch_s is not None and self.epoch_s > LONGEST_HELD_S:
             epoch = format_duration(self.epoch_s)
             raise RefusedError(
-                f"epochs of {epoch} would hold back what the guest sends for as long",
+                f"epochs of {epoch} would hold the guest's output for as long",
                 why=f"nothing leaves before the standby has the state that sent it: up to {epoch} "
                 "and more for each answer",
-                remedy="choose epochs of 1 s at most, or let output out at once, by name: "
+                remedy="choose epochs of 1 s at most, or release output at once: "
                 "--unsafe-no-output-commit. Then a failover takes the guest back by up to an "
-                "epoch, and what it has told others meanwhile it does not know any more",
+                "epoch, and it does not know what it has sent since",
             )
 
 

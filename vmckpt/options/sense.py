@@ -89,13 +89,13 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
             of_memory(one.flag) for one in asked(options) if About.MEMORY in one.declared.about
         )
         if options.at_target is not None and options.at_target.persistent_xml is not None:
-            why = "libvirt keeps what --xml says of a domain that is off, and looks at no other"
+            why = "libvirt uses --xml alone for a domain that is off"
             yield Odds("--persistent-xml cannot be combined with --offline", why, "use --xml")
     if options.policy is None:
         return
     if options.method not in _STEERED:
         what = f"--policy cannot be combined with --method {options.method}"
-        remedy = "leave out --method; a rule may come to post-copy"
+        remedy = "leave out --method; a rule may switch to post-copy"
         yield Odds(what, "a policy steers a pre-copy", remedy)
     if options.policy.may_throttle and options.auto_converge and not options.observe_only:
         why = "both would slow the guest, each by its own rule"

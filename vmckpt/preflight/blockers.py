@@ -11,7 +11,7 @@ _DEVICE = re.compile(r"non-migratable device: (?:(?P<pci>[0-9a-f]{4}(?::[0-9a-f]
                      r"(?:(?P<below>.+)/)?(?P<kind>[^/]+)")  # fmt: skip
 VFIO_REMEDY = (
     "run it from a spec with the device under [[passthrough]], strategy hook-detach or stop-app: "
-    "it is unplugged for the way then"
+    "then it is unplugged during the migration"
 )
 
 

@@ -87,7 +87,7 @@ async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator
         for name, kind in children.items():
             for prefix, what in BYPASSES.items():
                 if kind.startswith(prefix) and name not in away:
-                    reason = f"'{name}' ({kind}) is {what}: what it writes is not seen"
+                    reason = f"'{name}' ({kind}) is {what}: its writes are not seen"
                     remedy = f"shut it down, vmckpt vm rm, and run its spec without '{name}'"
                     yield Finding("bypass", REFUSE, reason, remedy)
 

@@ -94,14 +94,14 @@ async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[F
     wanted = [*read_only, *first, *(path for path in spec.files if not _is_vars(spec, path))]
     if missing := [str(path) for path in wanted if not await host.readable(path)]:
         reason = f"{host.name} cannot read {', '.join(missing)}"
-        yield Finding("files", REFUSE, reason, "put there what the VM was started with")
+        yield Finding("files", REFUSE, reason, "put the files there with which the VM was started")
         return
     yield Finding("files", OK, f"{len(wanted)} files of the VM are readable on {host.name}")
     if spec.firmware and restored.firmware_sha256:
         code = await host.fingerprint(spec.firmware.code)
         if code is None or code.sha256 != restored.firmware_sha256:
             reason = f"{spec.firmware.code} is another build than when the checkpoint was taken"
-            yield Finding("firmware", WARN, reason, "the guest meets it when it next boots")
+            yield Finding("firmware", WARN, reason, "the guest uses it when it next boots")
 
 
 def _is_vars(spec: Spec, path: Path) -> bool:

@@ -32,7 +32,7 @@ async def isolation_checks(spec: Spec, host: Host) -> AsyncIterator[Finding]:
             leads_out = True
             yield Finding("isolated", REFUSE, reason, remedy)
     if not leads_out:
-        yield Finding("isolated", OK, "nothing of it leads to a network")
+        yield Finding("isolated", OK, "none of its devices leads to a network")
 
 
 def _drivers(spec: Spec) -> Iterator[str]:

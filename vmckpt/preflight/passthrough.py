@@ -16,7 +16,7 @@ from vmckpt.vm.passthrough.passthrough import MDEV, Passthrough, Strategy
 HOW = {
     Strategy.HOOK_DETACH: "its hook saves what it holds, then it is unplugged",
     Strategy.STOP_APP: "its hook ends what uses it, which starts again afterwards; it is unplugged",
-    Strategy.FAILOVER: "a virtio NIC stands in for it; QEMU unplugs it, and plugs in the target's",
+    Strategy.FAILOVER: "a virtio NIC stands in; QEMU unplugs it, and plugs in the destination's",
     Strategy.VFIO_MIGRATION: "QEMU moves its state, if the device and its driver can",
 }
 
@@ -134,10 +134,10 @@ def saved_whole_checks(vm: Vm) -> list[Finding]:
 
 async def away_names(vm: Vm) -> frozenset[str]:
     """What is unplugged for an operation: ids of functions, and their addresses on the host."""
-    return Journey(vm.spec.passthrough, "check", _nobody).ids | await detached_addresses(vm)
+    return Journey(vm.spec.passthrough, "check", _ignore).ids | await detached_addresses(vm)
 
 
-def _nobody(code: str, text: str) -> None:
+def _ignore(code: str, text: str) -> None:
     """Discards events."""
 
 

@@ -144,7 +144,7 @@ async def _firmware(code: Path, source: Host, target: Host) -> Finding:
     if theirs is None or ours.size_bytes != theirs.size_bytes:
         reason = f"{code} has another size on {target.name}: QEMU cannot load the guest into it"
         return Finding("firmware", REFUSE, reason, remedy)
-    reason = f"{code} is another build on {target.name}; the guest meets it when it next boots"
+    reason = f"{code} is another build on {target.name}; the guest uses it when it next boots"
     return Finding("firmware", WARN, reason, remedy)
 
 

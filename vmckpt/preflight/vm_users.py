@@ -17,7 +17,7 @@ SUGGESTED = Uids(2_000_000_000, 2_099_999_999)
 
 
 async def checks(host: Host, spec: Spec, sharer: Host | None = None) -> AsyncIterator[Finding]:
-    """Whether a VM can run there as a separate user; no checks if it has none.
+    """Whether a VM can run there as a separate user; nothing if the host has no such users.
 
     `sharer` is a host that also has some of its images, and runs its QEMU now.
     """

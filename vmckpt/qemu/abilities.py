@@ -120,12 +120,12 @@ THROTTLE: Mapping[str, int] = {
 LEAST_THROTTLE = 1
 
 
-def auto_converge(wish: WantedSettings) -> dict[str, int]:
+def auto_converge(settings: WantedSettings) -> dict[str, int]:
     """Parameters that limit QEMU's throttling to the requested share."""
     said = {
-        "cpu-throttle-initial": wish.throttle_initial_percent,
-        "cpu-throttle-increment": wish.throttle_increment_percent,
-        "max-cpu-throttle": wish.most_throttle_percent,
+        "cpu-throttle-initial": settings.throttle_initial_percent,
+        "cpu-throttle-increment": settings.throttle_increment_percent,
+        "max-cpu-throttle": settings.most_throttle_percent,
     }
     told = {**THROTTLE, **{name: value for name, value in said.items() if value is not None}}
     most = min(max(told["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
@@ -162,52 +162,56 @@ _NEVER = ("x-ignore-shared",)
 _ALWAYS = ("return-path", "events")
 
 
-def agree(source: Abilities, target: Abilities, wish: WantedSettings) -> Agreement | list[Refusal]:
+def agree(
+    source: Abilities, target: Abilities, settings: WantedSettings
+) -> Agreement | list[Refusal]:
     """Settings for the request, or every reason why this pair does not support it. Pure."""
     both = source.capabilities & target.capabilities
-    wanted = _wanted(wish)
-    if refusals := list(_refusals(source, target, wish, wanted)):
+    wanted = _wanted(settings)
+    if refusals := list(_refusals(source, target, settings, wanted)):
         return refusals
     capabilities = dict.fromkeys(_ALWAYS, True)
     capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
     capabilities |= {name: False for name in _NEVER if name in both}
     # With post-copy: urgent pages on a separate channel, and the destination counts its stalls.
     capabilities |= {
-        name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both
+        name: settings.postcopy
+        for name in ("postcopy-preempt", "postcopy-blocktime")
+        if name in both
     }
     channels: dict[str, Any] = {}
-    if wish.channels is not None:
-        channels["multifd-channels"] = wish.channels
-        channels["multifd-compression"] = wish.compression or "none"
+    if settings.channels is not None:
+        channels["multifd-channels"] = settings.channels
+        channels["multifd-compression"] = settings.compression or "none"
     return Agreement(
         capabilities=capabilities,
-        source_parameters=channels | _source_parameters(source, wish),
+        source_parameters=channels | _source_parameters(source, settings),
         target_parameters=channels,
     )
 
 
-def _wanted(wish: WantedSettings) -> dict[str, tuple[str, bool]]:
+def _wanted(settings: WantedSettings) -> dict[str, tuple[str, bool]]:
     """Each capability that can be requested: its option, and whether it was requested."""
     return {
-        "postcopy-ram": ("--method postcopy", wish.postcopy),
+        "postcopy-ram": ("--method postcopy", settings.postcopy),
         "multifd": (
-            "--parallel" if wish.compression in (None, XBZRLE) else "--compress",
-            wish.channels is not None,
+            "--parallel" if settings.compression in (None, XBZRLE) else "--compress",
+            settings.channels is not None,
         ),
-        "xbzrle": ("--compress", wish.compression == XBZRLE),
-        ZERO_COPY: ("--zerocopy", wish.zero_copy),
+        "xbzrle": ("--compress", settings.compression == XBZRLE),
+        ZERO_COPY: ("--zerocopy", settings.zero_copy),
         "auto-converge": (
-            "--auto-converge" if wish.auto_converge else "--policy",
-            wish.auto_converge or wish.throttle_at_will,
+            "--auto-converge" if settings.auto_converge else "--policy",
+            settings.auto_converge or settings.throttle_at_will,
         ),
-        "pause-before-switchover": ("--disks copy", wish.pause_before_switchover),
+        "pause-before-switchover": ("--disks copy", settings.pause_before_switchover),
     }
 
 
 def _refusals(
     source: Abilities,
     target: Abilities,
-    wish: WantedSettings,
+    settings: WantedSettings,
     wanted: Mapping[str, tuple[str, bool]],
 ) -> Iterator[Refusal]:
     needed = {capability: option for capability, (option, on) in wanted.items() if on}
@@ -215,42 +219,45 @@ def _refusals(
         if capability not in source.capabilities & target.capabilities:
             who = _who_lacks(source, target, capability)
             yield Refusal(option, f"{who} lacks migration capability '{capability}'")
-    if wish.postcopy and wish.channels is not None:
+    if settings.postcopy and settings.channels is not None:
         reason = "QEMU cannot combine post-copy with parallel channels (multifd)"
         yield Refusal(wanted["multifd"][0], reason)
-    if wish.compression == XBZRLE:
-        if wish.channels is not None:
+    if settings.compression == XBZRLE:
+        if settings.channels is not None:
             yield Refusal(
                 "--parallel", "QEMU cannot combine xbzrle with parallel channels (multifd)"
             )
-    elif wish.compression and wish.compression not in source.compressions & target.compressions:
-        yield Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs")
-    if wish.zero_copy and wish.compression:
-        yield Refusal("--zerocopy", "what is compressed is a copy of the page already")
-    elif wish.zero_copy and wish.channels is None:
+    elif (
+        settings.compression
+        and settings.compression not in source.compressions & target.compressions
+    ):
+        yield Refusal("--compress", f"no '{settings.compression}' compression in both QEMUs")
+    if settings.zero_copy and settings.compression:
+        yield Refusal("--zerocopy", "a compressed page is a copy already")
+    elif settings.zero_copy and settings.channels is None:
         yield Refusal("--zerocopy", "QEMU sends without copying over parallel channels alone")
-    if wish.postcopy_bandwidth_bytes_per_s and not wish.postcopy:
-        yield Refusal("--postcopy-bandwidth", "nothing here comes to post-copy")
+    if settings.postcopy_bandwidth_bytes_per_s and not settings.postcopy:
+        yield Refusal("--postcopy-bandwidth", "nothing here uses post-copy")
 
 
-def _source_parameters(source: Abilities, wish: WantedSettings) -> dict[str, Any]:
+def _source_parameters(source: Abilities, settings: WantedSettings) -> dict[str, Any]:
     parameters: dict[str, Any] = {
-        "downtime-limit": wish.max_downtime_ms,
-        SENDING_SPEED: wish.max_bandwidth_bytes_per_s,
+        "downtime-limit": settings.max_downtime_ms,
+        SENDING_SPEED: settings.max_bandwidth_bytes_per_s,
     }
-    if wish.postcopy:
-        parameters["max-postcopy-bandwidth"] = wish.postcopy_bandwidth_bytes_per_s
-    if wish.compression == XBZRLE:
-        parameters["xbzrle-cache-size"] = wish.xbzrle_cache_bytes or XBZRLE_CACHE_BYTES
-    elif wish.compression:
-        level = LEVEL if wish.compression_level is None else wish.compression_level
-        parameters[f"multifd-{wish.compression}-level"] = level
-    if wish.auto_converge:
-        parameters |= auto_converge(wish)
-    elif wish.throttle_at_will:
+    if settings.postcopy:
+        parameters["max-postcopy-bandwidth"] = settings.postcopy_bandwidth_bytes_per_s
+    if settings.compression == XBZRLE:
+        parameters["xbzrle-cache-size"] = settings.xbzrle_cache_bytes or XBZRLE_CACHE_BYTES
+    elif settings.compression:
+        level = LEVEL if settings.compression_level is None else settings.compression_level
+        parameters[f"multifd-{settings.compression}-level"] = level
+    if settings.auto_converge:
+        parameters |= auto_converge(settings)
+    elif settings.throttle_at_will:
         parameters |= throttle(LEAST_THROTTLE)
     if SWITCHOVER_SPEED in source.parameters:
-        parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if wish.hold_switchover else 0
+        parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if settings.hold_switchover else 0
     return parameters
 
 
@@ -269,7 +276,7 @@ def splits_well(source: Abilities, target: Abilities) -> bool:
 def _who_lacks(source: Abilities, target: Abilities, capability: str) -> str:
     lacking = [
         f"the {side}'s QEMU {abilities.version}"
-        for side, abilities in (("source", source), ("target", target))
+        for side, abilities in (("source", source), ("destination", target))
         if capability not in abilities.capabilities
     ]
     return " and ".join(lacking)

@@ -272,7 +272,7 @@ class GuestAgent:
             if (seen := len(self._come)) > most_bytes:
                 raise _malformed("its answer", f"it has more than {most_bytes} bytes")
             if not (more := await self._reader.read(_CHUNK_BYTES)):
-                raise OSError("it has hung up")
+                raise OSError("it closed the connection")
             self._come += more
         line = bytes(self._come[:end])
         del self._come[: end + 1]
@@ -325,7 +325,7 @@ def _understood(command: str) -> Iterator[None]:
 
 def _malformed(what: str, why: str) -> AgentSilentError:
     return AgentSilentError(
-        "the guest agent does not keep to its protocol",
+        "the guest agent violates its protocol",
         why=f"{what} is malformed: {why}",
         remedy="see what runs as qemu-guest-agent in the guest",
     )

@@ -208,7 +208,7 @@ async def file_of(monitor: Monitor, node: str) -> str:
         if edge["name"] == "file" and names.get(edge["parent"]) == node
     ]
     if not found or found[0] is None:
-        raise monitor.malformed("x-debug-query-block-graph", f"nothing stands below {node}")
+        raise monitor.malformed("x-debug-query-block-graph", f"there is no node below {node}")
     return str(found[0])
 
 

@@ -59,7 +59,7 @@ async def query_cpus(monitor: Monitor) -> list[Cpu]:
     """The vCPUs, by index."""
     cpus = await monitor.ask("query-cpus-fast", list[shapes.CpuInfo])
     if not cpus:
-        raise monitor.malformed("query-cpus-fast", "a machine without a processor is none")
+        raise monitor.malformed("query-cpus-fast", "the machine has no processor")
     return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in cpus]
 
 

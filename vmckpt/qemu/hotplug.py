@@ -9,7 +9,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
 # An event may be lost with a connection, so the device list is polled too.
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 # A card maps all of the guest's memory before QEMU answers: about a minute for 1 TiB.
 ADD_TIMEOUT_S = 120.0
 # QEMU's message for a device whose removal was already requested from the guest.
@@ -46,11 +46,11 @@ async def unplug(monitor: Monitor, ids: Sequence[str], timeout_s: float) -> None
         while here:
             if loop.time() > deadline:
                 raise TimedOutError(
-                    f"the guest does not let '{ids[0]}' go",
+                    f"the guest does not release '{ids[0]}'",
                     why=f"{', '.join(here)} is still there after {timeout_s:g} s",
                     remedy="see the guest's kernel log: something in it uses the device",
                 )
-            event = await events.next(min(LOOK_EVERY_S, timeout_s))
+            event = await events.next(min(POLL_S, timeout_s))
             if event and _guest_refuses(event, ids):
                 raise _refused(ids[0], "the guest has said that it cannot")
             here = await _left(monitor, ids)

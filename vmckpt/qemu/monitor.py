@@ -76,7 +76,7 @@ class _Client(QMPClient):
             if "event" in said and len(line) > MOST_EVENT_BYTES:
                 raise ValueError(f"an event of {len(line)} bytes")
         except ValueError as exc:  # includes a line that is too long
-            raise NotQmpError(f"QEMU says what is no QMP: {exc}") from exc
+            raise NotQmpError(f"QEMU sent what is not QMP: {exc}") from exc
         message = Message(b"{}", eager=False)
         message.update(said)
         return message
@@ -98,7 +98,7 @@ class _Listener(EventListener):
         """Raises NotQmpError, which ends the connection."""
         if self.accept(event):
             if self._queue.qsize() >= MOST_EVENTS:
-                raise NotQmpError(f"QEMU has told {MOST_EVENTS} events without a pause")
+                raise NotQmpError(f"QEMU sent {MOST_EVENTS} events without a pause")
             await self._queue.put(event)
 
 

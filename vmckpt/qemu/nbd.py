@@ -93,7 +93,7 @@ class NbdExport:
             if kind == _DATA:
                 offset = int.from_bytes(payload[:8]) - start
                 if len(payload) < 8 or not 0 <= offset <= length - (len(payload) - 8):
-                    raise self._broken("it answers with other bytes than was asked for")
+                    raise self._broken("it answers with other bytes than requested")
                 data[offset : offset + len(payload) - 8] = payload[8:]
             elif kind != _HOLE and kind:
                 raise self._broken(f"it answers a read with {kind}")

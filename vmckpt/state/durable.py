@@ -14,11 +14,11 @@ from vmckpt.errors import StorageError
 # Never follow an existing link, and never open a file that another user created.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_ROOM = "free space there, or correct the directory's owner and mode"
-_MEND = "repair the storage, or correct the directory's owner and mode"
+_REPAIR = "repair the storage, or correct the directory's owner and mode"
 
 
 @contextmanager
-def storage_errors(action: str, remedy: str = _MEND) -> Iterator[None]:
+def storage_errors(action: str, remedy: str = _REPAIR) -> Iterator[None]:
     """Turn an OSError in the block into a StorageError: `action` ("write PATH") failed."""
     try:
         yield

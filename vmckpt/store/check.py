@@ -220,7 +220,7 @@ class _Check:
         except DamagedError as exc:
             return exc
         except MissingError:
-            return damaged(f"{pack.name} is missing", "it went while it was looked at")
+            return damaged(f"{pack.name} is missing", "it was removed during the check")
         return self._opened.sealer.hashes(memoryview(data), pack.table.chunk_bytes)
 
     def _bundle(self, name: str, size: int) -> None:
@@ -328,7 +328,7 @@ class _Check:
 
 
 def _why(exc: DamagedError | MissingError) -> DamagedError | str:
-    return exc if isinstance(exc, DamagedError) else "it went meanwhile"
+    return exc if isinstance(exc, DamagedError) else "it was removed meanwhile"
 
 
 def _each(pack: Pack) -> Iterator[tuple[Pack, int]]:

@@ -56,7 +56,7 @@ from vmckpt.store.files.pack import (
     pack_name,
     parsed_name,
 )
-from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
+from vmckpt.store.garbage import Needed, add_needs, dead_objects, kept_packs, of_table
 from vmckpt.store.opened import Opened
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import PATIENCE_S, WRITERS
@@ -124,7 +124,7 @@ def plan_gc(store: Store) -> GcPlan:
     Refused while a checkpoint cannot be read: its needs are unknown.
     """
     needed = Needed()
-    look_at_checkpoints(store, needed)
+    add_needs(store, needed)
     store.opened.records.refresh()
     rewrites, bad = [], []
     newest = store.opened.packs.look_again()
@@ -179,7 +179,7 @@ def collect(store: Store, plan: GcPlan) -> Collected:
                 except StorageError:  # on a full disk removing frees the space for it
                     put_off.append(rewrite)
         with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
-            look_at_checkpoints(store, needed)
+            add_needs(store, needed)
             _remove_dead(store, needed, plan.proven, lock)
             for name in backend.leftovers():
                 lock.require()
@@ -210,7 +210,7 @@ def _merged(store: Store, plan: GcPlan, needed: Needed) -> int:
         held = backend.look()
         proven = plan.proven | copies(store, held, kept_packs(store, needed, held))
         with backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
-            look_at_checkpoints(store, needed)
+            add_needs(store, needed)
             _remove_dead(store, needed, proven, lock)
     return made
 
@@ -227,7 +227,7 @@ def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: 
     if not dead:
         return
     with _published(backend, dead) as mine:
-        look_at_checkpoints(store, needed)
+        add_needs(store, needed)
         # Before listing the store: a gc that removes a copy may have ended by then.
         others = doomed.names(backend, but=mine)
         for name in dead.keys() & dead_objects(store, needed, proven, others).keys():
@@ -302,7 +302,7 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         new.add(contents, opened.sealer.hashes(memoryview(contents), size), slots)
         found = np.append(found, slots)
     with opened.backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
-        look_at_checkpoints(store, needed)
+        add_needs(store, needed)
         kept = of_table(pack.table, needed.slots[pack.id])
         lost = np.setdiff1d(kept, found)
         if not np.isin(lost, wanted).all():
@@ -316,7 +316,7 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
             for _ in range(RECORD_COPIES):  # nothing else knows these names from now on
                 noted += opened.records.write([gone])
         new.publish(pack.table.slot_count, gone.names)
-        look_at_checkpoints(store, needed)
+        add_needs(store, needed)
         if len(np.setdiff1d(of_table(pack.table, needed.slots[pack.id]), found)) > len(lost):
             return 0, len(lost)
         lock.require()

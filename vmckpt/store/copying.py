@@ -18,7 +18,7 @@ _BATCH_BYTES = 4 << 20
 
 
 def missing(source: Store, target: Store, manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The checkpoints that the target lacks, in the order to copy them."""
+    """The checkpoints that the destination lacks, in the order to copy them."""
     there = set(target.ids())
     return in_order(manifest for manifest in manifests if manifest.id not in there)
 
@@ -112,7 +112,7 @@ def _difference(
 
 
 def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:
-    """A transaction in the target, and its parent; None if that is damaged or gone there."""
+    """A transaction in the destination, and its parent; None if that is damaged or gone there."""
     origin = Origin(
         manifest.id,
         manifest.vm,

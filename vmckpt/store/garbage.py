@@ -46,7 +46,7 @@ class Needed:
                     self.slots[pack_id] = np.union1d(before, slots)
 
 
-def look_at_checkpoints(store: Store, needed: Needed) -> None:
+def add_needs(store: Store, needed: Needed) -> None:
     """Add the needs of checkpoints that were not examined yet. Raises RefusedError."""
 
     def read(checkpoint_id: str) -> Maps | None:

@@ -337,7 +337,7 @@ class Store:
     def _not_found(self, text: str) -> NotFoundError:
         return NotFoundError(
             f"there is no checkpoint '{text}'",
-            why=f"the store {self.place} has none whose id begins so, and none of that name",
+            why=f"the store {self.place} has none with that name or beginning of an id",
             remedy="see: vmckpt checkpoint list",
         )
 

@@ -242,7 +242,7 @@ class Transaction:
         if bad := damaged_chunks(maps, generations, self._opened.records):
             raise damaged(
                 f"checkpoint {manifest.id} was not made",
-                f"{bad} chunks that it was to rest on were found to be damaged meanwhile",
+                f"{bad} chunks that it builds on were found to be damaged meanwhile",
             )
         self._require_slots(maps, there)
         packs = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}

@@ -134,7 +134,7 @@ def _where(side: ReplicaSide) -> str:
 
 def _output(status: ReplicaStatus) -> str:
     if not status.output_commit:
-        return "NOT HELD: after a failover the guest may have said what it does not know"
+        return "NOT HELD: after a failover the guest may not know what it has sent"
     held = _spread(status.output_latency_p50_ms, status.output_latency_p99_ms)
     return f"held until safe, {held}"
 

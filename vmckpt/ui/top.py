@@ -19,7 +19,7 @@ def frame(facts: Mapping[str, Any]) -> str:
     parts = [
         table(_HOSTS, [_host(host, facts["vms"]) for host in facts["hosts"]]),
         table(_VMS, [_vm(vm, now_s) for vm in facts["vms"]]) if facts["vms"] else "no VMs",
-        *(one_line(f"not all is known: {one['what']}: {one['why']}") for one in facts["silent"]),
+        *(one_line(f"incomplete: {one['what']}: {one['why']}") for one in facts["silent"]),
     ]
     return "\n\n".join(parts)
 

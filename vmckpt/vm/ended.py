@@ -43,7 +43,7 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
         return ""
     if lost := _lost(await host.read_text(files.missing)):
         return (
-            f"it was ended, since a page could not be had from its checkpoint ({lost}): restore "
+            f"it was ended because a page of its checkpoint could not be read ({lost}): restore "
             "another one; `vmckpt checkpoint verify` says which are whole"
         )
     if not await host.exists(files.memory(spec.ram_dir)):

@@ -27,7 +27,7 @@ from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
 
-LOOK_TIMEOUT_S = 2.0
+QUERY_TIMEOUT_S = 2.0
 # What the holder of a VM's lock reports while it recovers an interrupted migration.
 RECOVERY = "migrate --recover"
 
@@ -96,7 +96,7 @@ async def read_vm(host: Host, name: str) -> Vm | None:
     spec = parse_spec(text, str(directory.spec), directory.path)
     if spec.name != name:  # otherwise an operation would affect another VM
         raise StorageError(
-            f"{directory.spec} on {host.name} is not of '{name}'",
+            f"{directory.spec} on {host.name} is not the spec of '{name}'",
             why=f"it is of a VM '{spec.name}'",
             remedy=f'write name = "{name}" into it',
         )
@@ -201,9 +201,9 @@ async def look(vm: Vm) -> VmStatus:
         ended = await ending(vm.host, vm.spec, vm.qemu.files)
         return VmStatus(vm, "stopped", migrating, owner, ended)
     try:
-        monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker, LOOK_TIMEOUT_S)
+        monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker, QUERY_TIMEOUT_S)
         try:
-            state = (await commands.query_status(monitor, LOOK_TIMEOUT_S)).status
+            state = (await commands.query_status(monitor, QUERY_TIMEOUT_S)).status
         finally:
             await monitor.close()
     except HostDownError:
@@ -250,7 +250,7 @@ async def is_worked_on(name: str) -> bool:
 
     # An operation that has just begun will soon identify itself.
     found = await poll(
-        actions, lambda them: JUST_BEGUN not in them, every_s=0.002, within_s=LOOK_TIMEOUT_S
+        actions, lambda them: JUST_BEGUN not in them, every_s=0.002, within_s=QUERY_TIMEOUT_S
     )
     return bool(found - {RECOVERY})
 

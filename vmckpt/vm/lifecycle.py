@@ -296,7 +296,7 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
         raise BusyError(
             f"what '{vm.name}' has written is not on its shared disks yet",
             why="its writes are in an overlay, from a replication with --disks shared",
-            remedy=f"have it written there: vmckpt replicate stop {vm.name}",
+            remedy=f"commit it: vmckpt replicate stop {vm.name}",
         )
     if await now.host.exists(now.directory.restoring):
         raise BusyError(

@@ -58,7 +58,7 @@ async def require_qemu(host: Host) -> Abilities:
         first = said.stdout.partition("\n")[0]
         if said.returncode or not first.startswith("QEMU emulator version"):
             words = first or said.stderr.partition("\n")[0] or "nothing"
-            raise _no_qemu(host, f"asked for its version it says: {words[:200]}")
+            raise _no_qemu(host, f"its answer to --version is: {words[:200]}")
         found = await abilities(host)
     except (HostDownError, OperationFailedError) as exc:
         raise _no_qemu(host, f"{exc.what}: {exc.why}") from exc
@@ -75,15 +75,15 @@ def _no_qemu(host: Host, why: str) -> UsageError:
     )
 
 
-async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
+async def choose_accel(host: Host, requested: str) -> tuple[str, str]:
     """The accelerator for a new VM ("kvm" or "tcg") and the reason.
 
     Raises RefusedError if the requested one is impossible.
     """
-    obstacle = await kvm_obstacle(host) if wished != "tcg" else "the spec asks for tcg"
+    obstacle = await kvm_obstacle(host) if requested != "tcg" else "the spec asks for tcg"
     if obstacle is None:
         return "kvm", "the host's KVM runs guests"
-    if wished == "kvm":
+    if requested == "kvm":
         raise RefusedError(
             f"KVM is not usable on {host.name}",
             why=obstacle,

@@ -244,9 +244,9 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     """
     if keep is None and await host.exists(directory.journal):
         raise BusyError(
-            f"{host.name} has something of a migration of '{spec.name}' that was interrupted",
+            f"{host.name} has remains of an interrupted migration of '{spec.name}'",
             why="the guest may run there",
-            remedy=f"have that ended first: vmckpt migrate --recover {spec.name}; or use another "
+            remedy=f"recover it first: vmckpt migrate --recover {spec.name}; or use another "
             "name or host",
         )
     if keep is None and await host.exists(directory.restoring):
@@ -343,12 +343,12 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
                     raise OperationFailedError(what, why=words, remedy=remedy) from exc
                 raise _EndedSilentlyError(
                     what,
-                    why="it ended without a word, twice",
+                    why="it ended twice without a message",
                     remedy="look into the kernel's log for its signal; nothing was left behind",
                 ) from exc
             if asyncio.get_running_loop().time() > deadline:
                 raise HostDownError(
-                    f"QEMU on {host.name} opens no monitor",
+                    f"QEMU on {host.name} does not open its monitor",
                     why=f"none within {START_TIMEOUT_S:g} s{await _whereabouts(host, process)}",
                     remedy="look at the host's load and storage",
                 ) from exc

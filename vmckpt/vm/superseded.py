@@ -50,7 +50,7 @@ async def is_superseded(host: Host, name: str, path: Path) -> bool:
         raise StorageError(
             f"{_record(host, name)} on {host.name} is damaged",
             why=f"{type(exc).__name__}: {exc}",
-            remedy="remove it: images that it tells of are then removed by hand",
+            remedy="remove it: images that it lists must then be removed by hand",
         ) from exc
     if noted is None or noted != await _identity(host, path):
         return False

@@ -109,7 +109,10 @@ class Catalogue(NamedTuple):
                 why=", ".join(f"{one.id} ('{one.name}' of {labels[one.id]})" for one in found),
                 remedy="write more of the id",
             )
-        whys = ["no store that was looked in has it", *(f"{e.what}: {e.why}" for e in self.silent)]
+        whys = [
+            "no store that was searched has it",
+            *(f"{e.what}: {e.why}" for e in self.silent),
+        ]
         raise NotFoundError(
             f"there is no checkpoint '{text}'",
             why="; ".join(whys),
@@ -186,7 +189,7 @@ def contradiction(place: StoreLocation, checkpoint_id: str) -> StorageError:
     """Two stores have different checkpoints with the same id."""
     return StorageError(
         f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
-        why="what it says of itself differs, and a copy says the same",
+        why="its description differs, and a copy's would not",
         remedy=f"find out who wrote it, and remove it: vmckpt checkpoint rm {checkpoint_id} "
         f"--store {place.label}",
     )

@@ -163,7 +163,7 @@ def _alone() -> Iterator[None]:
         raise StorageError(
             f"cannot use {directory}",
             why=exc.strerror or str(exc),
-            remedy="free space there, or check its rights",
+            remedy="free space there, or check its permissions",
         ) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -66,7 +66,7 @@ async def unpin(entry: CatalogueEntry, key: Key = None, *, force: bool) -> tuple
             f"checkpoint {entry.name} is {'pinned by a guard' if guards else 'not pinned'}",
             why=f"it is the rollback checkpoint of guard {guards}"
             if guards
-            else "there is no pin to take out",
+            else "there is no pin to remove",
             remedy="end the guard (vmckpt guard list), or add --force: then the guard may have no "
             "rollback"
             if guards

@@ -100,7 +100,7 @@ def parse_place(text: str, at: Host | None = None) -> StoreLocation:
     if not text.strip():
         raise UsageError(
             "no store is named",
-            why="the place is empty",
+            why="the location is empty",
             remedy="write a directory, HOST: or a URL",
         )
     if is_url(text):
@@ -196,7 +196,7 @@ async def lent(host: Host, path: str) -> socket:
                 said = (await host.read_text(log) or "").strip().splitlines()
                 raise HostDownError(
                     f"{host.name} does not lend its store {path}",
-                    why=said[-1] if said else "its process there gave no sign",
+                    why=said[-1] if said else "its process there did not become ready",
                     remedy=f"see: vmckpt host check {host.name}",
                 )
             await asyncio.sleep(POLL_S)

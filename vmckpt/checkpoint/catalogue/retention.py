@@ -70,8 +70,8 @@ def plan(
     if rule.is_empty:
         raise UsageError(
             "nothing says which checkpoints to keep",
-            why="a rule that keeps none would remove all",
-            remedy="say at least one of --keep-last, --keep-hourly, --keep-daily, --keep-weekly, "
+            why="without a rule all would be removed",
+            remedy="give at least one of --keep-last, --keep-hourly, --keep-daily, --keep-weekly, "
             "--max-age, --max-size",
         )
     dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)

@@ -69,7 +69,7 @@ def format_of(target: Path, given: str | None) -> str:
     kind = given or ends.get(target.suffix)
     if kind not in FORMATS:
         raise UsageError(
-            f"{target.name} does not say what format it is to have"
+            f"{target.name} does not end in a known format"
             if given is None
             else f"--format {given} is unknown",
             why="it is qcow2 or raw",
@@ -149,5 +149,5 @@ def _require_room(target: Path, needed_bytes: int) -> None:
         raise RefusedError(
             f"there is no room for {target}",
             why=f"it takes up to {format_size(needed_bytes)}, {format_size(free)} are free",
-            remedy="make room there, or choose another place",
+            remedy="make room there, or choose another location",
         )

@@ -114,8 +114,8 @@ async def _until_mounted(folder: Path, serving: "asyncio.Future[Any]") -> None:
     else:
         raise OperationFailedError(
             f"{folder} could not be mounted",
-            why=f"it was not there within {BEGIN_S:g} s",
-            remedy="see that /dev/fuse can be opened",
+            why=f"it did not appear within {BEGIN_S:g} s",
+            remedy="check that /dev/fuse can be opened",
         )
 
 

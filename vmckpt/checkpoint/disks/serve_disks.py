@@ -32,7 +32,7 @@ async def readers(entry: CatalogueEntry, key: Key = None) -> AsyncIterator[list[
             if not disks:
                 raise NotFoundError(
                     f"checkpoint {entry.name} holds no disk",
-                    why="its VM had none that could be written to",
+                    why="its VM had no writable disk",
                     remedy="choose another checkpoint",
                 )
             yield [DiskReader(point, disk) for disk in disks]
@@ -52,7 +52,7 @@ async def served(
     if socket.exists() or socket.is_symlink():
         raise RefusedError(
             f"{socket} exists already",
-            why="the server makes its socket there, and removes it at its end",
+            why="the server creates its socket there, and removes it when it ends",
             remedy="choose another path; a killed server's socket can be removed",
         )
     async with readers(entry, key) as disks:

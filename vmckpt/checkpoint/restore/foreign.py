@@ -39,10 +39,10 @@ def require_safe(spec: Spec, own: Spec | None, *, plugged: bool) -> None:
     found = list(wanted(spec, own, plugged=plugged))
     if found:
         raise RefusedError(
-            f"the checkpoint of '{spec.name}' was not taken by this site, and asks for more than "
-            "a guest of its own",
+            f"the checkpoint of '{spec.name}' was not taken by this site, and needs more than "
+            "its own guest",
             why="; ".join(found),
-            remedy="leave it, or if all of this is to be opened for it: --trust",
+            remedy="do not restore it, or if you trust it with all of this: --trust",
         )
 
 

@@ -103,7 +103,7 @@ class Forked:
 
 
 async def fork(
-    host: LocalHost, place: str, wish: ForkOptions, secret: bytes | None = None, *, run: str
+    host: LocalHost, place: str, options: ForkOptions, secret: bytes | None = None, *, run: str
 ) -> list[Forked]:
     """Make the forks one after the other; a failed one leaves nothing behind.
 
@@ -112,8 +112,8 @@ async def fork(
 
     Raises RefusedError, NotFoundError, StorageError if none can be made.
     """
-    async with reading(place, wish.checkpoint, secret) as point:
-        return await _Forking(host, point, wish, place, run).run()
+    async with reading(place, options.checkpoint, secret) as point:
+        return await _Forking(host, point, options, place, run).run()
 
 
 def _promise_files(run: str) -> QemuDir:
@@ -142,9 +142,9 @@ class _Forking:
     """All forks of one request."""
 
     def __init__(
-        self, host: LocalHost, point: Checkpoint, wish: ForkOptions, place: str, run: str
+        self, host: LocalHost, point: Checkpoint, options: ForkOptions, place: str, run: str
     ) -> None:
-        self._host, self._point, self._wish, self._run_name = host, point, wish, run
+        self._host, self._point, self._options, self._run_name = host, point, options, run
         self._history = History().then(point.manifest.id, host, place)
         self._facts = usable_facts(point.manifest)
         self._ram, self._was_named = -1, False
@@ -159,11 +159,11 @@ class _Forking:
                 remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
             )
         await self._require_read_only_memory()
-        names = [check_name(name, "VM") for name in self._wish.names]
-        plugged, wish = self._wish.plugged, self._wish
+        names = [check_name(name, "VM") for name in self._options.names]
+        plugged, options = self._options.plugged, self._options
         manifest = self._point.manifest
         standing = await standing_of(
-            manifest, self._host, known=wish.known, is_foreign=wish.is_foreign
+            manifest, self._host, known=options.known, is_foreign=options.is_foreign
         )
         planned = [
             plan_copy(
@@ -177,13 +177,13 @@ class _Forking:
             )
             for name in names
         ]
-        if wish.is_foreign:  # a forged id must not get another checkpoint's image
+        if options.is_foreign:  # a forged id must not get another checkpoint's image
             self._base = f"{manifest.id}-{digest(manifest)[:8]}"
         # The room for all of them is reserved below.
         first = overcommitted(planned[0])
         found = await checks(first, in_place=False, lazy=False, plugged=plugged)
         require(found, cannot_become(names[0], self._host))
-        if wish.overcommit:
+        if options.overcommit:
             planned = [overcommitted(one) for one in planned]
         try:
             async with self._room_for_all(planned[0].spec):
@@ -214,7 +214,7 @@ class _Forking:
             raise RefusedError(
                 f"the checkpoint cannot be forked on {self._host.name}",
                 why="its VMs have users of their own (--vm-uids), which may not write to memory "
-                f"that they share; QEMU {found} cannot open it for reading alone",
+                f"that they share; QEMU {found} cannot open it read-only",
                 remedy="use QEMU 8.2 or newer there, or make copies: vmckpt checkpoint restore ID "
                 "--as NAME",
             )
@@ -227,7 +227,7 @@ class _Forking:
         """
         ram = self._point.manifest.area(RAM)
         shared = ram.chunks * ram.chunk_bytes if ram else 0
-        needed = shared + len(self._wish.names) * self._facts.memory_bytes
+        needed = shared + len(self._options.names) * self._facts.memory_bytes
         files = _promise_files(self._run_name)
         try:
             for ram_dir in {spec.ram_dir, IN_MEMORY}:
@@ -245,7 +245,7 @@ class _Forking:
         """The outcome, once the guest was informed as far as possible."""
         if fork.error:
             return fork
-        agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
+        agent, plugged = planned.vm.qemu.files.agent, self._options.plugged
         unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
         return replace(fork, warnings=(*fork.warnings, *unsaid))
 
@@ -371,12 +371,12 @@ class _Forking:
                 raise OperationFailedError(
                     f"the QEMU on {host.name} is another machine",
                     why="; ".join(found),
-                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                    remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )
             await commands.migrate_set_capabilities(monitor, SETTINGS)
             await load_devices(monitor, state)
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
-            if self._wish.plugged:
+            if self._options.plugged:
                 await plug_taps(host, spec, files)
             await plug_in(vm._replace(qemu=qemu), monitor)
             await host.write_text(vm.directory.spec, spec.text)

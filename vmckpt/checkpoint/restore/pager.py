@@ -103,9 +103,9 @@ class PageServer:
                     self._used = self._look_back()
         if self._left.any():
             raise OperationFailedError(
-                f"{self.left} pages of the guest's memory did not come",
+                f"{self.left} pages of the guest's memory were not delivered",
                 why="the checkpoint lists them, and its stream does not have them",
-                remedy="look at the store: vmckpt store check",
+                remedy="check the store: vmckpt store check",
             )
         self._missing.end()
 
@@ -271,7 +271,7 @@ def _serve_patiently(pager: PageServer, source: _RamSource, pidfd: int) -> None:
                 left, since_s = pager.left, time.monotonic()
             if is_damaged or time.monotonic() > since_s + PATIENCE_S:
                 raise
-            sys.stderr.write(f"it is tried again: {exc.what}: {exc.why}\n")
+            sys.stderr.write(f"retrying: {exc.what}: {exc.why}\n")
         if select.select([pidfd], [], [], AGAIN_S)[0]:
             raise ProcessLookupError
         with suppress(VmckptError, OSError):  # no answer yet

@@ -137,7 +137,7 @@ class PagerProcess:
             if working.done():
                 return working.result()
             raise OperationFailedError(
-                "the guest's memory could not be had",
+                "the guest's memory could not be read",
                 why=self._last_words() or "its pager was killed",
                 remedy="`vmckpt checkpoint verify` says whether the checkpoint is whole",
             )
@@ -163,7 +163,7 @@ class PagerProcess:
             answer: dict[str, Any] = json.loads(line)
         except (OSError, TimeoutError, ValueError) as exc:
             raise OperationFailedError(
-                "the pager did not begin",
+                "the pager did not start",
                 why=self._last_words() or str(exc) or "it did not answer",
                 remedy="restore with --eager, or verify the checkpoint: vmckpt checkpoint verify",
             ) from exc
@@ -199,7 +199,7 @@ async def is_whole(host: Host, qemu: Qemu) -> bool:
         return True
     if missing.lost is not None:
         raise VmLostError(
-            f"'{qemu.files.vm_name}' was ended: a page of its memory could not be had",
+            f"'{qemu.files.vm_name}' was ended: a page of its memory could not be read",
             why=missing.lost,
             remedy="restore another checkpoint; `vmckpt checkpoint verify` says which are whole",
         )

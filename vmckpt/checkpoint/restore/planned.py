@@ -88,8 +88,8 @@ async def standing_of(
     """
     if known and known != digest(manifest):
         raise RefusedError(
-            f"checkpoint {manifest.id[:12]} is not what it was a moment ago",
-            why="its store has another one of that id now",
+            f"checkpoint {manifest.id[:12]} has changed",
+            why="its store now has a different one with that id",
             remedy="find out who writes to the store: vmckpt checkpoint show",
         )
     found = await read_vm(host, check_name(manifest.vm, "VM"))
@@ -147,13 +147,13 @@ def plan_copy(
     if spec.adopted is not None:
         raise RefusedError(
             f"the checkpoint cannot become '{name}'",
-            why="its VM was adopted: its name, MACs and disks stand in a command line of others'",
+            why="its VM was adopted: its name, MACs and disks are in a foreign command line",
             remedy="restore the VM itself: --in-place, or where there is none of its name",
         )
     if any(device.ssh for device in spec.passthrough) and not spec.guest_agent:
         raise RefusedError(
             f"the checkpoint cannot become '{name}'",
-            why="its hooks are reached by SSH alone, where the VM itself answers",
+            why="its hooks are reached only over SSH, at the original VM's address",
             remedy="restore the VM itself, or give it the guest agent before a checkpoint is taken",
         )
     # A copy first has the original's address: at that address the original would answer.
@@ -233,7 +233,7 @@ def copy_variables(planned: PlannedRestore, path: Path) -> None:
         sync_file(path)
 
 
-def aside_path(path: Path) -> Path:
+def replacement_path(path: Path) -> Path:
     """The path where new content for the disk at `path` is prepared."""
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from vmckpt.checkpoint.restore.making import settle
 from vmckpt.checkpoint.restore.paging import see_to_pages
 from vmckpt.checkpoint.restore.restore import let_run
-from vmckpt.checkpoint.whole import let_go
+from vmckpt.checkpoint.whole import resume_unsaved
 from vmckpt.devices.absence import recover_devices
 from vmckpt.epoch.disks import forget_files, remove_leftovers
 from vmckpt.epoch.output import BriefHold
@@ -51,7 +51,7 @@ async def _go_on(vm: Vm) -> None:
     """Resume its guest: it was paused for the new one, or was about to start."""
     # A QEMU that does not answer now is left for later.
     with suppress(HostDownError, OutcomeUnknownError):
-        await let_go(vm)
+        await resume_unsaved(vm)
         await _let_disks_go(vm)
     await let_run(vm)
 

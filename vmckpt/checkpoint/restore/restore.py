@@ -44,12 +44,12 @@ from vmckpt.checkpoint.restore.making import (
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
-    aside_path,
     cannot_become,
     checks,
     copy_variables,
     plan_copy,
     plan_itself,
+    replacement_path,
     standing_of,
 )
 from vmckpt.checkpoint.restore.whole_again import load_whole
@@ -84,7 +84,7 @@ from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 async def restore(
     host: LocalHost,
     source: CheckpointSource,
-    wish: RestoreOptions,
+    options: RestoreOptions,
     running: Callable[[Restored], None],
     *,
     member: Member | Alone = ALONE,
@@ -98,36 +98,36 @@ async def restore(
     VmLostError: a page could not be loaded later.
     """
     async with reading(source.place, source.checkpoint, source.secret) as point:
-        planned = await plan_of(point, source, wish, host)
-        async with entitled(planned, wish) as old:
-            work = _Restoring(planned, point, source, wish, old, member=member)
+        planned = await plan_of(point, source, options, host)
+        async with entitled(planned, options) as old:
+            work = _Restoring(planned, point, source, options, old, member=member)
             await work.run(running)
 
 
 async def plan_of(
-    point: Checkpoint, source: CheckpointSource, wish: RestoreOptions, host: LocalHost
+    point: Checkpoint, source: CheckpointSource, options: RestoreOptions, host: LocalHost
 ) -> PlannedRestore:
     """Plan the restore of a checkpoint. Raises RefusedError."""
     facts = usable_facts(point.manifest)
     standing = await standing_of(
         point.manifest, host, known=source.known, is_foreign=source.is_foreign
     )
-    if wish.name is None:
-        return plan_itself(facts, host, standing, plugged=wish.plugged)
+    if options.name is None:
+        return plan_itself(facts, host, standing, plugged=options.plugged)
     return plan_copy(
-        facts, host, wish.name, standing, keep_macs=wish.keep_macs, plugged=wish.plugged
+        facts, host, options.name, standing, keep_macs=options.keep_macs, plugged=options.plugged
     )
 
 
 @asynccontextmanager
-async def entitled(planned: PlannedRestore, wish: RestoreOptions) -> AsyncIterator[Vm | None]:
+async def entitled(planned: PlannedRestore, options: RestoreOptions) -> AsyncIterator[Vm | None]:
     """Hold the VM's lock for the block; yields the VM to be replaced, if any."""
     vm, host = planned.vm, planned.vm.host
     found = await read_vm(host, vm.name)
-    if wish.in_place:
+    if options.in_place:
         if found is None:
             raise NotFoundError(
-                f"there is no VM '{vm.name}' on {host.name} whose place could be taken",
+                f"there is no VM '{vm.name}' on {host.name} that it could replace",
                 why="a checkpoint is restored in place where its VM is",
                 remedy="leave out --in-place, or name the host that has it: --host",
             )
@@ -156,7 +156,7 @@ class _Restoring:
         planned: PlannedRestore,
         point: Checkpoint,
         source: CheckpointSource,
-        wish: RestoreOptions,
+        options: RestoreOptions,
         old: Vm | None,
         *,
         member: Member | Alone,
@@ -164,23 +164,25 @@ class _Restoring:
         self._member = member
         self._planned, self._point, self._source = planned, point, source
         if any(device.match for device in planned.spec.passthrough):
-            wish = replace(wish, eager=True)  # a passed-through device needs all memory present
+            options = replace(
+                options, eager=True
+            )  # a passed-through device needs all memory present
         self._is_whole = planned.facts.kind == FILE
-        self._wish, self._old = wish, old
+        self._options, self._old = options, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
         self._made = {
-            disk.number: aside_path(disk.path) if wish.in_place else disk.path
+            disk.number: replacement_path(disk.path) if options.in_place else disk.path
             for disk in planned.disks
         }
         # What an undo removes; files that existed before are not listed.
         self._created: list[Path] = []
         self._began_s = 0.0
         self._disks_ms = 0.0
-        self._identity = source.identity_for(point.manifest, wish.name)
+        self._identity = source.identity_for(point.manifest, options.name)
 
     async def run(self, running: Callable[[Restored], None]) -> None:
         """Run the restore."""
-        wish, vm = self._wish, self._planned.vm
+        options, vm = self._options, self._planned.vm
         began_s = time.monotonic()
         async with AsyncExitStack() as undone:
             undone.push_async_exit(self._undo)
@@ -188,7 +190,7 @@ class _Restoring:
             if self._source.secret is not None:
                 await self._host.make_private_dir(self._files.memory(IN_MEMORY))
             helper = None
-            if not wish.eager and not self._is_whole:
+            if not options.eager and not self._is_whole:
                 ram_dir = self._planned.spec.ram_dir
                 if await self._host.exists(ram_dir):  # otherwise refused below
                     # The pager puts the first pages there, perhaps before QEMU starts.
@@ -254,9 +256,11 @@ class _Restoring:
 
     async def _preflight(self) -> tuple[str, ...]:
         """Returns warnings. Raises RefusedError."""
-        wish = self._wish
-        lazy = not wish.eager and not self._is_whole
-        found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
+        options = self._options
+        lazy = not options.eager and not self._is_whole
+        found = await checks(
+            self._planned, in_place=options.in_place, lazy=lazy, plugged=options.plugged
+        )
         require(found, cannot_become(self._planned.vm.name, self._host))
         return tuple(check.reason for check in found if check.verdict == "warn")
 
@@ -276,7 +280,7 @@ class _Restoring:
                 raise OperationFailedError(
                     f"the QEMU on {self._host.name} is another machine",
                     why="; ".join(found),
-                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                    remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )
         except BaseException:
             await finish(monitor.close())
@@ -285,7 +289,7 @@ class _Restoring:
 
     def _making(self) -> PendingQemu:
         planned = self._planned
-        if self._wish.in_place:
+        if self._options.in_place:
             renames = [(self._made[disk.number], disk.path) for disk in planned.disks]
             return making(planned.vm, renames=renames)
         own = [planned.own_variables] if planned.own_variables else []
@@ -302,14 +306,14 @@ class _Restoring:
             if facts.area is None:
                 raise NotFoundError(
                     f"the checkpoint has no content for disk {disk.path}",
-                    why="it could only be read when it was taken",
+                    why="the disk was read-only when the checkpoint was taken",
                     remedy="restore another checkpoint",
                 )
             path = self._made[disk.number]
             make_dir_durably(path.parent)
             area, first = self._point.area(facts.area), np.array([0])
             chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
-            if self._wish.in_place:
+            if self._options.in_place:
                 write_image(path, facts.format, facts.size_bytes, chunks)
                 self._created.append(path)
                 continue
@@ -343,7 +347,7 @@ class _Restoring:
         """Start a QEMU that waits for the guest: the same machine."""
         vm = self._planned.vm
         spec = vm.spec
-        if self._wish.in_place:
+        if self._options.in_place:
             # The old disks keep their names until the commit.
             spec = spec._replace(
                 disks=tuple(
@@ -395,7 +399,7 @@ class _Restoring:
         await self._member.all_running()
 
     async def _plug(self) -> None:
-        if self._wish.plugged:
+        if self._options.plugged:
             await plug_taps(self._host, self._planned.spec, self._files)
 
     def _fill(self) -> None:
@@ -424,14 +428,14 @@ class _Restoring:
             await self._run(monitor)
             return
         try:
-            await stand_still(old)
+            await pause_or_kill(old)
             await self._old_ones_still()
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
         except BaseException:
             # End the new QEMU first: even if `cont` took effect, only one guest runs.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
-            await go_on(old)
+            await resume_old(old)
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
@@ -441,7 +445,7 @@ class _Restoring:
         left = await committed(vm, self._write_history, self._end_old, settled)
         # If it stayed on, the next migration would leave the memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
-        plugged, facts = self._wish.plugged, self._planned.facts
+        plugged, facts = self._options.plugged, self._planned.facts
         unsaid = await tell_guest(self._host, qemu.files.agent, facts, vm.spec, plugged=plugged)
         with suppress(VmckptError):  # it continues without, as after a migration
             if plugged:
@@ -480,7 +484,7 @@ class _Restoring:
             await self._host.remove(vm.directory.restoring)
 
 
-async def stand_still(vm: Vm) -> None:
+async def pause_or_kill(vm: Vm) -> None:
     """Pause the guest and keep its QEMU; a QEMU that does not answer is killed."""
     try:
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
@@ -489,7 +493,7 @@ async def stand_still(vm: Vm) -> None:
         await vm.host.stop_for_good(vm.qemu.process)
 
 
-async def go_on(vm: Vm) -> None:
+async def resume_old(vm: Vm) -> None:
     """Resume the VM that was to be replaced, even if the disk is full."""
     before = vm.qemu.to_json()
     try:

@@ -29,10 +29,10 @@ from vmckpt.checkpoint.restore.making import (
 )
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
-    aside_path,
     cannot_become,
     checks,
     copy_variables,
+    replacement_path,
 )
 from vmckpt.checkpoint.restore.restore import entitled, plan_of
 from vmckpt.errors import RefusedError
@@ -80,7 +80,7 @@ class _Image(NamedTuple):
 
 
 async def restore_disks(
-    host: LocalHost, source: CheckpointSource, wish: RestoreOptions
+    host: LocalHost, source: CheckpointSource, options: RestoreOptions
 ) -> DisksRestored:
     """Restore the disks in place, for a copy, or for the VM itself if no host has it.
 
@@ -88,11 +88,11 @@ async def restore_disks(
     nothing was changed.
     """
     async with reading(source.place, source.checkpoint, source.secret) as point:
-        planned = await plan_of(point, source, wish, host)
-        async with entitled(planned, wish) as old:
+        planned = await plan_of(point, source, options, host)
+        async with entitled(planned, options) as old:
             if old is not None:
                 return await _in_place(old, point, source)
-            return await _anew(planned, wish, point, source)
+            return await _anew(planned, options, point, source)
 
 
 async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> DisksRestored:
@@ -100,17 +100,17 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
     if await old.is_alive():
         raise RefusedError(
             f"'{old.name}' runs",
-            why="its guest would find other disks than those that it has read",
+            why="its guest would find its disks changed",
             remedy=f"stop it first: vmckpt vm stop {old.name}",
         )
     if old.spec.adopted is not None:
         raise RefusedError(
             f"'{old.name}' was adopted",
-            why="its disks stand in a command line that is not vmckpt's",
+            why="its disks are in a command line that is not vmckpt's",
             remedy="export them, and put them in place: vmckpt checkpoint export-disk",
         )
     images, warnings = _matched(old.spec, old.host, point)
-    made = {image: aside_path(image.path) for image in images}
+    made = {image: replacement_path(image.path) for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
     vm = old._replace(qemu=new)
     async with _undone_unless_committed(old.host, old.name):
@@ -121,12 +121,12 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
 
 
 async def _anew(
-    planned: PlannedRestore, wish: RestoreOptions, point: Checkpoint, source: CheckpointSource
+    planned: PlannedRestore, options: RestoreOptions, point: Checkpoint, source: CheckpointSource
 ) -> DisksRestored:
     """Create the VM as the checkpoint describes it, or a copy."""
     host, vm = planned.vm.host, planned.vm
     found = [_eased(one, planned) for one in await checks(planned, in_place=False, lazy=False,
-             plugged=wish.plugged)]  # fmt: skip
+             plugged=options.plugged)]  # fmt: skip
     require(found, cannot_become(vm.name, host))
     warnings = [one.reason for one in found if one.verdict == WARN]
     stored = {disk.path: disk for disk in stored_disks(point.manifest)}
@@ -148,7 +148,7 @@ async def _anew(
         await _write(point, {image: proof_of(image.path, qemu_id) for image in images})
         for path in new:
             await in_thread(partial(take_name, proof_of(path, qemu_id), path))
-        identity = source.identity_for(point.manifest, wish.name)
+        identity = source.identity_for(point.manifest, options.name)
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
         left = await to_the_end(_commit(vm, point, source))
@@ -169,7 +169,7 @@ def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], l
         pairs = list(zip(stored, mine, strict=True))
     else:
         raise RefusedError(
-            f"the disks of '{spec.name}' are others than the checkpoint's",
+            f"the disks of '{spec.name}' differ from the checkpoint's",
             why=f"the VM has {', '.join(by_path) or 'none'}; the checkpoint has "
             f"{', '.join(disk.path for disk in stored) or 'none'}",
             remedy="restore it as a copy (--as NAME), or export the disks that you want: "

@@ -37,8 +37,8 @@ def dirty_rate(
     for_s = look_s(for_)
     if watch and (json or plot):
         raise UsageError(
-            "--watch goes with neither --json nor --plot",
-            why="it draws on the terminal and has no end",
+            "--watch cannot be combined with --json or --plot",
+            why="it draws on the terminal until Ctrl-C",
             remedy="leave out --watch; --for says how long",
         )
     if plot:

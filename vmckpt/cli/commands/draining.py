@@ -81,9 +81,9 @@ class Common(NamedTuple):
         from vmckpt.fleet.drain.view import HostLimits
         from vmckpt.units import parse_size_bytes
 
-        wish = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
+        limits = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
         return DrainOptions(
-            finish_within_s=wish.finish_within_s,
+            finish_within_s=limits.finish_within_s,
             max_parallel=self.max_parallel,
             bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
             limits=HostLimits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
@@ -99,8 +99,8 @@ def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if len(found) < least:
         raise UsageError(
-            f"{option} {text} names too few",
-            why=f"it takes {least} or more, with commas between them",
+            f"{option} {text} names too few VMs",
+            why=f"it takes {least} or more, separated by commas",
             remedy=f"e.g. {option} {'a' if least == 1 else 'a,b'}",
         )
     return found

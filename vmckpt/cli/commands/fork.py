@@ -49,8 +49,8 @@ def fork(
     entry = _instant(what, stored.store, key)
     where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
-    wish = ForkOptions(entry.id, called, count, plugged, trust, overcommit)
-    forks = run(fork_on(where, entry, wish, lambda _: None, key)).forks
+    options = ForkOptions(entry.id, called, count, plugged, trust, overcommit)
+    forks = run(fork_on(where, entry, options, lambda _: None, key)).forks
     for one in forks:
         for text in one.warnings:
             warn(f"warning: {one.name}: {text}")

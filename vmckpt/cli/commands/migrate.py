@@ -22,7 +22,7 @@ def migrate(
     host: Annotated[str | None, typer.Argument(help="Destination host.")] = None,
     *,
     options: MigrationOptions,
-    wishes: TimeLimits,
+    limits: TimeLimits,
     plan: Annotated[
         bool,
         typer.Option(
@@ -63,8 +63,8 @@ def migrate(
     if options.offline and wait_for_calm:
         raise of_memory("--wait-for-calm").error()
     target = target_of(host)
-    wanted = wishes.intent(options)
-    is_planned = plan or any(wishes)
+    wanted = limits.intent(options)
+    is_planned = plan or any(limits)
     if is_planned:
         require_forecast(options, promises_downtime=options.allowed_downtime_ms is not None)
     if wait_for_calm and not dry_run:
@@ -122,7 +122,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
     if host:
         raise UsageError(
             "--recover takes no host",
-            why="both ends of the migration stand in its journal",
+            why="its journal names both ends of the migration",
             remedy=f"vmckpt migrate --recover {vm}",
         )
     recovery = run(insist(lambda: recover(vm, warn)) if insists else recover(vm, warn))

@@ -24,7 +24,7 @@ def plan(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str, typer.Argument(help="Destination host.")],
     *,
-    wishes: TimeLimits,
+    limits: TimeLimits,
     options: Annotated[
         MigrationOptions,
         Only(("max_downtime_ms", "never_risk_postcopy", "bandwidth_bytes_per_s")),
@@ -41,7 +41,7 @@ def plan(
     from vmckpt.hosts.inventory.inventory import find_host
 
     began_s = time.monotonic()
-    wanted = wishes.intent(options)
+    wanted = limits.intent(options)
     target, for_s = find_host(host), look_s(for_)
     found = run(find(vm))
     made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))
@@ -84,7 +84,7 @@ def _devices(made: "MigrationPlan") -> list[str]:
         return []
     head = f"devices: {format_size(found.device_bytes)} to save"
     if found.out_s is None or found.back_s is None:
-        return [f"{head}; how long it takes the first move between these hosts teaches"]
+        return [f"{head}; the first migration between these hosts measures how long it takes"]
     out, back = _words(found.out_s, format_duration), _words(found.back_s, format_duration)
     return [f"{head}: out {out}, back {back}, in the totals; the job is stopped from out to back"]
 

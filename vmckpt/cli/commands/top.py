@@ -32,7 +32,7 @@ def top(
     if every_s < LEAST_EVERY_S:
         raise UsageError(
             f"--every {every} is too often",
-            why=f"each look asks all hosts: {LEAST_EVERY_S:g} s is the least",
+            why=f"each refresh queries all hosts: {LEAST_EVERY_S:g} s is the least",
             remedy="write e.g. --every 2s",
         )
     if once:

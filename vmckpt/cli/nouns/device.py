@@ -10,7 +10,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.devices.bundle import Vendor
 
 if TYPE_CHECKING:
-    from vmckpt.devices.look import DeviceRow
+    from vmckpt.devices.status import DeviceRow
     from vmckpt.vm.inventory import Vm
     from vmckpt.vm.passthrough.cards import Card
 
@@ -28,10 +28,10 @@ def list_(vm: Name, json: Json = False) -> None:
     With their strategies, and whether they are plugged in.
     """
     from vmckpt.cli.found import find_own
-    from vmckpt.devices.look import look_at_devices
+    from vmckpt.devices.status import device_rows
     from vmckpt.ui.tables import table
 
-    found: list[DeviceRow] = run(look_at_devices(run(find_own(vm))))
+    found: list[DeviceRow] = run(device_rows(run(find_own(vm))))
     rows = [
         (one.id, one.what, one.strategy, one.hook or "-", one.state, " ".join(one.addresses))
         for one in found
@@ -79,9 +79,7 @@ def recover(vm: Name, json: Json = False) -> None:
 
     found: Vm = run(find_own(vm))
     run(recover_now(found))
-    show(
-        {"vm": vm}, f"the devices of {vm} are plugged in, and what used them goes on", as_json=json
-    )
+    show({"vm": vm}, f"the devices of {vm} are plugged in, and their jobs continue", as_json=json)
 
 
 @app.command()
@@ -93,7 +91,7 @@ def hook(vendor: Annotated[Vendor, typer.Argument(help="Vendor of the hook.")]) 
     made = hook_file(vendor)
     if sys.stdout.isatty() and not made.isascii():
         raise UsageError(
-            f"the {vendor} hook is no text for a terminal",
+            f"the {vendor} hook cannot be shown on a terminal",
             why="it is a program in one packed file",
             remedy=f"write it to a file: vmckpt device hook {vendor} > {vendor}",
         )

@@ -218,7 +218,7 @@ def resume(guarded: Guarded, json: Json = False) -> None:
     before = find(guarded)
     record = run(resume_(before, _tools(as_json=json)))
     if record is None:
-        text = f"the command of {before.vm}'s guard had not been begun: nothing of it stays"
+        text = f"the command of {before.vm}'s guard was not started: nothing of it remains"
         show({"run": before.run, "vm": before.vm, "phase": None}, text, as_json=json)
         return
     _told(record, as_json=json)

@@ -38,8 +38,8 @@ def init(
     from vmckpt.hosts.pki.authority import make_authority
 
     authority = make_authority(state_dir(), days=days)
-    text = f"made the authority '{authority.subject}', fingerprint {authority.fingerprint}"
-    text += "\nnow give every host its certificates: vmckpt pki issue HOST ..."
+    text = f"created the CA '{authority.subject}', fingerprint {authority.fingerprint}"
+    text += "\nnow issue every host's certificates: vmckpt pki issue HOST ..."
     show(_facts(authority), text, as_json=json)
 
 
@@ -83,7 +83,7 @@ def show_(
     rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]
     text = table(header, rows)
     if authority is None:
-        text += "\nthere is no authority here; make one: vmckpt pki init"
+        text += "\nthere is no CA here; create one: vmckpt pki init"
     result = {"authority": _facts(authority) if authority else None, "hosts": found}
     show(result, text, as_json=json)
 

@@ -66,7 +66,7 @@ def add(
     text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"
     if request.rule is None:
         text += (
-            "\nnothing says which to keep, so all stay: see --keep-last, --keep-daily, --max-age"
+            "\nno rule says which to keep, so all stay: see --keep-last, --keep-daily, --max-age"
         )
     show(facts, text, as_json=json)
 
@@ -240,7 +240,7 @@ def _lines(record: "ScheduleRecord", facts: dict[str, Any]) -> list[tuple[str, s
         ("catch-up", asked.catch_up.value),
         ("jitter", format_duration(asked.jitter_s) if asked.jitter_s else "-"),
         ("keeps", _rule_text(asked.rule)),
-        ("store", asked.store or "the own one of the VM's host"),
+        ("store", asked.store or "the store of the VM's host"),
         ("copies to", ", ".join(asked.copies) or "-"),
         ("checks", f"{asked.check_percent:g}% after each run" if asked.check_percent else "-"),
     ]

@@ -110,7 +110,7 @@ def intent(
     if finish_within and finish_by:
         raise UsageError(
             "--finish-within and --finish-by are both given",
-            why="they say the same thing in two ways",
+            why="both set the same limit",
             remedy="leave one of them out",
         )
     within_s = parse_duration_s(finish_within) if finish_within else None
@@ -121,7 +121,7 @@ def intent(
     if within_s is not None and within_s <= 0:
         raise UsageError(
             "--finish-within is no time at all",
-            why="whatever moves takes some",
+            why="a migration takes longer",
             remedy="write e.g. --finish-within 10m",
         )
     downtime_s = None if max_downtime_ms is None else max_downtime_ms / 1e3
@@ -131,8 +131,8 @@ def intent(
 def seconds_until(clock: str, now: "datetime") -> float:
     """Seconds from `now` until the clock next says HH:MM. Raises UsageError.
 
-    The clock is that of its time zone; of a `now` without one, this machine's. It may be put
-    forward or back meanwhile. HH:MM that it leaves out is the earlier of what it may mean.
+    The clock is that of its time zone; of a `now` without one, this machine's. It may be set
+    forward or back until then. Of a time that it skips, the earlier reading is meant.
     """
     from datetime import UTC, timedelta
 

@@ -33,7 +33,7 @@ def require_replaceable(
     if group is not None or kind is CheckpointKind.internal:
         raise UsageError(
             f"--replace cannot be combined with {'--group' if group else '--kind internal'}",
-            why="the old one would be gone before the new one is there for good",
+            why="the old one would be removed before the new one is safe",
             remedy="take the new one under another name, then remove the old one",
         )
 
@@ -75,6 +75,6 @@ def require_of_group(
         if value is not None and (group is None) is outside:
             raise UsageError(
                 f"{option} is given {'without' if outside else 'with'} --group",
-                why="a group goes back as itself" if group else "one VM's output is not held",
+                why="a group replaces its own VMs" if group else "one VM's output is not held",
                 remedy=f"leave out {option}",
             )

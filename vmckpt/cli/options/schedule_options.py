@@ -202,8 +202,8 @@ def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | Non
         return None
     if only_auto:
         raise UsageError(
-            f"{option} has nothing to say here",
-            why="it belongs to --every auto: otherwise it is said when runs are due",
+            f"{option} has no effect here",
+            why="it applies to --every auto only",
             remedy="leave it out, or write --every auto",
         )
     found = parse_duration_s(text)
@@ -235,7 +235,7 @@ def _check_percent(text: str | None) -> float | None:
     subset = parse_subset(text)
     if subset.parts > 1:
         raise UsageError(
-            f"--check {text} says which part is read",
+            f"--check {text} names a fixed part",
             why="a schedule reads one part after each run, and the next one after the next",
             remedy="write e.g. 2%",
         )
@@ -248,7 +248,7 @@ def _kind(kind: CheckpointKind) -> str:
     if kind is CheckpointKind.internal:
         raise UsageError(
             "schedules take no checkpoints of --kind internal",
-            why="these stand in the VM's own image, where no rule keeps or removes them",
+            why="they are in the VM's own image, where no rule applies",
             remedy="write --kind epoch, or --kind file",
         )
     return kind.value

@@ -109,7 +109,7 @@ async def undrain(
         if record is None and not await is_closed(host):
             raise RefusedError(
                 f"{host.name} is not drained",
-                why="it has no mark, and no drain of it is written down here",
+                why="it is not marked, and no drain of it is recorded here",
                 remedy="see vmckpt vm list",
             )
         if record is None:
@@ -145,7 +145,7 @@ def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:
             )
         if name == host.name:
             raise RefusedError(
-                f"{name} is not drained to itself", why="--to names it", remedy="name others"
+                f"{name} cannot be drained to itself", why="--to names it", remedy="name others"
             )
     wanted = [one for one in hosts if one.name in asked.to or not asked.to]
     return [one for one in wanted if one.name != host.name]
@@ -228,7 +228,7 @@ class _Work:
         while True:
             if await self._tools.is_worked_on(vm):
                 if not said:
-                    self._say(f"{vm}: its move, which a killed command began, goes on")
+                    self._say(f"{vm}: its move, which a killed command began, continues")
                 said, given_up_s = True, math.inf
             else:
                 given_up_s = min(given_up_s, time.monotonic() + SETTLE_S)
@@ -273,7 +273,7 @@ class _Work:
                     name, "a host that does not answer may have it", "try again when it does", 6
                 )
             elif vm is None:
-                self._say(f"{name} is nowhere any more")
+                self._say(f"{name} no longer exists")
                 self._record = self._record.forgets(name)
             elif vm.host == self._host.name:
                 self._record = self._record.forgets(name)
@@ -354,7 +354,7 @@ class _Work:
             await self._carry(plan, plans, targets)
         remedy = f"find out what starts it, then: vmckpt drain {self._host.name}"
         for vm in late:
-            why = "it is there again, however often it is moved away"
+            why = "it comes back each time it is moved away"
             self._stay[vm.name] = Stay(vm.name, why, remedy, BusyError.exit_code)
 
     async def _wait_for_arrivals(self) -> None:
@@ -462,8 +462,8 @@ class _Work:
         other = f"; {back} takes it back" if self._action == DRAIN else ""
         return CancelledByUserError(
             what,
-            why="asked to stop; what was under way went back, unless it was too late for that",
-            remedy=f"the same command again goes on{other}",
+            why="asked to stop; moves in progress were undone, unless it was too late",
+            remedy=f"the same command continues{other}",
         )
 
 

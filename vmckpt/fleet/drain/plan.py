@@ -92,11 +92,11 @@ class DrainPlan:
             raise RefusedError(
                 "its duration cannot be forecast",
                 why="; ".join(self.notes),
-                remedy="learn it: vmckpt host calibrate A B; or leave out --finish-within",
+                remedy="measure it: vmckpt host calibrate A B; or leave out --finish-within",
             )
         if self.band_s[2] > within_s:
             raise RefusedError(
-                f"it is not over within {format_duration(within_s)}",
+                f"it does not end within {format_duration(within_s)}",
                 why=f"it takes {format_duration(self.band_s[1])}, one time in ten more than "
                 f"{format_duration(self.band_s[2])}",
                 remedy=f"--finish-within {int(self.band_s[2]) + 1}s would do",
@@ -315,13 +315,13 @@ def _notes(
 ) -> list[str]:
     notes = []
     if blind := sorted(vm for vm, one in used.items() if one.cost is None):
-        notes.append(f"nothing is known of moving {', '.join(blind)}: vmckpt host calibrate A B")
+        notes.append(f"there are no measurements of {', '.join(blind)}: vmckpt host calibrate A B")
     likes = dict.fromkeys(one.like for one in used.values() if one.like)
-    notes += [f"forecasts of pairs that nothing is known of are those of {like}" for like in likes]
+    notes += [f"forecasts of unmeasured pairs are those of {like}" for like in likes]
     unseen = [vm.name for vm in leaving if measured.get(vm.name) is None]
     if unseen:
         names = ", ".join(unseen)
-        notes.append(f"not measured, taken as full and quiet: {names}")
+        notes.append(f"not measured, assumed full and quiet: {names}")
     return notes
 
 

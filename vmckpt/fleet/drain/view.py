@@ -115,5 +115,7 @@ async def _processors(host: Host) -> int:
 
 def _tells_not(host: Host, path: str) -> HostDownError:
     return HostDownError(
-        f"{host.name} does not say what it has", why=f"{path} says nothing", remedy="look there"
+        f"{host.name} does not report its resources",
+        why=f"{path} says nothing",
+        remedy="look there",
     )

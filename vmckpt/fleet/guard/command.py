@@ -146,9 +146,9 @@ async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -
         )
     if not found.sure and not insist:
         raise _goes_on(
-            f"the processes on {host.name} that saw to its end were killed, "
+            f"the processes on {host.name} that supervised it were killed, "
             "and what it had started is not known",
-            f"see on {host.name} whether something of it runs",
+            f"see on {host.name} whether any of it still runs",
         )
     await host.remove(Path(worker.directory))
 

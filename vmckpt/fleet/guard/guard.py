@@ -139,7 +139,7 @@ async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
             raise RefusedError(
                 f"'{record.vm}' was rolled back",
                 why=record.why or f"its guard {record.run} says so",
-                remedy="what came of the command is gone: begin it again",
+                remedy="the command's effects are gone: run it again",
             )
         return await _kept(record, tell)
 
@@ -215,7 +215,7 @@ def _require_none_open(vm: str) -> None:
     for record in load_all().require_sound():
         if record.vm == vm and not record.phase.is_over:
             raise RefusedError(
-                f"'{vm}' has a guard that is not over",
+                f"'{vm}' has an unfinished guard",
                 why=record.why or f"it was interrupted: {record.phase.words}",
                 remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
             )
@@ -315,15 +315,15 @@ class _Guarding:
         try:
             self._record = await _kept(self._record, self._tools.tell)
         except StorageError as exc:
-            raise left_open(self._record, f"the VM is well, but {exc.what}: {exc.why}") from exc
+            raise left_open(self._record, f"the VM is healthy, but {exc.what}: {exc.why}") from exc
 
     # -- before the command ---------------------------------------------------------------------
 
     async def _prepare(self, vm: Vm) -> None:
         name = dated(vm.name, "guard")
         tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
-        wish = TakeOptions(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
-        taken = await create(vm, self._request.store, wish, self._tools.tell)
+        options = TakeOptions(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
+        taken = await create(vm, self._request.store, options, self._tools.tell)
         self._save(checkpoint=taken.id)
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
@@ -340,16 +340,18 @@ class _Guarding:
         it.
         """
         name = self._copy_name
-        wish = RestoreOptions(name=name, in_place=False, eager=True, plugged=False, keep_macs=False)
+        options = RestoreOptions(
+            name=name, in_place=False, eager=True, plugged=False, keep_macs=False
+        )
         try:
-            await restore_to(host, entry, wish, lambda _: None)
+            await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
             (copy,) = await homes(name, [host])
             if found := await ailments(copy, ()):
                 raise OperationFailedError(
                     "a copy of the checkpoint does not run",
                     why="; ".join(found),
-                    remedy="nothing was begun; see vmckpt checkpoint verify, and the host's memory",
+                    remedy="nothing was run; see vmckpt checkpoint verify, and the host's memory",
                 )
         finally:
             await finish(self._remove_copy(host))

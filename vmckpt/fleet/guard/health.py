@@ -92,7 +92,7 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
         raise RefusedError(
             f"'{vm.name}' cannot do {', '.join(asked)}",
             why="its spec has no guest_agent = true",
-            remedy="use other ways; for a port, say where: tcp:ADDRESS:PORT or --address",
+            remedy="use other checks; for a port, give the address: tcp:ADDRESS:PORT or --address",
         )
 
 

@@ -258,8 +258,8 @@ def of_vm(vm: str) -> GuardRecord:
     if not found:
         raise NotFoundError(
             f"'{vm}' has no guard",
-            why="none is written down on this machine",
-            remedy="see vmckpt guard list; guards are known where they were begun",
+            why="none is recorded on this machine",
+            remedy="see vmckpt guard list; guards are recorded where they were started",
         )
     return found[-1]
 

@@ -61,7 +61,7 @@ async def point_of(record: GuardRecord) -> CatalogueEntry:
     if record.checkpoint is None:
         raise NotFoundError(
             f"the guard of '{record.vm}' has no checkpoint",
-            why="it never came so far",
+            why="it was interrupted before that",
             remedy=f"end it: vmckpt guard resume {record.vm}",
         )
     found = await catalogue(all_hosts(), record.request.store, vm=record.vm)
@@ -86,7 +86,7 @@ async def roll_back(
             await end_worker(find_host(record.worker.host), record.worker, insist=insist)
         if not await _was_put_back(record, find, tell, insist=insist):
             record = await _put_back(record, find, tell)
-        but = "it was put back, but"
+        but = "it was rolled back, but"
         vm = await _require_well(record, find, tell)
     except VmckptError as exc:
         with suppress(VmckptError):  # its restore may have begun, and failed to report
@@ -129,7 +129,7 @@ async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: 
         return False
     if not insist and await vm.is_alive() and not await restore_is_cut_off(vm):
         raise OutcomeUnknownError(
-            f"it is unknown whether '{record.vm}' was put back",
+            f"it is unknown whether '{record.vm}' was rolled back",
             why=f"restore {record.restore.run} on {host.name} left no outcome, and the VM runs",
             remedy="check what the guest has done since: a rollback discards it",
         )
@@ -159,7 +159,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
         try:
             host, in_place = await _home(record, find, tell)
             await _revoke_restores(record, host)
-            wish = RestoreOptions(
+            options = RestoreOptions(
                 name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True
             )
 
@@ -167,7 +167,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
                 nonlocal record
                 record = _noted(record, tell, restore=GuardRestore(host.name, run))
 
-            await restore_to(host, entry, wish, tell, on_start=note)
+            await restore_to(host, entry, options, tell, on_start=note)
             return record
         except BusyError as exc:
             if time.monotonic() > given_up_s:
@@ -180,7 +180,7 @@ async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Vm:
     vm = await find(record.vm, tell)
     if found := await ailments(vm, ()):
         raise OutcomeUnknownError(
-            f"'{record.vm}' was put back and does not run",
+            f"'{record.vm}' was rolled back and does not run",
             why="; ".join(found),
             remedy=f"see vmckpt vm show {record.vm}",
         )

@@ -209,14 +209,14 @@ def _keep(given: _Given, told: int) -> None:
         _end_all(given, "its worker was killed, so it was ended")
         return
     _write(given, RESULT, said.decode())
-    _let_go_of_output()
+    _release_output()
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
     _write(given, OVER, _encode(Over()))
 
 
-def _let_go_of_output() -> None:
+def _release_output() -> None:
     """Close the output: its reader must not wait for the keeper."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

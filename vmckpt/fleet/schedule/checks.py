@@ -35,10 +35,10 @@ def require_sense(record: ScheduleRecord) -> None:
     if asked.jitter_s and asked.jitter_s > gap_s / 2:
         raise UsageError(
             "--jitter is too long",
-            why="by more than half of the time from one run to the next, or of the window, "
-            "runs would come one upon the other"
+            why="beyond half of the time from one run to the next, or of the window, "
+            "runs would overlap"
             if gap_s
-            else "how often --every auto comes is its own affair",
+            else "--every auto chooses its own interval",
             remedy="choose a shorter one, or leave it out",
         )
 

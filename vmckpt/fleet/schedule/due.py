@@ -338,7 +338,7 @@ def _believed(state: ScheduleState, now: ClockReading) -> tuple[ScheduleState, t
     if state.anchor is not None and state.anchor.boot_id != now.boot_id:
         state = replace(state, anchor=now.earlier(now.since(state.anchor)))
     if state.last_due_s - now.wall_s > MOST_BACK_S:
-        note = "the clock went back by more than a day: due times are counted from what it says now"
+        note = "the clock went back by more than a day: due times are counted from the present time"
         return replace(state, last_due_s=now.wall_s), (note,)
     return state, ()
 

@@ -43,8 +43,8 @@ class ScheduleRun:
 class PendingCheckpoint:
     """What is known of the claimed run's checkpoint before it is complete.
 
-    `id`: its id, the same for every process and try; `place`: its store; `host`: where it is taken;
-    None before the start.
+    `id`: its id, the same for every process and attempt; `place`: its store; `host`: where it is
+    taken; None before the start.
     """
 
     id: str
@@ -160,7 +160,7 @@ def load(name: str) -> ScheduleRecord:
         raise NotFoundError(
             f"there is no schedule '{name}'",
             why=f"{_schedules().path(name)} is not there",
-            remedy="see `vmckpt schedule list`; schedules are known where they were added",
+            remedy="see `vmckpt schedule list`; schedules are recorded where they were added",
         )
     return found
 

@@ -193,7 +193,7 @@ class _Running:
         except VmckptError as exc:
             if settle.due_s <= self._claim.due_s and settle.may_take is not MayTake.NO:
                 raise
-            return self._end(MISSED, why=f"what became of it is not known: {exc.what}: {exc.why}")
+            return self._end(MISSED, why=f"its outcome is unknown: {exc.what}: {exc.why}")
         if found is not None:
             self._tell("found", f"{found.name} was taken", checkpoint=found.id)
             is_last = settle.due_s > self._claim.due_s
@@ -249,7 +249,7 @@ class _Running:
             gone = await self._tools.work.prune(self._record, taken)
         except Exception as exc:  # noqa: BLE001 - the checkpoint is there, whatever it is
             error = as_error(self._record.name, exc)
-            text = f"what is not to be kept, or its space, is still there: {error}"
+            text = f"expired checkpoints, or their space, remain: {error}"
             self._tell("not-pruned", text)
             return "" if isinstance(error, BusyError) else text  # another gc is no problem
         if gone.clocks:
@@ -277,7 +277,7 @@ class _Running:
         for text in found.silent:
             self._tell("not-checked", text)
         if not (found.damaged or found.silent):
-            self._tell("checked", "what was read of the stores is whole")
+            self._tell("checked", "what was read of the stores is intact")
         return "; ".join([*found.damaged, *found.silent])
 
     async def _attempt(self, work: Callable[[], Any]) -> RunResult:

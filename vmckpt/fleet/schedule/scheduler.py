@@ -74,7 +74,7 @@ async def _only_one(action: str) -> AsyncIterator[None]:
             await stack.enter_async_context(lock)
         except BusyError as exc:
             raise BusyError(
-                "another scheduler is at work",
+                "another scheduler is running",
                 why=exc.why,
                 remedy="one is enough: it runs what is due of all schedules",
             ) from exc

@@ -67,7 +67,7 @@ class Checkpoints:
             raise BusyError(
                 f"'{record.vm}' is busy",
                 why=f"held by {holder.action} (pid {holder.pid}), which may be this run's own work",
-                remedy="it is looked at again when that has ended",
+                remedy="it is tried again when that has ended",
             )
         return None
 
@@ -91,9 +91,9 @@ class Checkpoints:
             BY: await _this_scheduler(),
         }
         number = IfTaken.NUMBER.value
-        wish = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
+        options = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
-            await create(vm, asked.store, wish, lambda _: None, key_of(record))
+            await create(vm, asked.store, options, lambda _: None, key_of(record))
         except VmckptError:
             # Whatever the error: if the checkpoint exists, all is well.
             with suppress(VmckptError):
@@ -159,9 +159,9 @@ class Checkpoints:
                 await in_thread(partial(_collect, store))
         if silent:
             raise OperationFailedError(
-                "not all stores were looked into",
+                "not all stores were searched",
                 why="; ".join(silent),
-                remedy="what is in them is looked at again after the next run",
+                remedy="they are searched again after the next run",
             )
         return Gone([one.name for one in gone], clocks)
 

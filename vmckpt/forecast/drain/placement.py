@@ -75,7 +75,7 @@ def _units(
     for number, group in enumerate(_groups(movers)):
         words = [word for one in group for word in one.apart]
         if twice := sorted({word for word in words if words.count(word) > 1}):
-            reason = f"it has to be together with a VM that it has to be apart from ({twice[0]})"
+            reason = f"it must be both together with and apart from a VM ({twice[0]})"
             stay |= {one.name: _whose(reason, group) for one in group}
             continue
         together = frozenset(word for one in group for word in one.together)
@@ -86,7 +86,7 @@ def _units(
         candidates = []
         for room in rooms:
             if any(room.name not in one.costs for one in group):
-                closed.setdefault(room.name, "it may not go there")
+                closed.setdefault(room.name, "it is not allowed there")
             elif away := next((there for there in homes if there and room.name not in there), None):
                 closed[room.name] = f"those it has to be with are on {', '.join(sorted(away))}"
             else:
@@ -144,7 +144,7 @@ class _Space:
             return "as many VMs as allowed"
         there = [one.apart for one in self.units.values() if one is not gone]
         if words := sorted(unit.apart & self.room.apart.union(*there)):
-            return f"another VM is there that it has to be apart from ({words[0]})"
+            return f"a VM is there that it must be apart from ({words[0]})"
         return ""
 
     def take(self, unit: _Unit) -> None:

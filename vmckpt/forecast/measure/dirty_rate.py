@@ -183,7 +183,7 @@ async def _processor_s(vm: Vm) -> float:
     if stat is None:
         await require_alive(vm)
         raise HostDownError(
-            f"QEMU of '{vm.name}' cannot be looked at",
+            f"QEMU of '{vm.name}' cannot be inspected",
             why=f"{vm.host.name} does not show process {vm.qemu.process.pid}",
             remedy="look at /proc there",
         )
@@ -221,7 +221,7 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
         try:
             found = DirtyRate.from_json(told) if told else None
         except MalformedError as exc:
-            raise OSError(errno.ENOTSUP, f"its vmckpt tells another measurement: {exc}") from exc
+            raise OSError(errno.ENOTSUP, f"its vmckpt reports another measurement: {exc}") from exc
     if found is None:
         await _require_free(vm)
         raise _moved_on(vm, "an operation")
@@ -318,7 +318,7 @@ async def _sampled_rate(vm: Vm, length_s: int) -> float:
             return rate
         await while_free(POLL_S, require_free)
     raise HostDownError(
-        f"QEMU gives no dirty rate of '{vm.name}'",
+        f"QEMU reports no dirty rate of '{vm.name}'",
         why=f"it was asked for {length_s} s, and {PATIENCE * POLL_S:g} s later there was none",
         remedy="look at the QEMU process",
     )
@@ -331,7 +331,7 @@ async def _require_running(vm: Vm) -> None:
         raise RefusedError(
             f"'{vm.name}' does not run",
             why=f"its state is '{state.status}': it dirties nothing",
-            remedy="let it run, and measure then",
+            remedy="start it, and measure then",
         )
 
 

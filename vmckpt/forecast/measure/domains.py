@@ -14,7 +14,7 @@ from vmckpt.vm.paths import lock_path
 
 SOURCE = "libvirt-page-sampling"
 # libvirt cannot set the number of pages to sample; QEMU's default is 512 per GiB.
-WHY = "libvirt keeps the domain, and has QEMU sample 512 pages of each GiB: right to some 40 %"
+WHY = "libvirt manages the domain; QEMU samples 512 pages of each GiB: accurate to about 40 %"
 POLL_S, PATIENCE = 0.2, 50
 
 
@@ -28,7 +28,7 @@ async def measure_domain(domain: Domain, for_s: float) -> DirtyRate:
         raise RefusedError(
             f"'{domain.name}' does not run",
             why=f"it is {domain.state}: it dirties nothing",
-            remedy="let it run, and measure then",
+            remedy="start it, and measure then",
         )
     async with libvirtd(domain.host) as session:
         rate = partial(_rate, domain, session)
@@ -53,7 +53,7 @@ async def _rate(domain: Domain, session: Libvirtd, seconds: int) -> float:
             return rate
         await while_free(POLL_S, require_free)
     raise HostDownError(
-        f"libvirt tells no dirty rate of '{domain.name}'",
+        f"libvirt reports no dirty rate of '{domain.name}'",
         why=f"it was asked for {seconds} s, and {PATIENCE * POLL_S:g} s later there was none",
         remedy="look at the domain's QEMU",
     )

@@ -24,9 +24,9 @@ class PolicyDecision(NamedTuple):
     def words(self) -> str:
         """The action in words."""
         return {
-            Act.RAISE_DOWNTIME: f"allowing a standstill of {self.downtime_ms} ms",
+            Act.RAISE_DOWNTIME: f"allowing a downtime of {self.downtime_ms} ms",
             Act.THROTTLE: f"slowing the guest's processors by {self.throttle_percent} %",
-            Act.POSTCOPY: "going over to post-copy",
+            Act.POSTCOPY: "switching to post-copy",
             Act.PAUSE: "stopping the VM to send the rest",
             Act.ABORT: "giving up",
         }[self.act]

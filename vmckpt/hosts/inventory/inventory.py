@@ -158,7 +158,7 @@ def describing(name: str) -> Iterator[None]:
         yield
     except ValueError as exc:
         raise UsageError(
-            f"'{name}' cannot be described so", why=str(exc), remedy="fix the option"
+            f"'{name}' cannot have these settings", why=str(exc), remedy="fix the option"
         ) from exc
 
 

@@ -41,7 +41,7 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     if has_authority(state_dir):
         raise RefusedError(
             "there is a certificate authority already",
-            why=f"its key is {directory / 'ca-key.pem'}; every certificate issued hangs on it",
+            why=f"its key is {directory / 'ca-key.pem'}; every issued certificate depends on it",
             remedy=f"to start again, remove {directory} and issue every host's certificates again",
         )
     key = ec.generate_private_key(ec.SECP256R1())
@@ -189,7 +189,7 @@ def _builder(
         end = now + datetime.timedelta(days=days)
     except OverflowError as exc:
         raise UsageError(
-            f"no certificate holds for {days} days", why=str(exc), remedy="give fewer days"
+            f"no certificate can be valid for {days} days", why=str(exc), remedy="give fewer days"
         ) from exc
     return (
         x509.CertificateBuilder()

@@ -90,11 +90,11 @@ def obstacles(
             found.append(TlsObstacle(reason, again))
         if not is_issued_by(certificate, judge):
             other = to_host if host is from_host else from_host
-            reason = f"{other.name} does not trust the authority that vouches for {host.name}"
+            reason = f"{other.name} does not trust the CA of {host.name}"
             both = f"vmckpt pki issue {from_host.name} {to_host.name}"
-            found.append(TlsObstacle(reason, f"give both certificates of one authority: {both}"))
+            found.append(TlsObstacle(reason, f"issue both certificates from one CA: {both}"))
         elif fault := judge.fault(now_unix_s):
-            anew = "make a new authority and issue every host's certificates again"
+            anew = "create a new CA, and issue every host's certificates again"
             found.append(TlsObstacle(f"the authority of {host.name} does not hold: {fault}", anew))
     if name is not None:
         if not theirs.server.is_for(name):

@@ -96,7 +96,7 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
             if one.file and not one.is_private and _device(one.file.parent) == device
         )
         on_it = found.f_bavail * found.f_frsize - here
-        free = on_it if _is_set_aside(directory) else min(on_it, free)
+        free = on_it if _is_hugetlbfs(directory) else min(on_it, free)
     return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
@@ -161,7 +161,7 @@ def _device(path: Path) -> int | None:
         return None
 
 
-def _is_set_aside(directory: Path) -> bool:
+def _is_hugetlbfs(directory: Path) -> bool:
     """Whether the file system's memory is reserved already: huge pages."""
     mounts = [line.split(" ") for line in read_lines(Path("/proc/mounts"))]
     of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]

@@ -100,7 +100,7 @@ class ProtocolError(HostDownError):
 def broken(why: str) -> ProtocolError:
     """The error for an invalid message."""
     return ProtocolError(
-        "the connection carries something else than messages",
+        "the connection carries data that is not a message",
         why=why,
         remedy="report this; install the same vmckpt on both sides",
     )

@@ -101,7 +101,7 @@ class FrameLink:
             except asyncio.IncompleteReadError:
                 return "the other side has closed it"
             except TimeoutError:
-                return f"not a word for {SILENCE_S:g} s"
+                return f"nothing was received for {SILENCE_S:g} s"
             except ProtocolError as exc:
                 return exc.why
             except OSError as exc:

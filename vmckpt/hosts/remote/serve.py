@@ -76,7 +76,7 @@ def _fitting(answer: Frame) -> Frame:
     raise HostDownError(
         "an answer is too long for a message",
         why=f"it has {format_size(size)}, a message {format_size(MOST_BYTES)}",
-        remedy="report this, unless it is a guest that floods what asks it",
+        remedy="report this, unless it is a guest that floods its callers",
     )
 
 

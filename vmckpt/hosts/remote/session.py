@@ -219,7 +219,7 @@ class Session:
         if hello.protocol != PROTOCOL:
             writer.transport.abort()
             raise HostDownError(
-                f"{self._name} has another vmckpt: {hello.version}, here it is {__version__}",
+                f"{self._name} has vmckpt {hello.version}, this machine {__version__}",
                 why=f"it speaks protocol {hello.protocol}, this one {PROTOCOL}",
                 remedy=f"install the same vmckpt on {self._name} and here",
             )
@@ -365,7 +365,7 @@ class _Connection:
         """The connection is unusable: the reason, for its last caller."""
         self.lost = self.lost or UnansweredError(
             f"{self._name} does not answer",
-            why=f"it says that it is there, and nothing to what it was asked ({question})",
+            why=f"its connection is alive, but it has not answered this request ({question})",
             remedy="look at its storage and what runs there, then try again",
         )
         self._link.abort()

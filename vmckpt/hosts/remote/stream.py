@@ -48,7 +48,7 @@ class ByteStream:
             return
         self._waiting_bytes += _room(frame)
         if self._waiting_bytes > WINDOW_BYTES + _WITHOUT_BYTES:
-            raise broken("a stream has more under way than it was given leave for")
+            raise broken("a stream exceeds the window that it was granted")
         self._come.put_nowait(frame)
         if frame.kind is RpcFrameKind.CLOSE and self._task is not None:
             # Received data is still delivered, unless the local reader does not take it.

@@ -53,7 +53,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
     while not _HEAD_END.search(head) and (more := await reader.read(_MOST_HEAD_BYTES)):
         head += more
         if len(head) > _MOST_HEAD_BYTES:
-            raise ValueError("the head of its answer has no end")
+            raise ValueError("the header of its answer has no end")
     return bytes(head)
 
 

@@ -32,7 +32,7 @@ def followed(path: Path) -> Path:
         if not stat.S_ISLNK(found.st_mode):
             return path
         if found.st_uid not in (0, os.geteuid()):
-            raise OSError(errno.ELOOP, "another user made a link there", str(path))
+            raise OSError(errno.ELOOP, "another user created a link there", str(path))
         path = path.parent / path.readlink()
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 

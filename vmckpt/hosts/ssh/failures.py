@@ -21,7 +21,7 @@ def translated(name: str, login: str, exc: Exception) -> HostDownError:
         case _:
             why = str(exc) or "it closed the connection"
     return HostDownError(
-        f"the SSH server of {name} does not answer as one",
+        f"the SSH server of {name} does not answer like one",
         why=why,
         remedy="check that sshd listens at that address and port, and read its log",
     )
@@ -68,7 +68,7 @@ def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -
     """Why a jump host could not connect to its destination."""
     return HostDownError(
         f"cannot reach {name}",
-        why=f"its jump host {jump} gets no connection to {where[0]} port {where[1]}: {exc}",
+        why=f"its jump host {jump} cannot connect to {where[0]} port {where[1]}: {exc}",
         remedy="check the address, and that sshd on the jump host has AllowTcpForwarding",
     )
 
@@ -76,7 +76,7 @@ def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -
 def runs_nothing(name: str, exc: Exception) -> HostDownError:
     """Logged in, but no command can be started."""
     return HostDownError(
-        f"{name} lets us run no command",
+        f"{name} does not let us run a command",
         why=str(exc) or "it closed the connection",
         remedy="look at its sshd: MaxSessions, ForceCommand, the user's shell",
     )

@@ -97,7 +97,7 @@ def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> Host
     if status == _NO_STATUS:
         return HostDownError(
             f"the connection to {name} broke",
-            why="before vmckpt there had said anything",
+            why="before vmckpt there had answered",
             remedy="check the network, then try again",
         )
     words = channel.recv_stderr(_CHUNK_BYTES) if channel.recv_stderr_ready() else b""

@@ -64,7 +64,7 @@ class GuestLines:
                 line = await self._reader.readline()
             answered = line.endswith(b"\n")
         except TimeoutError:
-            why = f"nothing came within {timeout_s:g} s"
+            why = f"nothing was received within {timeout_s:g} s"
         except OSError as error:
             why = error.strerror or str(error)
         finally:

@@ -208,5 +208,5 @@ def _not_made(namespaces: Namespaces, name: str) -> OperationFailedError:
     return OperationFailedError(
         f"host {name} could not be made",
         why=last_line(namespaces.log(name)) or "no answer",
-        remedy="see why, put it right and try again",
+        remedy="fix the cause, and try again",
     )

@@ -99,7 +99,7 @@ def remove_cable(directory: Path) -> None:
                 raise OperationFailedError(
                     f"the lab's cable {cable.name} could not be removed",
                     why=done.stderr.strip(),
-                    remedy="put it right, then run 'vmckpt lab down'",
+                    remedy="fix the cause, then run 'vmckpt lab down'",
                 )
 
 

@@ -26,7 +26,7 @@ IN_QEMU = "avail-switchover-bandwidth"
 WHOLE_SENT_PASS = 2
 # A smaller relative change of the downtime does not justify a call.
 SAME_WITHIN = 0.2
-LET_GO_EVERY_S = 1.0
+RELEASE_EVERY_S = 1.0
 
 
 class Hold:
@@ -50,29 +50,29 @@ class Hold:
         """Remember the best speed."""
         self._best_bytes_per_s = max(self._best_bytes_per_s, job.throughput_bytes_per_s)
 
-    def give(self, wished_ms: int) -> int:
-        """The value for libvirt with which QEMU allows `wished_ms` at the best speed."""
-        self._given_ms = self._needed_ms(wished_ms)
+    def give(self, wanted_ms: int) -> int:
+        """The value for libvirt with which QEMU allows `wanted_ms` at the best speed."""
+        self._given_ms = self._needed_ms(wanted_ms)
         return self._given_ms
 
-    def order(self, job: DomainJob, wished_ms: int) -> int | None:
+    def order(self, job: DomainJob, wanted_ms: int) -> int | None:
         """The value to set in libvirt now; None while the guest is held, or if it is set
         already.
         """
         if job.round < WHOLE_SENT_PASS or not self._best_bytes_per_s:
             return None
-        if abs(self._needed_ms(wished_ms) - self._given_ms) <= SAME_WITHIN * self._given_ms:
+        if abs(self._needed_ms(wanted_ms) - self._given_ms) <= SAME_WITHIN * self._given_ms:
             return None
-        return self.give(wished_ms)
+        return self.give(wanted_ms)
 
-    def _needed_ms(self, wished_ms: int) -> int:
+    def _needed_ms(self, wanted_ms: int) -> int:
         speed = self._best_bytes_per_s
         if self.limit_bytes_per_s:
             speed = min(speed, self.limit_bytes_per_s)
-        return min(UNLIMITED_DOWNTIME_MS, max(1, int(wished_ms * speed / self._held_bytes_per_s)))
+        return min(UNLIMITED_DOWNTIME_MS, max(1, int(wanted_ms * speed / self._held_bytes_per_s)))
 
 
-async def let_go(journal: DomainJournal, source: Host) -> None:
+async def restore_downtime_limit(journal: DomainJournal, source: Host) -> None:
     """Until cancelled: give QEMU its normal downtime limit, because the migration is not watched.
 
     Failures are ignored: others check whether it still migrates.
@@ -85,4 +85,4 @@ async def let_go(journal: DomainJournal, source: Host) -> None:
                     hold.see(job)
                     downtime_ms = hold.give(journal.max_downtime_ms)
                     await session.set_max_downtime(journal.uuid, downtime_ms)
-        await asyncio.sleep(LET_GO_EVERY_S)
+        await asyncio.sleep(RELEASE_EVERY_S)

@@ -128,7 +128,7 @@ async def make_room(vm: str) -> None:
     if not begun.has_ended:
         raise BusyError(
             f"a migration of '{vm}' was interrupted",
-            why=f"run {begun.run}, from {begun.source} to {begun.target}, is not at its end",
+            why=f"run {begun.run}, from {begun.source} to {begun.target}, has not ended",
             remedy=f"vmckpt migrate --recover {quote(vm)}, then try again",
         )
     await begun.write()  # an earlier vmckpt did not keep it separately

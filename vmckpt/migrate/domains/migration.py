@@ -129,7 +129,7 @@ class DomainMigration:
             # A second Ctrl-C must not start the cleanup before it is known who has the guest.
             if (meant := await to_the_end(self._meaning(exc))) is not None:
                 raise meant from (None if meant is exc else exc)
-            self._run.note("too-late", "it was too late to go back: the VM is on the target")
+            self._run.note("too-late", "it was too late to undo: the VM is on the destination")
         self._ended_s = time.monotonic()
         await link.leave()
         return await to_the_end(self._conclude(source, transfer))
@@ -189,7 +189,7 @@ class DomainMigration:
             rounds=transfer.rounds,
             warnings=(),
             run_record="",
-            channels=options.wished_channels or 1,
+            channels=options.requested_channels or 1,
         )
 
     async def _heard(self) -> Silence | None:

@@ -7,7 +7,7 @@ from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, Ref
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.migrate.domains.bury import bury
-from vmckpt.migrate.domains.hold import let_go
+from vmckpt.migrate.domains.hold import restore_downtime_limit
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import (
     describe,
@@ -46,15 +46,15 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
         if await DomainJournal.read(journal.vm) != journal:
             return None
         note(f"run {journal.run} was interrupted: asking both libvirtds")
-        letting_go = asyncio.ensure_future(let_go(journal, ends[0]))
+        releasing = asyncio.ensure_future(restore_downtime_limit(journal, ends[0]))
         try:
             if journal.offline:
                 move, view = await settle_off(journal, ends)
             else:
                 move, view = await settle(journal, ends, note)
         finally:
-            letting_go.cancel()
-            await asyncio.wait({letting_go})
+            releasing.cancel()
+            await asyncio.wait({releasing})
         if move is DomainMove.TARGET_OWNS:
             await leave_on_target(journal, ends, note)
             where, outcome = ends[1], FINISHED

@@ -161,7 +161,7 @@ async def unknown(
         return OutcomeUnknownError(
             f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",
             why=f"{describe(view, ends)}; libvirt's way to rejoin them "
-            "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon on the target (seen with 11.3), so "
+            "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon there (seen with 11.3), so "
             "vmckpt does not use it",
             remedy=f"if only the link was silent, {again} sees it end well; with a libvirt that "
             f"can, virsh migrate --postcopy-resume; else give its memory up: virsh destroy it on "
@@ -183,7 +183,7 @@ async def unknown(
         remedy = f"nothing was started twice; start libvirtd on {names}, then: {again}"
     elif view.source is EndState.WAITING and view.target in (EndState.OFF, EndState.ABSENT):
         remedy = (
-            f"it was sent, and {source.name} was not told whether it came to run: if the log of "
+            f"it was sent, and {source.name} does not know whether it started: if the log of "
             f"its QEMU on {target.name} shows that it did not, virsh resume it on {source.name}, "
             f"else virsh destroy it there; then: {again}"
         )

@@ -62,7 +62,7 @@ class DomainTransfer:
         self._patience_s = patience_s
         limit = options.bandwidth_bytes_per_s
         self._hold = Hold(held_mib_per_s, limit) if held_mib_per_s else None
-        self._wished_ms = options.max_downtime_ms
+        self._wanted_ms = options.max_downtime_ms
         self._clock, self._emit = clock, emit
         self._steering, self._pilot = Steering(options), pilot(options)
         self._began_s = time.monotonic()
@@ -153,10 +153,10 @@ class DomainTransfer:
         if self._options.method is Method.POSTCOPY:
             await self._set_once(POSTCOPY_DOWNTIME_MS)
         elif self._hold is None:
-            await self._set_once(self._wished_ms)
+            await self._set_once(self._wanted_ms)
         else:
             self._hold.see(job)
-            if (downtime_ms := self._hold.order(job, self._wished_ms)) is not None:
+            if (downtime_ms := self._hold.order(job, self._wanted_ms)) is not None:
                 await self._source.set_max_downtime(self._uuid, downtime_ms)
 
     async def _set_once(self, downtime_ms: int) -> None:
@@ -168,7 +168,7 @@ class DomainTransfer:
 
     async def _allow(self, downtime_ms: int) -> None:
         """Allow this downtime from now on."""
-        self._wished_ms = downtime_ms
+        self._wanted_ms = downtime_ms
         if self._hold is not None:
             downtime_ms = self._hold.give(downtime_ms)
         await self._source.set_max_downtime(self._uuid, downtime_ms)

@@ -63,7 +63,7 @@ async def _migrates(job: MigrationJob) -> AsyncIterator[JobWorker[MigrationResul
     try:
         yield JobWorker(partial(work, job, target), partial(finish, job, target))
     finally:
-        await to_the_end(let_go(job, target))
+        await to_the_end(release_target(job, target))
 
 
 async def work(job: MigrationJob, target: Host) -> MigrationResult:
@@ -111,7 +111,7 @@ async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
     )
 
 
-async def let_go(job: MigrationJob, target: Host) -> None:
+async def release_target(job: MigrationJob, target: Host) -> None:
     """Stop the destination's listener by removing its directory, and close the connection."""
     try:
         with suppress(HostDownError):  # otherwise the listener times out

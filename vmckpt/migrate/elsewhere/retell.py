@@ -81,7 +81,7 @@ def _report(run: str, result: Mapping[str, Any]) -> MigrationReport:
     kind = next((kind for kind in _kinds() if kind.kind == result["outcome"]), OperationFailedError)
     raise kind(
         result.get("what", f"run {run} ended as '{result['outcome']}'"),
-        why=result.get("why", "so its record says"),
+        why=result.get("why", "according to its record"),
         remedy=result.get("remedy", f"see vmckpt runs show {run}"),
     )
 

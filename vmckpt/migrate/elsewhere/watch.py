@@ -57,7 +57,7 @@ async def find_job(run: str) -> Handle[MigrationRequest, MigrationResult]:
         if await host.exists(earlier_order(host.state_dir, run)):
             raise RefusedError(
                 f"run {run} on {host.name} was begun by an earlier vmckpt",
-                why="this one does not read what it tells",
+                why="this one cannot read its events",
                 remedy="wait for its end: vmckpt vm list shows where the VM is",
             )
         return job if await host.exists(job.files.order) else None
@@ -94,7 +94,7 @@ async def watch(
                 watching.cancel()
                 await asyncio.wait({watching})
                 raise WatchedNoLongerError(
-                    "this command watches no longer",
+                    "this command no longer watches the migration",
                     why=f"asked to stop again before {source.name} had ended the migration",
                     remedy=f"see how it ends: vmckpt runs attach {job.files.run}",
                 ) from None

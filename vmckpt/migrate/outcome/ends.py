@@ -14,7 +14,7 @@ from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu, last_words, processes
 
-LOOK_TIMEOUT_S = 3.0
+QUERY_TIMEOUT_S = 3.0
 # Prefix of all jobs, nodes and exports of copies.
 COPY_PREFIX = "copy-"
 # QEMU's trace line for vCPUs starting, logged before the first guest instruction.
@@ -71,7 +71,7 @@ class End:
                     f"the QEMU of {self.label} has ended", why=exc.why, remedy=exc.remedy
                 ) from exc
             raise
-        return await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
+        return await Monitor.connect(sock, self.label, QUERY_TIMEOUT_S)
 
     def adopt(self, monitor: Monitor) -> None:
         """Take over an open session instead of opening one."""
@@ -101,8 +101,8 @@ class End:
         migration: MigrationStatus | None = None
         try:
             monitor = await self.monitor()
-            run = await commands.query_status(monitor, LOOK_TIMEOUT_S)
-            migration = await commands.query_migrate(monitor, LOOK_TIMEOUT_S)
+            run = await commands.query_status(monitor, QUERY_TIMEOUT_S)
+            migration = await commands.query_migrate(monitor, QUERY_TIMEOUT_S)
         except HostDownError:
             # A shared one is the only way to reach a stuck QEMU, which would not greet again.
             if not (self._shares_monitor and self._monitor and self._monitor.is_open):
@@ -185,5 +185,5 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
 async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
     """The error with the messages of the destination's QEMU, if those can be read."""
     words = await target.last_words()
-    why = f"{exc.why}; the target said: {words}" if words else exc.why
+    why = f"{exc.why}; the destination said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

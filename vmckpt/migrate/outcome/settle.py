@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
-from vmckpt.migrate.outcome.ends import LOOK_TIMEOUT_S, End, Pair, kill
+from vmckpt.migrate.outcome.ends import QUERY_TIMEOUT_S, End, Pair, kill
 from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipMove, OwnershipView, decide
 from vmckpt.migrate.steps.reconnect import reconnect
 from vmckpt.migrate.steps.steering import SILENCE_S
@@ -139,6 +139,6 @@ async def _act(move: OwnershipMove, pair: Pair, *, repeated: bool) -> None:
 
 async def _act_on_source(move: OwnershipMove, source: End) -> None:
     if move is OwnershipMove.CANCEL:
-        await commands.migrate_cancel(await source.monitor(), LOOK_TIMEOUT_S)
+        await commands.migrate_cancel(await source.monitor(), QUERY_TIMEOUT_S)
     elif move is OwnershipMove.RUN_SOURCE:
         await commands.cont(await source.monitor())

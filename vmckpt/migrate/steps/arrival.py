@@ -31,9 +31,9 @@ async def resume(target: End) -> None:
         while not (state := await commands.query_status(monitor)).running:
             if await events.next(RESUME_TIMEOUT_S) is None:
                 raise OperationFailedError(
-                    "the target does not run the VM",
+                    "the destination does not run the VM",
                     why=f"its state is '{state.status}'",
-                    remedy="see the target's stderr.log",
+                    remedy="see the destination's stderr.log",
                 )
 
 
@@ -66,7 +66,7 @@ async def prove_alive(target: End, process: ProcessId) -> None:
 
     if not await poll(has_moved, every_s=POLL_S, within_s=PROGRESS_TIMEOUT_S):
         raise OutcomeUnknownError(
-            f"'{target.files.vm_name}' does not get on at {target.host.name}",
+            f"'{target.files.vm_name}' makes no progress on {target.host.name}",
             why=f"QEMU says that it runs, but no vCPU has moved for {PROGRESS_TIMEOUT_S:g} s",
             remedy="look at its console; the source still holds its state from the switchover",
         )
@@ -86,4 +86,4 @@ async def set_clock(target: End, note: Callable[[str, str], None]) -> None:
         finally:
             await agent.close()
     except VmckptError as exc:
-        note("clock", f"the guest's clock was not put right: {exc.what}: {exc.why}")
+        note("clock", f"the guest's clock was not set: {exc.what}: {exc.why}")

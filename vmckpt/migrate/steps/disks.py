@@ -212,14 +212,14 @@ class DiskMirrors:
                 "copying the disks failed",
                 why="; ".join(job.error or "a copy ended early" for job in failed)
                 or "a copy was ended by another client of QEMU",
-                remedy="check the target's free space and the link between the hosts",
+                remedy="check the destination's free space and the link between the hosts",
             )
         return jobs
 
     async def _write_through(self, source: Monitor) -> None:
         self._note(
             "disk-write-through",
-            "the guest writes as fast as its disks are copied: its writes now wait for the target",
+            "the guest writes as fast as its disks are copied: now its writes wait",
         )
         for copy in self._copies:
             try:
@@ -259,7 +259,7 @@ class CopyWatch:
             raise OperationFailedError(
                 "copying the disks makes no progress",
                 why=f"no byte has moved for {self._silence_s:g} s",
-                remedy="check the network between the hosts and the target's storage",
+                remedy="check the network between the hosts and the destination's storage",
             )
         if self._least_left is None or left < self._least_left:
             self._least_left, self._nearer_s = left, now_s

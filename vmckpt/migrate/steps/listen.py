@@ -51,8 +51,8 @@ async def _port(target: Monitor) -> int:
     )
     if status.port is None:
         raise OperationFailedError(
-            "the target does not listen",
+            "the destination does not listen",
             why=status.error or f"no port within {SETUP_TIMEOUT_S:g} s",
-            remedy="check that the target's migration address is one of its own",
+            remedy="check that the destination's migration address is one of its own",
         )
     return status.port

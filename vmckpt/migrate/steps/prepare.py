@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from vmckpt.devices.aside import set_aside
+from vmckpt.devices.destination import prepare_devices
 from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
 from vmckpt.migrate.outcome.ends import Pair
@@ -32,7 +32,7 @@ async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Colle
     another machine; OperationFailedError: one keeps other settings.
     """
     qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
-    await set_aside(vm, pair.target)
+    await prepare_devices(vm, pair.target)
     await both(
         plug_taps(pair.target.host, vm.spec, pair.target.files),
         both(_compare(pair, ours), set_target(pair, agreement)),

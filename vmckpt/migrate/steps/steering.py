@@ -110,7 +110,7 @@ class Steering:
             raise OperationFailedError(
                 "the migration makes no progress",
                 why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
-                remedy="check the network between the hosts and the target's load",
+                remedy="check the network between the hosts and the destination's load",
             )
 
     def listen_anew(self, now_s: float) -> None:
@@ -127,7 +127,7 @@ def pilot(options: MigrationOptions) -> Pilot | None:
 def given_up(decision: PolicyDecision) -> OperationFailedError:
     """The error of a migration that its policy aborts."""
     return OperationFailedError(
-        "the policy gave the migration up",
+        "the policy aborted the migration",
         why=decision.why,
         remedy="allow more downtime, bandwidth or time, or another policy",
     )

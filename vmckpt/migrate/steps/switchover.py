@@ -71,7 +71,7 @@ def switchover(
         port=port,
         max_downtime_s=asked.max_downtime_ms / 1e3,
         limit_bytes_per_s=set_to.source_parameters[SENDING_SPEED],
-        quick_rounds=asked.wished_channels is not None,
+        quick_rounds=asked.requested_channels is not None,
     )
 
 

@@ -41,8 +41,8 @@ IO_ERROR, IO_ERROR_STATE = "BLOCK_IO_ERROR", "io-error"
 class TransferEnding(Enum):
     """How a transfer ended on the source."""
 
-    COMPLETED = "all state is on the target"
-    POSTCOPY = "the source serves pages, the rest of the state is on the target"
+    COMPLETED = "all state is on the destination"
+    POSTCOPY = "the source serves pages, the rest of the state is on the destination"
 
 
 class Transfer:
@@ -99,10 +99,10 @@ class Transfer:
 
     async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
         """Limit the bandwidth from now on, of memory and disks together."""
-        wish = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).wish(
+        settings = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).settings(
             copies_disks=self._disks.any
         )
-        limit = wish.max_bandwidth_bytes_per_s
+        limit = settings.max_bandwidth_bytes_per_s
         if self._switchover:
             await self._switchover.hold_to(limit)
         else:
@@ -126,12 +126,12 @@ class Transfer:
                 raise OperationFailedError(
                     "the migration failed",
                     why=status.error or f"QEMU ended it as '{status.status}'",
-                    remedy="the guest continues on the source; see the target's words",
+                    remedy="the guest continues on the source; see the destination's words",
                 )
             if status.status == "postcopy-paused":
                 raise OperationFailedError(
                     "post-copy was interrupted",
-                    why="the link between the hosts broke while the guest ran on the target",
+                    why="the link between the hosts broke while the guest ran on the destination",
                     remedy="repair the link; the guest waits for its pages",
                 )
             if status.status == "pre-switchover" and not self._handed_over:
@@ -157,7 +157,7 @@ class Transfer:
         kept = [rule.act for rule in steers.rules] if steers else []
         for rule in policy.rules:
             if rule.act not in kept:
-                self._note("policy", f"'{rule.act}' is left out: it would break what was asked for")
+                self._note("policy", f"'{rule.act}' is skipped: it would violate a constraint")
 
     async def _require_sound_disks(self) -> None:
         """Raises OperationFailedError if a disk error has stopped the guest."""
@@ -296,7 +296,7 @@ def _disk_error(when: str) -> OperationFailedError:
     return OperationFailedError(
         "a disk of the guest's failed",
         why=f"QEMU stopped the guest for it {when}, and --abort-on-error was asked for",
-        remedy="see why on the source (free space), and have the guest go on, by QMP's `cont` at "
+        remedy="see why on the source (free space), and resume the guest, by QMP's `cont` at "
         "the qmp_socket of `vmckpt vm show --json`: until then it cannot move",
     )
 

@@ -50,5 +50,5 @@ def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Finding]:
         reason = "--persistent-xml: the domain is transient, and nothing of it is kept"
         yield Finding("domain-xml", REFUSE, reason, "leave out --persistent-xml")
     elif there.xml is not None and there.persistent_xml is None and persistent and is_active:
-        reason = "once it has been off there, it is what it is here: --xml holds while it runs"
+        reason = "once it has been off there, it is defined as here: --xml holds while it runs"
         yield Finding("domain-xml", WARN, reason, "add --persistent-xml FILE")

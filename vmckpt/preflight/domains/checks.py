@@ -235,9 +235,7 @@ def _not_running(domain: Domain) -> Finding | None:
         remedy = "wait for its end, or see virsh domjobinfo"
         return Finding("running", REFUSE, "it is in the middle of a migration", remedy)
     if not domain.is_active:
-        remedy = (
-            f"move it as it is, by --offline, or start it: vmckpt vm start {quote(domain.name)}"
-        )
+        remedy = f"migrate it with --offline, or start it: vmckpt vm start {quote(domain.name)}"
         return Finding("running", REFUSE, f"'{domain.name}' is stopped", remedy)
     if domain.state not in ("running", "paused", "blocked"):
         remedy = "a domain in that state cannot be moved; see `vmckpt vm show`"

@@ -87,7 +87,7 @@ def _incoherent(shared: list[DomainDisk]) -> Iterator[DiskObstacle]:
         if not (disk.read_only or disk.shareable or disk.cache in COHERENT):
             reason = (
                 f"disk {disk.target} is shared with cache='{disk.cache}': "
-                "the target could read what is no longer true"
+                "the destination could read what is outdated"
             )
             yield DiskObstacle("disk-cache", reason, "set cache='none' for it, and restart it")
 
@@ -97,5 +97,5 @@ def _uncopiable(copied: list[DomainDisk]) -> Iterator[DiskObstacle]:
         if disk.read_only or disk.shareable:
             reason = f"libvirt copies no disk that is read-only or shareable: {disk.target}"
             yield DiskObstacle(
-                "disk-read-only", reason, f"put {disk.path} on the target beforehand"
+                "disk-read-only", reason, f"put {disk.path} on the destination beforehand"
             )

@@ -14,24 +14,24 @@ LEVEL = "VIR_MIGRATE_PARAM_COMPRESSION_{}_LEVEL"
 
 def option_checks(options: MigrationOptions) -> Iterator[Finding]:
     """What libvirt cannot do, and what it does differently. Pure."""
-    if options.may_postcopy and options.wished_channels:
-        reason = "post-copy and parallel channels exclude one another"
+    if options.may_postcopy and options.requested_channels:
+        reason = "post-copy and parallel channels cannot be combined"
         remedy = "leave out --parallel and --compress, or post-copy"
         yield Finding("qemu-option", REFUSE, reason, remedy)
     if options.zero_copy and options.compression:
-        reason = "--zerocopy: what is compressed is a copy of the page already"
+        reason = "--zerocopy: a compressed page is a copy already"
         yield Finding("qemu-option", REFUSE, reason, "leave out --zerocopy or --compress")
-    elif options.zero_copy and not options.wished_channels:
+    elif options.zero_copy and not options.requested_channels:
         reason = "--zerocopy: QEMU sends without copying over parallel channels alone"
         yield Finding("qemu-option", REFUSE, reason, "add --parallel 2")
     if options.compression == XBZRLE and options.channels:
         reason = "--parallel: QEMU cannot combine xbzrle with parallel channels"
         yield Finding("qemu-option", REFUSE, reason, "leave out --parallel")
     if options.postcopy_bandwidth_bytes_per_s and not options.may_postcopy:
-        reason = "--postcopy-bandwidth: nothing here comes to post-copy"
+        reason = "--postcopy-bandwidth: nothing here uses post-copy"
         yield Finding("qemu-option", REFUSE, reason, "leave out --postcopy-bandwidth")
     if options.throttles_at_will:
-        reason = "libvirt slows a guest by its own rule only, not at a policy's word"
+        reason = "libvirt throttles a guest by its own rule, not by a policy"
         remedy = 'leave out do = "throttle"; --auto-converge has libvirt slow it'
         yield Finding("qemu-option", REFUSE, reason, remedy)
     if options.auto_converge and options.most_throttle_percent is not None:

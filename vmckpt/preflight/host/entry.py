@@ -21,7 +21,7 @@ async def require_usable(entry: LocalHost | SshEntry, changed: Container[str]) -
     if entry.second_address == entry.migration_address:
         raise UsageError(
             f"'{entry.name}' has no second address",
-            why=f"{entry.second_address} is where migrations come in, too",
+            why=f"{entry.second_address} receives migrations too",
             remedy="name an address on another network, or say --second-addr none",
         )
     if entry.libvirt and "libvirt" in changed:

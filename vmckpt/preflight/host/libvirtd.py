@@ -36,7 +36,9 @@ async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Findin
 
 async def _listens(host: Host, paste: Paste) -> Finding:
     if TLS_PORT in await host.listening_ports(host.migration_address):
-        return Finding("libvirt-tls", OK, f"it takes other libvirtds' orders on port {TLS_PORT}")
+        return Finding(
+            "libvirt-tls", OK, f"it accepts requests of other libvirtds on port {TLS_PORT}"
+        )
     reason = (
         f"it does not listen on {host.migration_address} port {TLS_PORT}: no domain can come "
         "here from another host, encrypted"

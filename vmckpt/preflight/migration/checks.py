@@ -95,7 +95,7 @@ async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight
         Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
     )
     encryption, encrypted = await _encryption(vm, target, options)
-    wish = options.wish(copies_disks=bool(disks.copies))
+    settings = options.settings(copies_disks=bool(disks.copies))
     checks = await ask(
         target_host.name(vm, target),
         target_host.machine(vm, target, theirs),
@@ -122,9 +122,9 @@ async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight
         domain_checks(options),
         target_host.userfaults(target) if options.may_postcopy else (),
         dirty_log.checks(loss, options) if loss else (),
-        _way_back(vm, ours, theirs, wish),
+        _way_back(vm, ours, theirs, settings),
     )
-    agreed = agree(ours, theirs, wish)
+    agreed = agree(ours, theirs, settings)
     if isinstance(agreed, Agreement):
         checks.append(Finding("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
         return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
@@ -146,15 +146,15 @@ async def busy(vm: Vm) -> Finding | None:
         return None
     reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
     return Finding(
-        "busy", REFUSE, reason, "wait for its end; what else is said here may be its doing"
+        "busy", REFUSE, reason, "wait for its end; it may be the cause of the other findings"
     )
 
 
 def _way_back(
-    vm: Vm, ours: Abilities, theirs: Abilities, wish: WantedSettings
+    vm: Vm, ours: Abilities, theirs: Abilities, settings: WantedSettings
 ) -> Iterator[Finding]:
     """Whether the VM can migrate back the same way; never a refusal."""
-    back = agree(theirs, ours, wish)
+    back = agree(theirs, ours, settings)
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
         yield Finding("way-back", WARN, f"it cannot come back in the same way: {reason}")
@@ -182,7 +182,7 @@ def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:
     if exempt or allowed is None or allowed[1] == "unlimited" or int(allowed[1]) >= memory_bytes:
         return
     reason = (
-        f"--zerocopy: its QEMU may keep {format_size(int(allowed[1]))} in place; where more is on "
+        f"--zerocopy: its QEMU may lock {format_size(int(allowed[1]))}; where more is on "
         "its way at once the move fails, and is undone"
     )
     remedy = "start it by a user that may lock as much as its memory (ulimit -l)"
@@ -224,7 +224,7 @@ async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
-        remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {vm.name}"
+        remedy = f"migrate it with --offline, or start it: vmckpt vm start {vm.name}"
         checks = (Finding("running", REFUSE, reason, remedy),)
         return _MigrationSource(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:

@@ -161,12 +161,12 @@ def _obstacle(place: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
     if place.target_taken and not place.target_left:
         return DiskObstacle(
             "disk-target",
-            f"{place.target} exists on the target already, and is never written over",
+            f"{place.target} exists on the destination already, and is never written over",
             "see what uses it (vmckpt host images), remove or rename it there; for shared storage: "
             "--disks shared",
         )
     if not place.target_has_directory:
-        reason = f"the target has no directory {place.target.parent}"
+        reason = f"the destination has no directory {place.target.parent}"
         return DiskObstacle("disk-target", reason, "create it there")
     if image and image.snapshots:
         return DiskObstacle(
@@ -247,7 +247,7 @@ async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:
         free = await target.free_bytes(directory)
         if free < need:
             text = f"the copies need {format_size(need)} in {directory}, {format_size(free)} free"
-            remedy = "free space on the target, or choose another host"
+            remedy = "free space on the destination, or choose another host"
             found.append(DiskObstacle("disk-room", text, remedy))
     return found
 

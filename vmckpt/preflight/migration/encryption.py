@@ -60,18 +60,20 @@ async def choose(
     if tls is Tls.OFF:
         return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
     if tls is Tls.PSK:
-        return Encryption(Scheme.ONE_TIME_KEY, "encrypted, by a key made for this migration alone")
+        return Encryption(
+            Scheme.ONE_TIME_KEY, "encrypted, with a key made for this migration alone"
+        )
     here, there = directories or (None, None)
     ours, theirs = await _identity(source, here), await _identity(target, there)
     one_machine = source.is_this_machine and target.is_this_machine
     if tls is Tls.AUTO and own_users and name is None and (ours or theirs or not one_machine):
-        reason = "encrypted, by a key made for this migration alone: no VM's user sees its host's"
+        reason = "encrypted, with a key made for this migration alone: no VM's user sees its host's"
         return Encryption(Scheme.ONE_TIME_KEY, reason)
     if ours and theirs:
         now = time.time() if now_unix_s is None else now_unix_s
         if found := obstacles((source, ours), (target, theirs), now, name):
             raise _refused(found)
-        reason = f"encrypted; {source.name} and {target.name} prove themselves by certificates"
+        reason = f"encrypted; {source.name} and {target.name} authenticate by certificates"
         return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
     if tls is Tls.AUTO and one_machine and not (ours or theirs):
         return Encryption(

@@ -72,7 +72,7 @@ def _firmware(vm: Vm) -> Iterator[Finding]:
 
 def _second_path(primary: Host, standby: Host) -> Iterator[Finding]:
     if lacks := lacks_second(primary, standby):
-        reason = f"{lacks}: where the connection is lost neither hears whether the other lives"
+        reason = f"{lacks}: if the connection is lost, neither knows whether the other is alive"
         remedy = "name an address on another network: vmckpt host set HOST --second-addr ADDRESS"
         yield Finding("second-path", WARN, reason, remedy)
         return
@@ -84,7 +84,7 @@ def _output(vm: Vm, *, holds_output: bool) -> Iterator[Finding]:
     if holds_output:
         yield Finding("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
         return
-    reason = "what the guest sends is not held: after a failover it may contradict itself"
+    reason = "the guest's output is not held: after a failover it may contradict itself"
     yield Finding("output", WARN, reason, "leave out --unsafe-no-output-commit")
 
 

@@ -71,7 +71,7 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str
     if how == SHARED:
         return await _not_the_same(disk, vm, standby, is_shared_=shared)
     if shared:
-        reason = f"its disk {here} is shared with {standby.name}: a copy has no place there"
+        reason = f"its disk {here} is shared with {standby.name}: it cannot be copied there"
         return Finding("disk-shared", REFUSE, reason, "say --disks shared")
     if disk.path.is_absolute() and not await standby.exists(there.parent):
         reason = f"{standby.name} has no directory {there.parent}"

@@ -30,7 +30,7 @@ from vmckpt.errors import (
 )
 from vmckpt.store.backends.backend import Backend, Buffer, MissingError, ObjectWriter, OwnFolders
 from vmckpt.store.backends.files import append_only_error
-from vmckpt.store.backends.local import ASIDE
+from vmckpt.store.backends.local import TEMPORARY
 from vmckpt.store.errors import UnreadableError
 
 _HEAD = struct.Struct("<II")
@@ -395,8 +395,8 @@ def _versions(answer: Any) -> dict[str, tuple[int, str]]:
 
 def _no_answer(place: str) -> StorageError:
     return StorageError(
-        f"the store {place} gives an answer that is none",
-        why="the other side is no vmckpt, or another version",
+        f"the store {place} gives an invalid answer",
+        why="the other side is not vmckpt, or another version",
         remedy="use the same version of vmckpt on both hosts",
     )
 
@@ -418,7 +418,7 @@ def _folder(name: str) -> str:
 def _leftover(name: str) -> str | None:
     """The file of a killed writer in a directory, which gc removes."""
     folder, _, last = name.partition("/")
-    return name if folder == ASIDE and _NAME.fullmatch(last) else None
+    return name if folder == TEMPORARY and _NAME.fullmatch(last) else None
 
 
 def _no_object(name: str) -> UsageError:

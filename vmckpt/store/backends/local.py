@@ -30,7 +30,7 @@ from vmckpt.store.errors import UnreadableError, there_already
 from vmckpt.store.files.config import OBJECT_FOLDERS, read_config
 
 # Unfinished objects, and what killed writers left.
-ASIDE = "tmp"
+TEMPORARY = "tmp"
 LOCK = "lock"
 MOST_OPEN = 64
 # No other object ever gets one of their names: only these files are kept open.
@@ -163,7 +163,7 @@ class LocalBackend:
 
     def leftovers(self) -> dict[str, int]:
         """Unfinished files."""
-        return {f"{ASIDE}/{name}": size for name, size in self.names(ASIDE).items()}
+        return {f"{TEMPORARY}/{name}": size for name, size in self.names(TEMPORARY).items()}
 
     def accept_folders(self) -> None:
         """Mark the folders of the store as they are now. Raises StorageError, and as `read_config`.
@@ -239,7 +239,7 @@ class LocalBackend:
         Raises OSError; StorageError if they may not be this store's.
         """
         folder = name.partition("/")[0]
-        if folder in (name, ASIDE, "config") or self._known_marks():
+        if folder in (name, TEMPORARY, "config") or self._known_marks():
             return
         try:
             store_id = read_config(self).id
@@ -296,7 +296,7 @@ class LocalBackend:
             self._locks_are_kept = True
             return
         if not is_kept:
-            why = "a lock that one program holds is given to another one too"
+            why = "a lock that one program holds is granted to another as well"
         raise RefusedError(
             f"{self.place} is on a file system that does not keep locks: {kind}",
             why=f"{why}; commands of two hosts at once could disturb one another",
@@ -368,7 +368,7 @@ class LocalWriter:
     def __init__(self, backend: LocalBackend, name: str) -> None:
         self._backend, self._name = backend, name
         backend.require_marks(name)
-        self._aside = backend.folder(f"{ASIDE}/x") / secrets.token_hex(16)
+        self._aside = backend.folder(f"{TEMPORARY}/x") / secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd: int | None = os.open(self._aside, flags, 0o600)
 

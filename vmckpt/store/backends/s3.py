@@ -35,11 +35,11 @@ from vmckpt.units import format_size
 
 LOCKS = "locks"
 # Content of a lock that could not be removed; a held lock is empty.
-_LET_GO = b"let go"
+_RELEASED = b"let go"
 # A request without progress for this long has failed; it is retried.
 _TIMEOUT_S = 30
 # Kept in memory; larger objects, up to a whole pack, go to a file.
-SPOOL_BYTES, MOST_ASIDE_BYTES = 8 << 20, 160 << 20
+SPOOL_BYTES, MOST_SPOOLED_BYTES = 8 << 20, 160 << 20
 _RETRY_S = 60
 # Entries in one page of a listing.
 _PAGE, _TRIES = 1000, 3
@@ -79,7 +79,7 @@ class S3Backend:
             )
         except (BaseError, ValueError) as exc:
             raise UsageError(
-                f"'{place}' is no place for a store",
+                f"'{place}' is not a location of a store",
                 why=_first_line(exc),
                 remedy="write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL and credentials",
             ) from exc
@@ -154,7 +154,7 @@ class S3Backend:
             held.stop()
             # If it cannot be removed now, it expires.
             with contextlib.suppress(StorageError):
-                self._let_go(f"{folder}/{mine}")
+                self._release(f"{folder}/{mine}")
 
     def leftovers(self) -> dict[str, int]:
         """None: uploads are atomic."""
@@ -186,17 +186,17 @@ class S3Backend:
             for name, entry in entries.items():
                 if name == mine:
                     continue
-                if entry["size"] == len(_LET_GO):
+                if entry["size"] == len(_RELEASED):
                     self._forget(f"{folder}/{name}")
                     continue
                 if now and (now - entry["last_modified"]).total_seconds() > self._expiry_s:
-                    self._let_go(f"{folder}/{name}")
+                    self._release(f"{folder}/{name}")
                 elif not (shared and name.startswith("shared")):
                     rivals.append(name)
             got = now is not None and not rivals
         finally:
             if not got:
-                self._let_go(f"{folder}/{mine}")
+                self._release(f"{folder}/{mine}")
         return got
 
     def _forget(self, name: str) -> None:
@@ -207,12 +207,12 @@ class S3Backend:
             except RefusedError:
                 self._may_remove = False
 
-    def _let_go(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         """Release a lock: remove it, or mark it if this client may not remove."""
         try:
             self.remove(name)
         except RefusedError:
-            self.put(name, _LET_GO)
+            self.put(name, _RELEASED)
 
     def _list(self, folder: str) -> dict[str, Any]:
         start = f"{folder}/"
@@ -287,7 +287,7 @@ class S3Writer:
         try:
             if before <= SPOOL_BYTES < self._size_bytes:
                 free = shutil.disk_usage(tempfile.gettempdir()).free
-                if free < MOST_ASIDE_BYTES:
+                if free < MOST_SPOOLED_BYTES:
                     raise self._no_room(f"{format_size(free)} are free")
             self._file.write(data)
         except OSError as exc:
@@ -298,7 +298,7 @@ class S3Writer:
             f"cannot write the replacement of {self._name}",
             why=why,
             remedy=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a directory that has "
-            f"{format_size(2 * MOST_ASIDE_BYTES)}",
+            f"{format_size(2 * MOST_SPOOLED_BYTES)}",
         )
 
     def publish(self) -> None:

@@ -138,14 +138,14 @@ def require_no_store(backend: Backend) -> None:
         raise RefusedError(
             f"{backend.place} is a store already",
             why="recreating it would lose what is in it",
-            remedy="choose another place, or use the one that is there",
+            remedy="choose another location, or use the store that is there",
         )
     if folders := _objects(backend):
         raise RefusedError(
             f"{backend.place} had a store, whose file `{CONFIG}` is missing",
             why=f"objects lie in {', '.join(folders)}: a new store would not read them",
             remedy=f"restore the file from a backup: vmckpt store key import FILE "
-            f"--store {backend.place}; or choose another place",
+            f"--store {backend.place}; or choose another location",
         )
 
 

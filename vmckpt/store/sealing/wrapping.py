@@ -107,7 +107,7 @@ class Wrapped:
             or (made.kind == _PASSPHRASE) != (made.scrypt is not None)
             or (made.scrypt and not _is_affordable(made.scrypt))
         ):
-            raise damaged("the store's config is damaged", "one of its keys is none")
+            raise damaged("the store's config is damaged", "one of its keys is malformed")
         return made
 
 
@@ -208,7 +208,7 @@ def _tried(keys: list[Wrapped], source: KeySource | None) -> Opening:
         raise RefusedError(
             "the store is encrypted",
             why="no key was given",
-            remedy="add --key-file or --key-command (--target-key-... for a target), or set "
+            remedy="add --key-file or --key-command (--target-key-... for a destination), or set "
             f"{KEY_FILE} or {KEY_COMMAND}",
         )
     material = material_of(source)

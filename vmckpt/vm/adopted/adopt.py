@@ -18,7 +18,7 @@ from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.adopted.facts import AdoptedFacts
-from vmckpt.vm.adopted.look import look_inside, process_of
+from vmckpt.vm.adopted.look import adopted_facts, process_of
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
@@ -101,7 +101,7 @@ async def _become(
 
 async def changes(vm: Vm, monitor: Monitor) -> str | None:
     """How an adopted QEMU has changed since its adoption; None: not at all."""
-    facts = await look_inside(monitor, vm.host, vm.qemu.process.pid)
+    facts = await adopted_facts(monitor, vm.host, vm.qemu.process.pid)
     try:
         made = rewrite(vm.name, facts)
     except RefusedError as exc:
@@ -135,7 +135,7 @@ async def _look(
     try:
         found = await process_of(monitor, host, found)
         process = from_stat(found, await host.read_text(Path(f"/proc/{found}/stat")) or "")
-        facts = await look_inside(monitor, host, found)
+        facts = await adopted_facts(monitor, host, found)
     finally:
         await monitor.close()
     if process is None:

@@ -52,7 +52,9 @@ def device(draft: Draft, option: Option) -> None:
             draft.refuse_option(option, why)
             return
     if name and name not in draft.facts.devices:
-        draft.notes.append(f"'{name}' ({driver}) was unplugged, and the target does not get it")
+        draft.notes.append(
+            f"'{name}' ({driver}) was unplugged, and the destination does not get it"
+        )
         return
     if (rom := settings.get("romfile")) and "/" in rom:
         settings = settings.put("romfile", str(draft.file(rom, option)))
@@ -72,7 +74,9 @@ def plugged_devices(draft: Draft, nodes: Mapping[str, str]) -> None:
             written["drive"] = nodes[name]
         if (netdev := settings.get("netdev")) and not _has_network(draft, netdev):
             plugged_network(draft, netdev)
-        draft.notes.append(f"'{name}' ({settings['driver']}) was plugged later: the target gets it")
+        draft.notes.append(
+            f"'{name}' ({settings['driver']}) was plugged later: the destination gets it"
+        )
         draft.add("device", JsonObject(written))
 
 
@@ -82,9 +86,9 @@ def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str |
         if settings["driver"].startswith(start):
             return why
     if "bus" not in settings:
-        return "vmckpt does not carry processors and memory plugged later"
+        return "vmckpt does not carry hot-plugged processors and memory"
     if "chardev" in settings:
-        return "vmckpt does not carry character devices plugged later"
+        return "vmckpt does not carry hot-plugged character devices"
     if "drive" in settings and settings["id"] not in nodes:
         return "there is no image in it"
     return None

@@ -92,7 +92,7 @@ def _blockdev(draft: Draft, option: Option, settings: Settings, inside: str) -> 
             draft.images.append(NamedImage(file, path, None, node, True, leaf_of_blockdev=True))
             return settings.put(f"{inside}filename", _image(len(draft.images) - 1))
     elif driver in NETWORK:
-        draft.notes.append(f"'{option.text}' is reached over the network, from the target too")
+        draft.notes.append(f"'{option.text}' is reached over the network, from the destination too")
     elif driver not in _NODES:
         draft.refuse_option(option, f"vmckpt does not know how to carry a block driver '{driver}'")
     for child in ("file", "backing"):
@@ -109,7 +109,7 @@ def _local(draft: Draft, option: Option, file: str) -> Path | None:
     """The path of an image on this host; None if it is not a file here, or is refused."""
     found = _PROTOCOL.match(file)
     if found and found[1] in NETWORK | {"nfs", "nbd+unix", "gluster+tcp"}:
-        draft.notes.append(f"'{file}' is reached over the network, from the target too")
+        draft.notes.append(f"'{file}' is reached over the network, from the destination too")
         return None
     if found and found[1] != "file":
         draft.refuse_option(option, f"vmckpt does not know how to carry '{found[1]}:' images")

@@ -51,7 +51,7 @@ async def _require_same_files(host: Host, pid: int) -> None:
         )
 
 
-async def look_inside(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
+async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
     """The QEMU's present state. Raises RefusedError, NotFoundError (the process has ended)."""
     text = await host.read_text(Path(f"/proc/{pid}/cmdline"))
     if not text:

@@ -164,7 +164,7 @@ def _carry(draft: Draft, option: Option) -> None:
             draft.add(option.name, draft.file(option.value or "", option))
         case OptionFate.SCREEN:
             if option.name in ("vnc", "spice"):
-                draft.notes.append(f"'{option.text}' stays here: the target shows no screen")
+                draft.notes.append(f"'{option.text}' stays here: the destination shows no screen")
         case OptionFate.REFUSE:
             draft.refuse_option(option, "vmckpt cannot carry it over")
         case OptionFate.REWRITE:

@@ -158,7 +158,7 @@ class LibvirtConnection:
             raise OutcomeUnknownError(
                 exc.what,
                 why=f"{exc.why}; it is unknown whether it was done",
-                remedy="try again what the domain does: vmckpt vm list",
+                remedy="see what the domain does: vmckpt vm list",
             ) from exc
 
     def _meaning(self, what: str, exc: Any) -> VmckptError:

@@ -49,7 +49,7 @@ _KNOWN = tuple(
         ),
         (
             r"Storage pool not found|[Cc]annot access storage file|No such file or directory",
-            "make what it names on the target, or put the disks on storage that both share",
+            "make what it names on the destination, or put the disks on storage that both share",
         ),
         (
             r"Compression method .* is only supported with parallel migration",
@@ -74,12 +74,12 @@ _KNOWN = tuple(
         ),
         (
             r"unable to connect to server at|[Uu]nable to connect to .*libvirt|Connection refused",
-            "the source's libvirtd has to reach the target's: start libvirtd-tls.socket there, and "
+            "the source's libvirtd must reach the other one: start libvirtd-tls.socket there, and "
             "open TCP port 16514 (and 49152 to 49215 for QEMU) in its firewall",
         ),
         (
             r"already exists with uuid|domain .* is already (active|defined)",
-            "remove or rename the domain of that name on the target",
+            "remove or rename the domain of that name on the destination",
         ),
         (
             r"cannot migrate domain with \d+ snapshots",
@@ -110,9 +110,9 @@ _KNOWN = tuple(
         (r"[Nn]o space left", "free space on the host"),
         (r"[Pp]ermission denied", "let libvirt's QEMU user (qemu.conf: user) use what it names"),
         (r"[Nn]etwork not found|[Cc]annot get interface|no (bridge|network)",
-         "create the network or bridge that it names on the target"),
+         "create the network or bridge that it names on the destination"),
         (r"authentication", "let this user use libvirtd: usermod -a -G libvirt USER"),
-        (r"[Cc]annot allocate memory|out of memory", "free memory on the target"),
+        (r"[Cc]annot allocate memory|out of memory", "free memory on the destination"),
     )
 )  # fmt: skip
 UNFORESEEN = "fix what libvirt names; its log (journalctl -u libvirtd) says more"

@@ -63,13 +63,15 @@ class Libvirtd(LibvirtConnection):
             return Condition(DomainState(state), reason)
 
         try:
-            return await self._ask("tell what a domain does", work)
+            return await self._ask("report what a domain does", work)
         except NotFoundError:
             return None
 
     async def capabilities(self) -> str:
         """The host's capabilities, XML."""
-        return await self._ask("tell what it can", lambda: str(self._connection.getCapabilities()))
+        return await self._ask(
+            "report its capabilities", lambda: str(self._connection.getCapabilities())
+        )
 
     async def domain_capabilities(self, emulator: str, arch: str, machine: str, accel: str) -> str:
         """The XML of what such domains can have there. Raises LibvirtRefusedError if there can be
@@ -84,11 +86,11 @@ class Libvirtd(LibvirtConnection):
 
     async def version(self) -> tuple[int, int, int]:
         """The version of libvirt."""
-        return _parts(await self._ask("tell its version", self._connection.getLibVersion))
+        return _parts(await self._ask("report its version", self._connection.getLibVersion))
 
     async def qemu_version(self) -> tuple[int, int, int]:
         """The version of the host's QEMU."""
-        return _parts(await self._ask("tell its QEMU's version", self._connection.getVersion))
+        return _parts(await self._ask("report its QEMU's version", self._connection.getVersion))
 
     async def has_network(self, name: str) -> bool:
         """Whether a virtual network of that name is active."""
@@ -113,7 +115,7 @@ class Libvirtd(LibvirtConnection):
     async def has_saved_memory(self, uuid: str) -> bool:
         """Whether the stopped domain continues from memory that libvirt has saved."""
         return await self._ask(
-            "tell whether the domain's memory was saved",
+            "report whether the domain's memory was saved",
             lambda: bool(self._domain(uuid).hasManagedSaveImage(0)),
         )
 
@@ -220,12 +222,12 @@ class Libvirtd(LibvirtConnection):
     async def job(self, uuid: str) -> DomainJob:
         """The domain's present job; not active if there is none."""
         return await self._ask(
-            "tell how far it is", lambda: parse_job(self._domain(uuid).jobStats())
+            "report its progress", lambda: parse_job(self._domain(uuid).jobStats())
         )
 
     async def abort(self, uuid: str) -> None:
         """Abort the domain's job."""
-        await self._tell("give the job up", lambda: self._domain(uuid).abortJob(), ASK_TIMEOUT_S)
+        await self._tell("abort the job", lambda: self._domain(uuid).abortJob(), ASK_TIMEOUT_S)
 
     async def start_postcopy(self, uuid: str) -> None:
         """Switch to post-copy: the guest runs on the destination at once, and its memory
@@ -268,7 +270,7 @@ class Libvirtd(LibvirtConnection):
             listed = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
             return dict(listed[0][1]) if listed else {}
 
-        stats = await self._ask("tell the dirty rate", work)
+        stats = await self._ask("report the dirty rate", work)
         if stats.get("dirtyrate.calc_status") != DirtyRateStatus.MEASURED:
             return None
         return float(stats["dirtyrate.megabytes_per_second"]) * MIB
@@ -284,7 +286,7 @@ class Libvirtd(LibvirtConnection):
                 loop.call_soon_threadsafe(queue.put_nowait, parse_job(stats))
 
         number = await self._ask(
-            "tell of a job's end",
+            "report a job's end",
             lambda: self._connection.domainEventRegisterAny(
                 self._domain(uuid), EventId.JOB_COMPLETED, told, None
             ),
@@ -294,7 +296,7 @@ class Libvirtd(LibvirtConnection):
         finally:
             with suppress(VmckptError):  # otherwise it ends with the session
                 await self._ask(
-                    "tell no more of jobs",
+                    "stop reporting jobs",
                     lambda: self._connection.domainEventDeregisterAny(number),
                     1.0,
                 )

@@ -173,7 +173,7 @@ def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
 
 
 async def below(host: Host, image: Path) -> AsyncIterator[Path]:
-    """The backing files of a qcow2 image, as far as only root can have named them.
+    """The backing files of a qcow2 image, as far as only root can have set them.
 
     A guest that has broken out of QEMU can write anything into its own image, and any guest can
     into a raw one: it would get access to every file named there.

@@ -86,13 +86,13 @@ def create(
     key = stored.key()
     # A generated name was not chosen by the user: if it is taken, it gets a number.
     if_taken = "replace" if replace else "refuse" if name or group else "number"
-    wish = TakeOptions(
+    options = TakeOptions(
         given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
     )
     if one is None:
-        groups.create(str(group), wish, max_hold, stored.store, key, as_json=json)
+        groups.create(str(group), options, max_hold, stored.store, key, as_json=json)
         return
-    taken = run(create_(run(find_own(one)), stored.store, wish, teller(json), key))
+    taken = run(create_(run(find_own(one)), stored.store, options, teller(json), key))
     remember_new(CHECKPOINTS, taken.facts.name)
     if taken.not_replaced:
         warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
@@ -281,7 +281,7 @@ def unpin(
     found = find(point, stored.store, key)
     gone = run(unpin_(found, key, force=force))
     facts = {"checkpoint": found.id, "unpinned": [one.to_json() for one in gone]}
-    show(facts, f"{found.name} ({found.id[:12]}) is not pinned any more", as_json=json)
+    show(facts, f"{found.name} ({found.id[:12]}) is no longer pinned", as_json=json)
 
 
 @app.command()

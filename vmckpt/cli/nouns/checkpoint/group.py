@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def create(
-    members: str, wish: "TakeOptions", max_hold: str | None, store: str | None,
+    members: str, options: "TakeOptions", max_hold: str | None, store: str | None,
     key: "KeySource | None", *, as_json: bool,
 ) -> None:  # fmt: skip
     """Take checkpoints of all members at one cut."""
@@ -35,7 +35,7 @@ def create(
         return await all_of(find_own(name) for name in names)
 
     most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
-    asked = GroupOptions(wish.name, wish, most_held_s, store)
+    asked = GroupOptions(options.name, options, most_held_s, store)
     result = run(create_(run(found()), asked, teller(as_json), key))
     points = result["members"]
     text = (
@@ -96,7 +96,7 @@ def remove(
 
 
 def restore(
-    text: str, wish: "RestoreOptions", host: str | None, store: str | None,
+    text: str, options: "RestoreOptions", host: str | None, store: str | None,
     key: "KeySource | None", *, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """All VMs of a group go back to it."""
@@ -106,7 +106,7 @@ def restore(
 
     group = _find(text, store, key)
     require_whole(group)
-    if wish.in_place:
+    if options.in_place:
         confirm(
             f"All VMs of the group go back to {group.name}:\n{_members(group)}\n"
             "All that their memory and disks got since then is lost.",
@@ -115,7 +115,7 @@ def restore(
         )
 
     hosts = dict.fromkeys(group.entries, find_host(host)) if host else run(homes(group, warn))
-    result = run(restore_group(group, hosts, wish, teller(as_json), key))
+    result = run(restore_group(group, hosts, options, teller(as_json), key))
     for vm, one in result["members"].items():
         for said in one["warnings"]:
             warn(f"warning: {vm}: {said}")
@@ -148,5 +148,5 @@ def _find(text: str, store: str | None, key: "KeySource | None") -> "Group":
     settle(key)
     there = catalogue(store, key)
     for error in there.silent:
-        warn(f"not looked into: {error.what}: {error.why}")
+        warn(f"not searched: {error.what}: {error.why}")
     return find(there.entries, text)

@@ -34,7 +34,7 @@ def check(
     elif names and len(names) > 1:
         raise UsageError(
             "several hosts are named",
-            why="what a host has is shown of one; the problems of several by --fixes",
+            why="one host can be shown in full; --fixes shows the problems of several",
             remedy="name one host, or add --fixes",
         )
     else:

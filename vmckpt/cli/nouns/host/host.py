@@ -183,14 +183,14 @@ def set_(
     from vmckpt.preflight.host.entry import require_usable
 
     entry = find_entry(name)
-    wished: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "address": _moved(entry, address) if address is not None else None,
         "migration_address": migration_addr,
         "qemu": qemu,
         "bridge": bridge,
         "migration_ports": _ports(migration_ports),
     }
-    changes = {field: value for field, value in wished.items() if value is not None}
+    changes = {field: value for field, value in requested.items() if value is not None}
     if second_addr is not None:
         changes["second_address"] = _second(second_addr)
     if libvirt is not None:
@@ -200,7 +200,7 @@ def set_(
     if not changes:
         raise UsageError(
             f"nothing of '{name}' is to be changed",
-            why="no option says what",
+            why="no option is given",
             remedy=f"e.g. vmckpt host set {name} --bridge br0",
         )
     with describing(name):

@@ -33,7 +33,7 @@ def start(
         typer.Argument(help="Host that takes over the VM when the primary fails.", metavar="HOST"),
     ],
     *,
-    wishes: ReplicateArguments,
+    arguments: ReplicateArguments,
     json: Json = False,
 ) -> None:
     """Protect a running VM.
@@ -46,7 +46,7 @@ def start(
     from vmckpt.replicate.operator.begin import start as start_
 
     vm, there = run(find_own(name)), find_host(standby)
-    outcome = run(start_(vm, there, wishes.options(vm.host, there), new_run()))
+    outcome = run(start_(vm, there, arguments.options(vm.host, there), new_run()))
     _show(outcome, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
 
 
@@ -62,7 +62,7 @@ def keep(
     ],
     window: Window = None,
     *,
-    wishes: ReplicateArguments,
+    arguments: ReplicateArguments,
     json: Json = False,
 ) -> None:
     """Keep a VM protected.
@@ -77,7 +77,7 @@ def keep(
     known = [find_host(host) for host in dict.fromkeys(hosts)]
 
     def options_of(vm: "Vm", standby: "Host") -> "ReplicationOptions":
-        return wishes.options(vm.host, standby)
+        return arguments.options(vm.host, standby)
 
     def tell(event: str, text: str) -> None:
         show({"vm": name, "event": event, "text": text}, text, as_json=json)
@@ -119,7 +119,7 @@ def failback(
         typer.Argument(help="Destination host. [default: the host that it was taken over from]"),
     ] = None,
     *,
-    wishes: ReplicateArguments,
+    arguments: ReplicateArguments,
     json: Json = False,
 ) -> None:
     """Resynchronize a host, then switch the VM over to it."""
@@ -131,7 +131,7 @@ def failback(
 
     vm = run(find_own(name))
     target = find_host(host or came_from(vm))
-    options = wishes.options(vm.host, target, run(last_options(vm, target)))
+    options = arguments.options(vm.host, target, run(last_options(vm, target)))
     outcome = run(failback_(vm, target, options, new_run(), all_hosts()))
     downtime_ms = outcome.guest_downtime_ms
     felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"

@@ -29,7 +29,7 @@ def replay(
     if not isinstance(allowed_ms, int):
         raise UsageError(
             f"run '{run}' is no migration",
-            why=f"it is of '{record.operation}': a policy steers migrations",
+            why=f"it is of '{record.operation}': policies apply to migrations",
             remedy="name another: vmckpt runs list",
         )
     decisions = play(rules, allowed_ms, record.samples)
@@ -41,4 +41,4 @@ def replay(
     text = table(("at", "act", "what", "why"), rows) if rows else "it would do nothing"
     facts = [{"at_s": at_s, **decision._asdict()} for at_s, decision in decisions]
     result = {"run": run, "outcome": came, "decisions": facts}
-    show(result, f"{text}\n(what came, without it: {came})", as_json=json)
+    show(result, f"{text}\n(without it: {came})", as_json=json)

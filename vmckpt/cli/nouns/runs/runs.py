@@ -80,7 +80,7 @@ def attach(
 ) -> None:
     """Show a migration from its start to its end.
 
-    On whichever host its job runs.
+    Its job may run on any host.
     """
     from vmckpt.cli.commands.moving import show_outcome
 
@@ -125,8 +125,8 @@ def score(json: Json = False) -> None:
     lines = scores.score(moves)
     if not lines:
         raise NotFoundError(
-            "no forecast has been put to the test yet",
-            why="no recorded migration was planned, had its link for itself and came to its end",
+            "no forecast has been tested yet",
+            why="no recorded migration was planned, had the link to itself and completed",
             remedy="migrate with a plan: vmckpt migrate VM HOST --plan",
         )
     rows = [
@@ -144,9 +144,9 @@ def score(json: Json = False) -> None:
     header = ("way", "moves", "time off by", "p90", "inside", "pause off by", "inside")
     text = table(header, rows)
     if wrong:
-        text += f"\nended, or did not, against the forecast: {', '.join(wrong)}"
+        text += f"\ncompleted, or did not, contrary to the forecast: {', '.join(wrong)}"
     if shared := scores.in_company(records):
-        text += f"\nnot judged, as others used the link too: {', '.join(shared)}"
+        text += f"\nnot scored, because others used the link too: {', '.join(shared)}"
     facts = {"ways": [line._asdict() for line in lines], "unforeseen": wrong, "shared": shared}
     show(facts | {"moves": scores.facts(moves)}, text, as_json=json)
 

@@ -30,7 +30,7 @@ def checked(store: "Store", report: "CheckReport") -> DamageOutput:
     error = None
     if not report.whole:
         if not report.noted:
-            lines.append("none of this could be recorded: the store can only be read")
+            lines.append("none of this could be recorded: the store is read-only")
         remedy = "no checkpoint is lost: vmckpt store repair --apply"
         if report.lost:
             remedy = (

@@ -138,7 +138,7 @@ def rm(
     with _Location(store, key.source()) as at:
         done = remove_key(at.backend, at.key, key_id, at.require)
         at.remember()
-    _show(done, f"key {done.key.id} opens the store no more", json)
+    _show(done, f"key {done.key.id} no longer opens the store", json)
 
 
 @app.command()
@@ -151,7 +151,7 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Back up the file that a key needs to open a store.
+    """Back up the file without which no key opens a store.
 
     For an encrypted store the backup is useless without one of the keys: keep them apart.
     """
@@ -281,7 +281,7 @@ def _show(done: "Changed", text: str, json: bool) -> None:
     from vmckpt.cli.output import warn
 
     for name, why in done.old_copies.items():
-        warn(f"{name} still has the keys of before: {why}; `vmckpt store check` writes it")
+        warn(f"{name} still has the earlier keys: {why}; `vmckpt store check` writes it")
     show(_json(done.key) | {"old_copies": dict(done.old_copies)}, text, as_json=json)
 
 
@@ -314,7 +314,7 @@ def _write_new(file: Path, text: str) -> None:
         raise StorageError(
             f"cannot make {file}",
             why=exc.strerror or str(exc),
-            remedy="choose a file that can be written and is not there yet",
+            remedy="choose a writable file that does not exist yet",
         ) from exc
 
 

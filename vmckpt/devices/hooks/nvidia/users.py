@@ -115,23 +115,23 @@ def started(pid: int) -> int:
 def jobs(cards: list[Gpu]) -> list[User]:
     """The CUDA jobs to carry. Raises HookError for what cannot be carried."""
     if any(card.mig for card in cards):
-        raise HookError("MIG is on, which CUDA checkpoints do not carry", "nvidia-smi -mig 0")
+        raise HookError("MIG is on, which CUDA checkpoints do not support", "nvidia-smi -mig 0")
     found = []
     for user in users():
         who = f"process {user.pid} ({user.comm})"
         if user.comm.startswith(PERSISTENCED):
             continue
         if user.comm.startswith(MPS):
-            raise HookError(f"{who} is MPS, which CUDA checkpoints do not carry", "end it")
+            raise HookError(f"{who} is MPS, which CUDA checkpoints do not support", "end it")
         if user.comm in GRAPHICS or "nvidia-modeset" in user.devices:
-            raise HookError(f"{who} draws with the GPU: that is not carried", "end it")
+            raise HookError(f"{who} draws with the GPU: that is not supported", "end it")
         if user.devices and not any(re.fullmatch(r"nvidia\d+", name) for name in user.devices):
             only = ", ".join(user.devices)
             raise HookError(
                 f"{who} has only {only} open: it is no job that can be locked", "end it"
             )
         if user.shares and cards and cards[0].driver < IPC_DRIVER:
-            why = f"{who} shares device memory with others (CUDA IPC), which is not carried"
+            why = f"{who} shares device memory with others (CUDA IPC), which is not supported"
             raise HookError(why, f"use driver {IPC_DRIVER}")
         found.append(user)
     return found

@@ -19,7 +19,7 @@ class DeviceRow(NamedTuple):
     addresses: tuple[str, ...]
 
 
-async def look_at_devices(vm: Vm) -> list[DeviceRow]:
+async def device_rows(vm: Vm) -> list[DeviceRow]:
     """All devices of the VM. Raises HostDownError."""
     there: frozenset[str] | None = None
     if vm.spec.passthrough and await vm.is_alive():

@@ -23,7 +23,7 @@ class StoreThread:
 
 
 @asynccontextmanager
-async def aside_calls(*, last: bool = False) -> AsyncIterator[StoreThread]:
+async def store_thread(*, last: bool = False) -> AsyncIterator[StoreThread]:
     """The thread, for the block. `last`: run it at the lowest scheduling priority."""
     with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
         yield StoreThread(pool)

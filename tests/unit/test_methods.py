@@ -2,9 +2,9 @@
 
 import pytest
 
+from vmckpt.forecast.methods import against, options_of, warnings, ways
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.forecast.model.forecast import POSTCOPIES, TransferMode
-from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.preflight.finding import OK, WARN, Finding

@@ -6,7 +6,7 @@ from vmckpt.vm.passthrough.cards import cards_of_vm
 from vmckpt.vm.passthrough.plug import plug, reserve
 
 
-async def set_aside(vm: Vm, target: QemuAccess) -> None:
+async def prepare_devices(vm: Vm, target: QemuAccess) -> None:
     """Reserve an equal free card on the destination for each device, and plug in those that QEMU
     moves.
 
