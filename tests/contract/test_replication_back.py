@@ -340,3 +340,11 @@ def test_who_keeps_a_vm_says_once_what_is_in_the_way(tmp_path: Path) -> None:
     ((event, text),) = told
     assert event == "failed"
     assert "there is no VM 'web'" in text
+
+
+def test_a_standby_that_ends_as_it_is_compared_is_an_error(tmp_path: Path) -> None:
+    """Its directory is gone by then: that was "vmckpt has a bug"."""
+    vm = a_vm(tmp_path)
+    with pytest.raises(OperationFailedError, match="QEMU on c has ended") as ended:
+        asyncio.run(begin._require_same(vm, LocalHost("c", tmp_path / "c", "127.0.0.1")))
+    assert "link.log" in ended.value.remedy

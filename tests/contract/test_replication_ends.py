@@ -383,6 +383,26 @@ def _keeper(directory: Path) -> TermKeeper:
     )
 
 
+@pytest.mark.parametrize("number", [1, 2, 1 << 60])
+def test_what_was_not_sent_is_not_acknowledged(tmp_path: Path, number: int) -> None:
+    """It would let out what no standby has."""
+
+    async def main() -> None:
+        ours, theirs = await _pair()
+        terms = _keeper(tmp_path)
+        stream = EpochStream(ours, terms, PAGES * PAGE_BYTES, lambda: None)
+        await stream.commit(Pages((), b""))
+        await theirs.send(theirs.outbound.frame(FrameKind.ACK, 1, []))
+        await theirs.send(theirs.outbound.frame(FrameKind.ACK, number, []))
+        with pytest.raises(StandbyLostError, match="comes unasked"):
+            await stream.receive()
+        assert terms.acknowledged == 1
+        ours.abort()
+        theirs.abort()
+
+    asyncio.run(main())
+
+
 def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -492,13 +492,14 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
     assert asyncio.run(main()) == [StandbyMove.WAIT, StandbyMove.PROMOTE, StandbyMove.WAIT]
 
 
-@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("is_settled", ["alone", "off", ""])
 def test_a_primary_is_not_dead_whose_host_says_otherwise(
-    hosts: Hosts, tmp_path: Path, *, is_settled: bool
+    hosts: Hosts, tmp_path: Path, is_settled: str
 ) -> None:
+    """By its service, or by the recovery of a killed one ("off")."""
     vm, files = protected(hosts, tmp_path)
     if is_settled:
-        alone = {"role": "primary", "state": "ended", "ending": "alone", "run": "1", "why": "-"}
+        alone = {"role": "primary", "state": "ended", "ending": is_settled, "run": "1", "why": "-"}
         files.status.write_text(json.dumps(alone))
     with running(vm) as qemu:
         if is_settled:

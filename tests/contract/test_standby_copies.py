@@ -238,6 +238,16 @@ def test_reserving_changes_nothing_that_is_read(tmp_path: Path, kind: str) -> No
         assert path.stat().st_blocks * 512 >= 2 * BLOCK_BYTES
 
 
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_a_write_of_nothing_ends_no_standby(tmp_path: Path, kind: str) -> None:
+    path = made(tmp_path, kind=kind)
+    with opened(path, kind) as image:
+        nothing = [DiskWrite(0, 4096, b""), DiskWrite(0, 0, b"", zero_bytes=0)]
+        image.reserve(nothing)
+        image.apply([*nothing, DiskWrite(0, 0, b"", zero_bytes=8192)])
+    assert not content(path, kind).strip(b"\0")
+
+
 class Full(WritableImage):
     """A copy whose file system is full, or breaks when it is written to."""
 

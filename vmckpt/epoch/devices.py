@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
 
+from vmckpt.epoch.migrated import require_bounded
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import device_state
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
@@ -74,10 +75,14 @@ class Devices:
         return not self._is_refused and not self.may_change()
 
     async def save(self) -> bytes:
-        """Their state in the current pause of the VM. Raises as `Monitor.tell` does."""
+        """Their state in the current pause of the VM.
+
+        Raises as `Monitor.tell` does, OperationFailedError: it is larger than any.
+        """
         os.lseek(self._writer, 0, os.SEEK_SET)
         await device_state.save_devices(self._monitor, self._path)
         length = os.lseek(self._writer, 0, os.SEEK_CUR)
+        require_bounded(self._monitor, length)
         return os.pread(self._fd, length, 0)[_HEAD_BYTES:] + _NO_DESCRIPTION
 
     async def learn(self, migrated: bytes, saved: Awaitable[bytes]) -> None:

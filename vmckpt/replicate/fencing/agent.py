@@ -77,7 +77,7 @@ class Agent:
                 *argv, action, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
                 env=os.environ | _environment(target, self.timeout_s), start_new_session=True,
             )  # fmt: skip
-        except OSError as exc:
+        except (OSError, ValueError) as exc:  # the arbiter's record may hold what no text may
             raise self._failed(action, target, f"{self.argv[0]} does not start: {exc}") from exc
         try:
             said, complaints = await end_of(process, self.timeout_s)

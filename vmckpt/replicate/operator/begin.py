@@ -174,6 +174,12 @@ async def _require_same(vm: Vm, standby: Host) -> None:
     names = [
         name for name in await standby.list_dir(directory.path) if name.startswith(QEMU_PREFIX)
     ]
+    if not names:
+        raise OperationFailedError(
+            f"the standby's QEMU on {standby.name} has ended",
+            why="its service has ended, or was ended",
+            remedy=f"see {ServiceFiles.of(standby, vm.name).log} there, and start again",
+        )
     waiting = directory.qemu(names[-1].removeprefix(QEMU_PREFIX))
     here, there = await _machine(vm.host, vm.qemu.files), await _machine(standby, waiting)
     if found := differences(here, there):

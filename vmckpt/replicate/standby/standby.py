@@ -289,6 +289,9 @@ class Standby:
             with suppress(VmckptError):  # then it is tried again at the end
                 await self._lease.give_up()
             return
+        if await self._was_replaced():
+            self._why = "another took the term while the guest was loaded here"
+            return
         mark_as_disks(self._copies, self._request.vm)  # no longer copies that could be dropped
         self._warm.settle_here()
         self._may_have_run = True  # from here on this QEMU is never ended
@@ -313,6 +316,18 @@ class Standby:
             await primary.remove(ServiceFiles.of(primary, asked.vm).path)
         with suppress(StorageError):  # the guest gets the error when it next flushes
             await replica.disks.flush()
+
+    async def _was_replaced(self) -> bool:
+        """Whether the arbiter shows another's term, after a load that outlasted the lease.
+
+        An operator may have taken this host for dead meanwhile. A silent arbiter stops nothing: the
+        primary can no longer act.
+        """
+        if self._lease.held is None or boottime_s() < self._lease.held_until_s:
+            return False
+        with suppress(VmckptError):
+            await self._lease.look()
+        return self._lease.held is None
 
     async def _answer(self, word: str) -> ReplicaStatus:
         if word == DISMISS:
