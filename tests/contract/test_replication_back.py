@@ -109,7 +109,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
         assert found == OPTIONS
         return
     assert (found.arbiter, found.fence, found.epoch_s) == ("", (), OPTIONS.epoch_s)
-    with pytest.raises(RefusedError, match="b alone knows") as refused:
+    with pytest.raises(RefusedError, match="only b has a record") as refused:
         asyncio.run(
             failback(vm, target, ReplicateArguments().options(vm.host, target, found), "r", ())
         )
@@ -122,7 +122,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ReplicationOptions("leases"), "no place for leases"),
+        (ReplicationOptions("leases"), "cannot hold leases"),
         (ReplicationOptions("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
         (ReplicationOptions("/leases", epoch_s=60.0), "would hold back what the guest sends"),
         (ReplicationOptions("/leases", ("agent",)), "hosts of one machine"),

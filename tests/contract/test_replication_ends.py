@@ -158,7 +158,7 @@ def test_a_standby_is_known_by_its_own_name_alone(tmp_path: Path, name: str) -> 
             theirs.abort()
 
     assert asyncio.run(greeted("b/1")) == "b/1"
-    with pytest.raises(OperationFailedError, match="does not welcome") as refused:
+    with pytest.raises(OperationFailedError, match="does not accept") as refused:
         asyncio.run(greeted(name))
     assert len(refused.value.why) < 200
 

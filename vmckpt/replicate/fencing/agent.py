@@ -87,7 +87,7 @@ class Agent:
             raise TimedOutError(
                 f"fencing agent {self.argv[0]} did not answer for VM '{target.vm}'",
                 why=f"it did not end within {self.timeout_s:g} s",
-                remedy="see whether its means (network, power switch) work; nothing was proved",
+                remedy="check its network or power switch; nothing was proved",
             ) from None
         finally:
             end_session(process)  # with all that it started

@@ -138,8 +138,7 @@ async def _require_no_other_home(
             raise RefusedError(
                 f"'{name}' was left to its standby, which may run it",
                 why=f"the standby's host ({side.status.standby}) does not answer",
-                remedy=f"once it is off for certain: vmckpt replicate stop {name} "
-                "--standby-is-dead",
+                remedy=f"once it is certainly off: vmckpt replicate stop {name} --standby-is-dead",
             )
         if answer.right is not Right.OURS:
             raise _not_freed(vm, answer)
@@ -167,9 +166,9 @@ async def _require_may_run(
     if len(homes) > 1:
         raise RefusedError(
             f"{' and '.join(vm.host.name for vm in homes)} have '{name}'",
-            why="which of them is older is not certain: the arbiter does not say so",
-            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
-            f"sure which is older, and remove its directory, vms/{name}, on its host",
+            why="the arbiter does not show which of them is older",
+            remedy=f"if it does not answer, repeat when it does: vmckpt replicate stop {name}; "
+            f"else find out which is older, and remove its directory, vms/{name}, on its host",
         )
     if not homes:
         return ""
@@ -295,7 +294,7 @@ async def _doubt(
     if any(
         one.state == PROMOTED and one.run == primary.status.run for one in said if one is not None
     ):
-        return _not_certain(name, "its standby took it over, and does not have it any more")
+        return _not_certain(name, "its standby took it over, and no longer has it")
     return None
 
 
@@ -413,7 +412,7 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
     )
     late = TimedOutError(
         f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
-        why="the arbiter does not answer, or another works on the VM",
+        why="the arbiter does not answer, or another command works on the VM",
         remedy=f"restore access to the arbiter: {host.name} keeps trying; then repeat the "
         f"command. {without}",
     )
@@ -423,8 +422,8 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
         words = (await host.read_text(log) or "").strip().splitlines()
         raise OperationFailedError(
             f"the term of '{name}' was not taken back",
-            why="; ".join(words[-3:]) or "its process ended without a word",
-            remedy=f"repair that, and try again: until then a standby may take over. {without}",
+            why="; ".join(words[-3:]) or "its process ended without a message",
+            remedy=f"fix that, and try again: until then a standby may take over. {without}",
         )
     return said
 

@@ -224,7 +224,7 @@ class TermKeeper:
             try:
                 seen = await again.look()
                 if seen is None:
-                    self.arbiter_fails = "the arbiter knows of no term"
+                    self.arbiter_fails = "the arbiter has no record of a term"
                     await self._sleep(RETRY_S)
                     continue
                 self.arbiter_fails = ""

@@ -137,7 +137,7 @@ class Protection:
             try:
                 if await self._vm.host.stop_for_good(self._vm.qemu.process):
                     return
-                self._why = f"QEMU {pid} outlives SIGKILL: waiting for its end"
+                self._why = f"QEMU {pid} survives SIGKILL: waiting for its end"
             except OutcomeUnknownError as exc:
                 self._why = f"waiting for the end of QEMU {pid}: {exc.why}"
             await asyncio.sleep(RETRY_S)
@@ -247,7 +247,7 @@ class Protection:
 
     def _require_wanted(self) -> None:
         if self._asked is not None:
-            raise StandbyLostError("asked to end before all was copied")
+            raise StandbyLostError("stopped before everything was copied")
 
     async def _hand_over(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
         """The standby continues the guest from its last moment here.

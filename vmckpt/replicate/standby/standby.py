@@ -277,7 +277,9 @@ class Standby:
     async def _say_that_qemu_died(self, channel: Channel, how: str) -> None:
         self._why = f"the QEMU that waited here {how}"
         with suppress(HostDownError):
-            await channel.fail(Failure(ALONE, "the standby is of no use any more", self._why, "-"))
+            await channel.fail(
+                Failure(ALONE, "the standby can no longer take over", self._why, "-")
+            )
 
     async def _promote(self, replica: Replica, channel: Channel) -> None:
         began_s = time.perf_counter()
@@ -303,7 +305,7 @@ class Standby:
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
         with suppress(HostDownError):  # a primary that hands the guest over receives it
-            await channel.fail(Failure(TAKEN, "the guest runs with the standby", "asked for", "-"))
+            await channel.fail(Failure(TAKEN, "the guest runs on the standby", "asked for", "-"))
         if self._lease.held is None:  # without the arbiter: it still lists this replica
             with suppress(StorageError):
                 await self._request.standby.write_text(self._warm.directory.gone_replica, self.name)

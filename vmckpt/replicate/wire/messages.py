@@ -211,7 +211,7 @@ def decode_writes(
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
     if count > most:
-        raise senseless("disk writes make an epoch larger than any", f"{count} in one frame")
+        raise senseless("disk writes make an epoch too large", f"{count} in one frame")
     data_at = at = _COUNT.size + count * _WRITE.size
     if data_at > len(content):
         raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
