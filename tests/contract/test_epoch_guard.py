@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -216,6 +217,40 @@ def test_a_qemu_that_says_what_is_no_answer_is_held_too(tmp_path: Path, said: by
         qemu._sock.sendall(said % number if b"%d" in said else said)
         assert becomes(pid, "T")
         assert process.poll() is None
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_a_qemu_that_says_more_and_more_is_held_too(
+    tmp_path: Path, *, is_asked_first: bool
+) -> None:
+    """The guard read its events without end, and heard neither its sender nor its time."""
+    with silent(tmp_path) as (qemu, process, pid):
+        if is_asked_first:
+            tell(process, _boottime_s())
+            assert not qemu.waits(PATIENCE_S)
+        qemu._sock.settimeout(None)
+        says = f"import os\nwhile os.write({qemu._sock.fileno()}, b'{{}}\\n' * 100_000): pass"
+        command = [sys.executable, "-I", "-S", "-c", says]
+        with subprocess.Popen(command, pass_fds=[qemu._sock.fileno()]) as flood:
+            try:
+                time.sleep(0.1)
+                tell(process, _boottime_s())
+                assert becomes(pid, "T")
+                assert process.poll() is None
+            finally:
+                flood.kill()
+
+
+def test_a_guard_without_a_free_descriptor_lets_the_guest_run(tmp_path: Path) -> None:
+    """It died of that, and the guest of a dead service stayed paused."""
+    with guarded(tmp_path, "vmckpt-brief-net0") as (qemu, process):
+        tell(process, math.inf)
+        time.sleep(0.2)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
+        assert process.stdin
+        process.stdin.close()
+        assert qemu.removed(1) == ["vmckpt-brief-net0"]
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_qemu_that_is_held_and_that_nobody_can_let_go_is_killed(tmp_path: Path) -> None:

@@ -52,6 +52,13 @@ def test_a_primary_that_was_killed_is_proved_dead(victim: "subprocess.Popen[byte
     assert asyncio.run(Agent(BY_KILL).fence(whom)).evidence == f"gone: {victim.pid}"
 
 
+def test_an_agent_that_cannot_be_told_whom_to_fence_proves_nothing() -> None:
+    """What the arbiter's record holds: the standby's service ended for it, in its takeover."""
+    whom = Target("web", Holding(3, "lab-a\0/1"), "lab-a", "-", [Process(2, 1)])
+    with pytest.raises(OperationFailedError, match="failed to fence"):
+        asyncio.run(Agent(BY_KILL).fence(whom))
+
+
 NAMES_ITSELF = """\
 import ctypes, sys, time
 ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]))

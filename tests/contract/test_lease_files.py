@@ -355,3 +355,19 @@ def test_a_directory_that_gives_no_answer_is_not_waited_for(tmp_path: Path) -> N
     # Let the threads that wait for it go.
     with pipe.open("w"):
         time.sleep(0.1)
+
+
+def test_a_client_that_lists_a_directory_as_it_was_reads_the_newest_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system's client may, for a minute: the arbiter passed for one that forgot, and
+    a take-over was tried over and over.
+    """
+    store, now = FileStore(tmp_path), NONE_YET
+    for attempt in range(1, 4):
+        now = put(store, attempt, now).version
+    monkeypatch.setattr(file_store, "_highest", lambda _: 1)
+    assert read(store).record.attempt == 3
+    assert put(store, 4, now).version == now + 1
+    assert put(store, 5, now).record.attempt == 4
+    assert read(store).record.attempt == 4

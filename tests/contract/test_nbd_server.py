@@ -152,6 +152,26 @@ def test_who_talks_nonsense_or_breaks_off_has_left(tmp_path: Path, nonsense: byt
     run(tmp_path / "disks.sock", talk)
 
 
+def test_who_reads_no_answers_is_not_served_for_long(tmp_path: Path) -> None:
+    """The answers for a QEMU that was broken into filled this process's memory."""
+    many = 100_000
+
+    async def talk(taken: Taken, path: Path) -> None:
+        async with visiting(path) as (reader, writer):
+            await asked(reader, writer, GO, named(b"disk0"))
+            writer.write(struct.pack(">IHHQQI", 0x25609513, 0, WRITE_ZEROES, 1, 0, 512) * many)
+            seen = -1
+            while seen < len(taken.said):
+                seen = len(taken.said)
+                await asyncio.sleep(0.3)
+            assert 0 < seen < many
+            for _ in range(many):
+                await reader.readexactly(16)
+            assert len(taken.said) == many
+
+    run(tmp_path / "disks.sock", talk)
+
+
 def test_who_goes_before_it_has_chosen_was_nobody(tmp_path: Path) -> None:
     async def talk(taken: Taken, path: Path) -> None:
         async with visiting(path) as (reader, writer):

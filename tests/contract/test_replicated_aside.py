@@ -138,7 +138,7 @@ def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
 ) -> None:
     """An old primary that comes back would write what nobody has seen over what everybody has."""
     recorded(tmp_path, holder, in_sync)
-    with pytest.raises(RefusedError, match="not to reach its disks"):
+    with pytest.raises(RefusedError, match="must not be written to its disks"):
         asyncio.run(fold(home(tmp_path).aside))
     assert said(tmp_path) == []
     assert home(tmp_path).aside.exists()
@@ -153,7 +153,7 @@ def test_an_arbiter_that_is_gone_or_forgot_holds_nothing_up_that_it_was_told_bef
     if is_broken:
         (tmp_path / "leases").write_text("no directory")
     home(tmp_path).claim.touch()
-    with pytest.raises(OperationFailedError, match="not on its shared disks yet"):
+    with pytest.raises(OperationFailedError, match="not yet on its shared disks"):
         asyncio.run(fold_there("web", hosts))
     home(tmp_path).claim.unlink()
     assert asyncio.run(fold_there("web", hosts))
@@ -201,7 +201,7 @@ def test_another_runs_standby_that_gave_its_term_up_had_the_guest_before(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
     recorded(tmp_path, "b/12", released=True)
-    with pytest.raises(RefusedError, match="not to reach its disks"):
+    with pytest.raises(RefusedError, match="must not be written to its disks"):
         asyncio.run(fold(home(tmp_path).aside))
     assert said(tmp_path) == []
     assert hosts[0].name == "a"
@@ -293,7 +293,7 @@ def test_a_stop_folds_what_an_earlier_one_could_not(
     home(tmp_path).claim.touch()
     with pytest.raises(OperationFailedError) as failed:
         asyncio.run(stop("web", hosts))
-    assert "the arbiter says: nothing" in failed.value.why
+    assert "the arbiter says: there is no record" in failed.value.why
     recorded(tmp_path)
     assert asyncio.run(stop("web", hosts)) is None
     with pytest.raises(NotFoundError):

@@ -50,7 +50,7 @@ def test_of_an_epoch_that_is_damaged_nothing_is_acknowledged(
             if where == "in memory":
                 with mapped(ram_path) as ram:
                     ram.write([(2048, 2049)], bytes([FIRST[2048] ^ 1]))
-                why = "not what the primary takes it for"
+                why = "differs from what the primary expects"
             else:
                 real = both.stream._channel._writer.write
                 both.stream._channel._writer.write = (  # type: ignore[method-assign]

@@ -109,7 +109,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
         assert found == OPTIONS
         return
     assert (found.arbiter, found.fence, found.epoch_s) == ("", (), OPTIONS.epoch_s)
-    with pytest.raises(RefusedError, match="b alone knows") as refused:
+    with pytest.raises(RefusedError, match="only b has a record") as refused:
         asyncio.run(
             failback(vm, target, ReplicateArguments().options(vm.host, target, found), "r", ())
         )
@@ -122,7 +122,7 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ReplicationOptions("leases"), "no place for leases"),
+        (ReplicationOptions("leases"), "cannot hold leases"),
         (ReplicationOptions("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
         (ReplicationOptions("/leases", epoch_s=60.0), "would hold the guest's output"),
         (ReplicationOptions("/leases", ("agent",)), "hosts of one machine"),
@@ -340,3 +340,11 @@ def test_who_keeps_a_vm_says_once_what_is_in_the_way(tmp_path: Path) -> None:
     ((event, text),) = told
     assert event == "failed"
     assert "there is no VM 'web'" in text
+
+
+def test_a_standby_that_ends_as_it_is_compared_is_an_error(tmp_path: Path) -> None:
+    """Its directory is gone by then: that was "vmckpt has a bug"."""
+    vm = a_vm(tmp_path)
+    with pytest.raises(OperationFailedError, match="QEMU on c has ended") as ended:
+        asyncio.run(begin._require_same(vm, LocalHost("c", tmp_path / "c", "127.0.0.1")))
+    assert "link.log" in ended.value.remedy

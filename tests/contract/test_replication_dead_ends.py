@@ -25,7 +25,7 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
-from vmckpt.lease.rule import Claimant
+from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import Versioned
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.options import replication
@@ -628,3 +628,47 @@ def test_a_twin_whose_term_was_taken_goes_when_the_other_home_is_seen(
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
     assert asyncio.run(read_vm(hosts[1], "web")) is None
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_standby_that_took_long_to_load_looks_whose_the_term_is(
+    hosts: Hosts, tmp_path: Path, *, is_taken: bool
+) -> None:
+    """An operator took its host for dead, and the old primary goes on."""
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1", released=True)
+    service: Any = Standby.__new__(Standby)
+    service._request, service._copies, service._files = read_request(files.path), (), files
+    store, span = FileStore(tmp_path / "leases"), LeaseSpan(0.1)
+    service._lease = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    service._may_have_run = False
+    done = list[str]()
+
+    class Waiting:
+        async def load(self, _state: bytes) -> None:
+            await asyncio.sleep(0.2)  # longer than the lease
+            if is_taken:
+                await Lease(store, "web", Claimant("a/1/recovery", succeeds="b/1"), span).take(
+                    Holding(service._lease.held.term, "b/1")
+                )
+
+        def settle_here(self) -> None:
+            done.append("settled")
+
+        async def run(self) -> None:
+            done.append("runs")
+            raise OperationFailedError("it is paused", why="of this test", remedy="-")
+
+    async def applied() -> None:
+        """Nothing is under way."""
+
+    replica: Any = SimpleNamespace(disks=SimpleNamespace(applied=applied), device_state=b"")
+    service._warm = Waiting()
+
+    async def main() -> None:
+        await service._lease.take()
+        await service._promote(replica, None)
+
+    asyncio.run(main())
+    assert done == ([] if is_taken else ["settled", "runs"])
+    assert service.has_the_guest is not is_taken

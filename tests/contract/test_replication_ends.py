@@ -158,7 +158,7 @@ def test_a_standby_is_known_by_its_own_name_alone(tmp_path: Path, name: str) -> 
             theirs.abort()
 
     assert asyncio.run(greeted("b/1")) == "b/1"
-    with pytest.raises(OperationFailedError, match="does not welcome") as refused:
+    with pytest.raises(OperationFailedError, match="does not accept") as refused:
         asyncio.run(greeted(name))
     assert len(refused.value.why) < 200
 
@@ -381,6 +381,26 @@ def _keeper(directory: Path) -> TermKeeper:
     return TermKeeper(
         Lease(FileStore(directory), "web", Claimant("a/1"), LeaseSpan(60.0)), lambda _: None
     )
+
+
+@pytest.mark.parametrize("number", [1, 2, 1 << 60])
+def test_what_was_not_sent_is_not_acknowledged(tmp_path: Path, number: int) -> None:
+    """It would let out what no standby has."""
+
+    async def main() -> None:
+        ours, theirs = await _pair()
+        terms = _keeper(tmp_path)
+        stream = EpochStream(ours, terms, PAGES * PAGE_BYTES, lambda: None)
+        await stream.commit(Pages((), b""))
+        await theirs.send(theirs.outbound.frame(FrameKind.ACK, 1, []))
+        await theirs.send(theirs.outbound.frame(FrameKind.ACK, number, []))
+        with pytest.raises(StandbyLostError, match="comes unasked"):
+            await stream.receive()
+        assert terms.acknowledged == 1
+        ours.abort()
+        theirs.abort()
+
+    asyncio.run(main())
 
 
 def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(

@@ -39,7 +39,7 @@ from vmckpt.options.replication import COPY, SHARED, ReplicationOptions
 from vmckpt.preflight.migration.disks import DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate import recovery
-from vmckpt.replicate.control import GO_ALONE, answering
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, StandbyFile, prepare, read_mark
 from vmckpt.replicate.operator import begin, leftover_copies, sides
 from vmckpt.replicate.operator import stop as stopping
@@ -631,15 +631,17 @@ class WithoutArbiter:
 
     def __init__(self, host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.told, self.fails = host, list[str](), "it is down: no way to it"
+        self.ending = "stopped"
         monkeypatch.setattr(stopping, "ARBITER_S", 0.2)
 
     async def _answer(self, word: str) -> ReplicaStatus:
         self.told.append(word)
         if word == "stop":
             await asyncio.sleep(5)
+        is_over = word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN)
         return ReplicaStatus(
-            role=Role.PRIMARY, state="protected", primary="a", standby="b",
-            arbiter_fails=self.fails, why=word,
+            role=Role.PRIMARY, state="ended" if is_over else "protected", primary="a", standby="b",
+            arbiter_fails=self.fails, why=word, ending=self.ending if is_over else None,
         )  # fmt: skip
 
     async def stop(
@@ -722,7 +724,33 @@ def test_a_stop_without_an_arbiter_runs_no_guest_twice(
     assert "failover" in taken.value.remedy
     assert GO_ALONE not in waits.told
     asyncio.run(waits.stop(hosts[:1], standby_is_dead=True))
-    assert [word for word in waits.told if word != "status"][-1] == GO_ALONE
+    assert [word for word in waits.told if word != "status"][-1] == GO_ALONE_UNLESS_TAKEN
+
+
+def test_a_primary_that_saw_its_standbys_term_is_not_free_without_the_arbiter(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guest ran on by the operator's word alone, and again on its standby once that was back.
+
+    The arbiter is asked for the term, as where the service was killed.
+    """
+    requested(hosts, tmp_path)
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    waits.ending, released = "replaced", list[tuple[str, bool]]()
+
+    async def release(
+        host: LocalHost, name: str, *, standby_is_dead: bool = False
+    ) -> ReplicaStatus:
+        released.append((host.name, standby_is_dead))
+        return ReplicaStatus(role=Role.PRIMARY, state="ended", ending="off", why="off")
+
+    monkeypatch.setattr(stopping, "_released", release)
+    home(hosts[0], "old")
+    last = asyncio.run(waits.stop(hosts[:1], standby_is_dead=True))
+    assert released == [("a", True)]
+    assert last is not None
+    assert last.why == "off"
+    assert GO_ALONE not in waits.told
 
 
 def test_a_primary_that_does_not_end_for_another_reason_is_not_run_alone(

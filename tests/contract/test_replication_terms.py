@@ -283,7 +283,7 @@ def test_a_primary_waits_for_a_standby_from_when_it_first_sees_its_term(
 
     monkeypatch.setattr(protection, "time", SimpleNamespace(monotonic=lambda: now_s))
     waiting: Any = protection.Protection.__new__(protection.Protection)
-    waiting._keeper = SimpleNamespace(take_back=take_back)
+    waiting._keeper = SimpleNamespace(take_back=take_back, is_refuted=False)
     waiting._request = SimpleNamespace(is_standbys=bool, one_machine=False)
     waiting._stream = SimpleNamespace(is_taken=False)
     with open_fd(os.pidfd_open(os.getpid())) as pidfd:
@@ -324,7 +324,9 @@ def test_a_replaced_primary_ends_as_soon_as_its_standby_has_the_guest(
     waiting._protect = lambda _: answer(protection.ProtectionEnding.REPLACED)
     waiting._woken_by_its_end = nullcontext
     waiting._stream = SimpleNamespace(receive=receive, beat=never, is_taken=False)
-    waiting._keeper = SimpleNamespace(keep=never, take_back=lambda _: answer(False))
+    waiting._keeper = SimpleNamespace(
+        keep=never, take_back=lambda _: answer(False), is_refuted=False
+    )
     waiting._qemu_lives = lambda: True
     waiting._end_qemu = ended
     waiting._request = SimpleNamespace(

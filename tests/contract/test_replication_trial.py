@@ -50,13 +50,13 @@ def test_who_reads_another_place_may_not(options: ReplicationOptions, tmp_path: 
         (HELLO, 4),
         (replace(HELLO, holder="b/run"), 3),
     ):
-        with pytest.raises(RefusedError, match="reads other leases"):
+        with pytest.raises(RefusedError, match="read different leases"):
             tried(options, hello, term)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with pytest.raises(RefusedError) as refused:
         tried(ReplicationOptions(str(elsewhere)))
-    assert "what stands there for the standby is nothing" in refused.value.why
+    assert "the standby reads nothing" in refused.value.why
 
 
 def test_an_arbiter_that_is_down_or_knows_us_not_is_found_out(options: ReplicationOptions) -> None:

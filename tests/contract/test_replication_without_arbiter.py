@@ -29,7 +29,7 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import StandbyMove
 from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.replicate import recovery
-from vmckpt.replicate.control import GO_ALONE
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.operate import failover, require_decided
 from vmckpt.replicate.operator.sides import ReplicaSide, sides
@@ -159,7 +159,8 @@ def test_where_a_guest_went_that_a_standby_had_is_the_operators_to_say(
     assert "--standby-is-dead" in refused.value.remedy
     assert GO_ALONE not in waits.told
     asyncio.run(waits.stop((*hosts, third), standby_is_dead=True))
-    assert GO_ALONE in waits.told
+    assert GO_ALONE_UNLESS_TAKEN in waits.told
+    assert GO_ALONE not in waits.told
 
 
 def test_a_standby_that_has_the_guest_is_not_dead_whatever_is_said(
@@ -288,7 +289,7 @@ def test_an_arbiter_that_was_put_back_is_said_to_fail(tmp_path: Path) -> None:
         keeping = asyncio.ensure_future(keeper.keep())
         await asyncio.wait({keeping}, timeout=0.8)
         assert "has forgotten" in keeper.arbiter_fails
-        keeper.go_alone()
+        keeper.go_alone(is_certain=True)
         async with asyncio.timeout(5):
             assert await keeper.solo()
         keeping.cancel()
@@ -330,6 +331,75 @@ def test_a_primary_that_waits_for_the_arbiter_ends_with_its_qemu(tmp_path: Path)
             return ending
 
     assert asyncio.run(main()) is ProtectionEnding.YOURS
+
+
+def test_a_qemu_that_ends_while_its_term_is_asked_for_belongs_to_the_standby(
+    tmp_path: Path,
+) -> None:
+    """The service kept the VM's lock, and took the standby's term once the arbiter answered."""
+    lives = [True, True, True, False]
+    one = protection(Away(tmp_path), lambda: bool(lives and lives.pop(0)))
+    one._stream.is_taken, one._request = False, SimpleNamespace(one_machine=False, is_standbys=bool)
+
+    async def main() -> None:
+        async with asyncio.timeout(5):
+            assert await one._handed_over() is ProtectionEnding.YOURS
+
+    asyncio.run(main())
+
+
+def test_a_standby_that_says_that_it_has_the_guest_needs_no_arbiters_word(tmp_path: Path) -> None:
+    """The primary waited for an arbiter that it did not hear, with the guest paused."""
+    one = protection(Away(tmp_path), lambda: True)
+    one._stream.is_taken, one._request = False, SimpleNamespace(one_machine=False, is_standbys=bool)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(one._handed_over())
+        await asyncio.wait({waiting}, timeout=0.5)
+        assert not waiting.done()
+        one._stream.is_taken = True
+        async with asyncio.timeout(5):
+            assert await waiting is ProtectionEnding.YOURS
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+@pytest.mark.parametrize("is_said_first", [True, False])
+def test_a_primary_that_saw_its_standbys_term_does_not_go_on_by_the_operators_word(
+    tmp_path: Path, *, is_certain: bool, is_said_first: bool
+) -> None:
+    """It went on without a record of that, beside the standby once its host was back."""
+    store, span = Leaving(tmp_path), LeaseSpan(1.0)
+    one = protection(store, lambda: True)
+    one._stream.is_taken, one._request = False, SimpleNamespace(one_machine=False, is_standbys=bool)
+    keeper = one._keeper
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+
+    async def main() -> None:
+        await keeper.take(None)
+        assert await keeper.in_sync("b/1")
+        await keeper.hand_over()
+        await standby.take()
+        if is_said_first:  # while the last answer is on its way
+            keeper.go_alone(is_certain=is_certain)
+            assert not keeper.is_refuted
+            await keeper._lease.look()
+        else:
+            assert not await keeper.take_back(bool)
+            store.is_away = True
+            waiting = asyncio.ensure_future(one._has_term_back())
+            await asyncio.wait({waiting}, timeout=0.5)
+            assert not waiting.done()
+            assert keeper.taken_by == "b/1"
+            keeper.go_alone(is_certain=is_certain)
+            async with asyncio.timeout(5):
+                assert await waiting is is_certain
+        assert await one._has_term_back() is is_certain
+        assert await keeper.take_back(bool) is is_certain
+        assert await keeper.solo() is is_certain
+
+    asyncio.run(main())
 
 
 class Leaving(FileStore):
@@ -422,13 +492,14 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
     assert asyncio.run(main()) == [StandbyMove.WAIT, StandbyMove.PROMOTE, StandbyMove.WAIT]
 
 
-@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("is_settled", ["alone", "off", ""])
 def test_a_primary_is_not_dead_whose_host_says_otherwise(
-    hosts: Hosts, tmp_path: Path, *, is_settled: bool
+    hosts: Hosts, tmp_path: Path, is_settled: str
 ) -> None:
+    """By its service, or by the recovery of a killed one ("off")."""
     vm, files = protected(hosts, tmp_path)
     if is_settled:
-        alone = {"role": "primary", "state": "ended", "ending": "alone", "run": "1", "why": "-"}
+        alone = {"role": "primary", "state": "ended", "ending": is_settled, "run": "1", "why": "-"}
         files.status.write_text(json.dumps(alone))
     with running(vm) as qemu:
         if is_settled:

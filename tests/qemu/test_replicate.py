@@ -110,7 +110,7 @@ def test_a_guest_that_writes_faster_than_the_link_takes_is_named_at_the_start() 
         try:
             (warning,) = made.ok("replicate", "start", NAME, "lab-b")["warnings"]
             assert "the guest writes" in warning
-            assert "the link takes" in warning
+            assert "the link transfers" in warning
             told = sides(made)["primary"]
             assert told["written_bytes_per_s"] > told["link_bytes_per_s"] > 1 << 20
             eventually(lambda: sides(made)["primary"]["slowed_percent"] > 0, 60, "it is slowed")

@@ -119,7 +119,7 @@ def test_a_mirror_that_ends_ends_the_protection_and_nothing_else(
         asyncio.run(told_of_disk(made, guest, lambda: asyncio.run(do()), is_alone))
         told = sides(made)["primary"]
         assert told["ending"] == "alone"
-        assert "a disk is not written through any more" in told["why"]
+        assert "a disk is no longer mirrored" in told["why"]
         asyncio.run(_has_no_mirrors(made))
         made.ok("replicate", "start", "guest", "lab-b")
 

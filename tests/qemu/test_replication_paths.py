@@ -66,15 +66,21 @@ async def the_second(made: World, counting: Counting) -> None:
 async def the_connection(made: World, counting: Counting) -> None:
     """The guest goes on alone, on lab-a; what is lost is named, by both sides."""
     told = await ended_without(made, MIGRATION)
-    assert "lab-b lives, as is heard at 10.77.2.1: only the connection" in told["primary"]["why"]
-    assert "lab-a lives, as is heard at 10.77.2.2: only the connection" in told["standby"]["why"]
+    assert (
+        "lab-b is alive, as heartbeats at 10.77.2.1 show: only the connection"
+        in told["primary"]["why"]
+    )
+    assert (
+        "lab-a is alive, as heartbeats at 10.77.2.2 show: only the connection"
+        in told["standby"]["why"]
+    )
     await stays_at_home(made, counting)
 
 
 async def both(made: World, counting: Counting) -> None:
     """The primary reaches the arbiter, has it that it is alone, and keeps the guest."""
     told = await ended_without(made, SECOND, MIGRATION)
-    assert "nor is lab-b heard at 10.77.2.1 any more" in told["primary"]["why"]
+    assert "no heartbeats of lab-b arrive at 10.77.2.1 any more" in told["primary"]["why"]
     assert "this replica is not in sync: it must not take over" in told["standby"]["why"]
     await stays_at_home(made, counting)
 

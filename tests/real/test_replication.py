@@ -101,7 +101,7 @@ def test_what_a_failover_needs_is_tried_at_the_start(real_lab: Machines) -> None
         apart = "/var/lib/vmckpt/leases"  # each host has its own
         failed = real_lab.vmckpt("replicate", "start", NAME, "lab-b", "--lease", apart)
         assert failed.code == 7
-        assert "reads other leases than the primary" in failed.error["why"]
+        assert "standby and primary read different leases" in failed.error["why"]
         shared = ["--lease", str(real_lab.shared)]
         failed = real_lab.vmckpt(
             "replicate", "start", NAME, "lab-b", *shared, "--fence", "/bin/false {host}"

@@ -218,7 +218,5 @@ def _asked(random: Random, after_s: float) -> Act:
     return Act(after_s, random.choice([START, *COMMANDS]), random.choice("ab"))
 
 
-# How often the arbiter's answer is lost. After `_stopped`: never. A primary that has seen that it
-# was replaced goes on alone if it lacks an answer just when the operator says that the standby is
-# off, and no record tells that when it is back: open (seeds 3236985, 4201785 with 0.2).
-_TROUBLE = {_storm: [0.2, 0.4], _stopped: [0.0]}
+# How often the arbiter's answer is lost; others: seldom.
+_TROUBLE = {_storm: [0.2, 0.4]}

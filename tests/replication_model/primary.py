@@ -12,7 +12,7 @@ from tests.replication_model.world import sleep, wait
 from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
-from vmckpt.replicate.control import GO_ALONE
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.protection import TAKING_S, ProtectionEnding
 
@@ -222,7 +222,7 @@ class Primary(Epochs):
             is_gone = not self.qemu.lives and "gone" not in self.world.without
             if self.is_lost() or is_gone:
                 continue
-            if await self._keeper.take_back(self.files.is_standbys):
+            if await self._takes_back():
                 return await self._go_on_here()
         return await self._handed_over()
 
@@ -235,13 +235,28 @@ class Primary(Epochs):
     async def _has_term_back(self) -> bool:
         until_s = math.inf
         while self.world.now_s < until_s and self.qemu.lives:
-            if self._is_taken:
+            if self._is_taken or self._keeper.is_refuted:
                 return False
-            if await self._keeper.take_back(self.files.is_standbys):
+            if await self._takes_back():
                 return True
             until_s = min(until_s, self.world.now_s + GIVEN_UP_S)
             await rest(RETRY_S)
         return False
+
+    async def _takes_back(self) -> bool:
+        said: list[bool] = []
+
+        async def take_back() -> None:
+            said.append(await self._keeper.take_back(self.files.is_standbys))
+
+        taking = self.begin(take_back())
+        while not taking.is_done:
+            is_gone = not self.qemu.lives and "gone" not in self.world.without
+            if self._is_taken or is_gone:
+                taking.cancel()
+                return False
+            await rest(RETRY_S)
+        return said[0]
 
     async def _go_on_here(self) -> ProtectionEnding:
         self._send("fail", ALONE)
@@ -317,12 +332,12 @@ class Primary(Epochs):
     # -- what it is asked ------------------------------------------------------------------------
 
     def answer(self, word: str) -> None:
-        """What `stop`, `failover` and GO_ALONE begin; it is done when the service has ended."""
+        """What the words that end it begin; it is done when the service has ended."""
         self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
-        if word == GO_ALONE:
+        if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
             if self.host.home is not None:
                 self.host.home.gone_replica = self._replica
-            self._keeper.go_alone()
+            self._keeper.go_alone(is_certain=word == GO_ALONE)
         self._woken.set()
 
     def status(self) -> Said:

@@ -286,6 +286,9 @@ class Standby(Proc):
             with suppress(VmckptError):
                 await self._lease.give_up()
             return
+        if await self._was_replaced():
+            world.count("replaced while the guest was loaded")
+            return
         warm.state = world.fork(self.state)
         warm.life = self._life
         files = self.files
@@ -303,6 +306,14 @@ class Standby(Proc):
         self._send("fail", TAKEN)
         self._ended = PROMOTED
         self.files.word = self.status()
+
+    async def _was_replaced(self) -> bool:
+        """standby.Standby._was_replaced"""
+        if self._lease.held is None or self.host.clock() < self._lease.held_until_s:
+            return False
+        with suppress(VmckptError):
+            await self._lease.look()
+        return self._lease.held is None
 
     # -- what it is asked ------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from tests.replication_model.process import POLL_S
 from tests.replication_model.recovery import Abandon, Recovery, end_waiting, holder_of
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
-from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S
 from vmckpt.replicate.operator.stop import ABANDON_S, ARBITER_S
 from vmckpt.replicate.status import DEAD, PROMOTED
 
@@ -76,10 +76,11 @@ class Stopping(Asking):
                 return True
             raise SilentError("the primary's service does not answer")
         await self._end_standby(host, is_dead=is_dead)
-        await self._require_nowhere_else(host, host.files, is_dead=is_dead)
-        if not await self._ask_primary(host, GO_ALONE, TIMEOUT_S):
+        is_certain = await self._require_nowhere_else(host, host.files, is_dead=is_dead)
+        word = GO_ALONE if is_certain or "refuted" in self.world.without else GO_ALONE_UNLESS_TAKEN
+        if not await self._ask_primary(host, word, TIMEOUT_S):
             raise SilentError("the primary's service does not answer")
-        return False
+        return host.files is not None and is_over_to_standby(host.files.word)
 
     async def _end_standby(self, primary: Host, *, is_dead: bool) -> None:
         files = primary.files
@@ -98,20 +99,22 @@ class Stopping(Asking):
 
     async def _require_nowhere_else(
         self, primary: Host, files: Files | None, *, is_dead: bool
-    ) -> None:
+    ) -> bool:
+        """False: only the operator says so."""
         up, silent = await self._reached()
         others = [host for host in others_of(self._hosts, primary) if host in up]
         if any(other.home is not None for other in others):
             raise RefusedError("another host has it", FAILOVER)
         if any(self._services(other) for other in others):
             raise RefusedError("a standby is at work", WAIT, STOP)
-        if is_dead or files is None:
-            return
         said = [host.files.word for host in up if host.files is not None]
-        if silent or any(
-            one is not None and one.state == PROMOTED and one.run == files.run for one in said
-        ):
+        is_certain = not silent and not any(
+            one is not None and one.state == PROMOTED and files is not None and one.run == files.run
+            for one in said
+        )
+        if not (is_certain or is_dead):
             raise _not_certain()
+        return is_certain
 
     async def _require_no_other_home(self, found: list[Side]) -> None:
         for host, said in found:

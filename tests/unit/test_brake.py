@@ -102,10 +102,10 @@ MIB = 1 << 20
         (0, 0, 0, None),
         (100, 0, 0, None),
         (70, 100, 0, None),
-        (90, 100, 0, "the guest writes 90.0 MiB/s, and the link takes 100 MiB/s of it"),
-        (400, 100, 0, "the guest writes 400 MiB/s, and the link takes 100 MiB/s of it"),
+        (90, 100, 0, "the guest writes 90.0 MiB/s, and the link transfers 100 MiB/s of it"),
+        (400, 100, 0, "the guest writes 400 MiB/s, and the link transfers 100 MiB/s of it"),
         (400, 100, 62, "now for 62 % of its time"),
-        (10, 100, 3, "the guest writes faster than the link takes"),
+        (10, 100, 3, "the guest writes faster than the link transfers"),
     ],
 )
 def test_start_warns_by_what_it_measured(

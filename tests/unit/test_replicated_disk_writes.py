@@ -116,6 +116,16 @@ def test_zeroes_cost_no_data() -> None:
     asyncio.run(run())
 
 
+def test_a_write_of_nothing_is_none() -> None:
+    async def run() -> None:
+        for intake in (Intake({0: told(b"x" * SIZE)}), Intake({})):
+            await intake.write(0, 512, b"")
+            await intake.zero(0, 512, 0)
+            assert intake.cut() == []
+
+    asyncio.run(run())
+
+
 def test_with_too_much_waiting_the_guest_waits_but_not_while_it_is_stopped() -> None:
     async def run() -> None:
         intake = Intake({})

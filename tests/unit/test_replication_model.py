@@ -74,6 +74,17 @@ def test_a_killed_primarys_guest_is_let_go_although_an_older_host_still_has_it()
     assert not played(plan_of(53059))[1]
 
 
+@pytest.mark.parametrize("seed", [2022249, 2254425, 3236985, 4201785])
+def test_a_primary_that_was_replaced_is_not_let_go_by_the_operators_word(seed: int) -> None:
+    assert not played(plan_of(seed))[1]
+
+
+@pytest.mark.parametrize("seed", [199017, 1045273, 1076057, 1091145])
+def test_it_emits_beside_its_standby_otherwise(seed: int) -> None:
+    assert not played(plan_of(seed))[1]
+    assert "both emit" in played(plan_of(seed), frozenset({"refuted"}))[1]
+
+
 @pytest.mark.parametrize(
     ("fix", "law"),
     [

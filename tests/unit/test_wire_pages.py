@@ -160,7 +160,7 @@ def test_a_replica_that_was_something_else_is_found_out() -> None:
     ram, replica, encoder = memory(), memory(), Encoder(Shadow(RAM_PAGES))
     ram[5, :100] = 7
     replica[5, 400] = 1
-    with pytest.raises(DamagedFrameError, match="not what the primary takes it for"):
+    with pytest.raises(DamagedFrameError, match="differs from what the primary expects"):
         apply(sent(encoder, all_of(5), ram), replica)
 
 

@@ -18,6 +18,7 @@ from vmckpt.epoch.head import (
     ReadHead,
     has_only_roms,
 )
+from vmckpt.epoch.migrated import require_bounded
 from vmckpt.memory.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import device_state
@@ -61,13 +62,17 @@ class Devices:
         self.take_memory = head.take
 
     async def save(self) -> bytes:
-        """Their state in the current pause of the VM. Raises as `Monitor.tell` does."""
+        """Their state in the current pause of the VM.
+
+        Raises as `Monitor.tell` does, OperationFailedError: it is larger than any.
+        """
         os.lseek(self._writer, 0, os.SEEK_SET)
         self._blocks, _ = await asyncio.gather(
             device_state.query_ram_blocks(self._monitor),
             device_state.save_devices(self._monitor, self._path),
         )
         length = os.lseek(self._writer, 0, os.SEEK_CUR)
+        require_bounded(self._monitor, length)
         return os.pread(self._fd, length, 0)[HEAD_BYTES:] + NO_DESCRIPTION
 
     def head(self) -> bytes:

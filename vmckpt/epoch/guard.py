@@ -33,6 +33,8 @@ ANSWER_S, POLL_S = 0.2, 0.005
 # How often QEMU's broadcast events are read, and how much at once.
 PASS_OVER_S, READ_BYTES = 0.5, 1 << 16
 MOST_LINE_BYTES = 4 << 20
+# What may have arrived in time although it is read later.
+MOST_LATE_BYTES = 4 * READ_BYTES
 # How often a guest that may not run is stopped again.
 AGAIN_S = 0.05
 # `cont` is refused for a moment while QEMU ends what the epoch began.
@@ -161,7 +163,10 @@ class Guard:
 
     def _share_processors(self) -> None:
         """Reset the priority of QEMU's real-time threads (`hosts/processes/scheduling.py`)."""
-        for thread in map(int, os.listdir(f"/proc/{self._pid}/task")):
+        threads = list[str]()
+        with suppress(OSError):  # it has ended, or no descriptor is free
+            threads = os.listdir(f"/proc/{self._pid}/task")
+        for thread in map(int, threads):
             with suppress(OSError):  # it has ended, or is not ours to change
                 if os.sched_getscheduler(thread) == REAL_TIME:
                     os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
@@ -195,14 +200,18 @@ class Guard:
         words = {"execute": command, "arguments": arguments, "id": self._asked}
         self._be_patient(by_s)
         self._sock.sendall(json.dumps(words).encode() + b"\n")
-        while True:
+        late_bytes = 0
+        while late_bytes < MOST_LATE_BYTES:
             line = self._line(by_s)
+            if time.monotonic() > by_s:
+                late_bytes += len(line) + 1
             try:
                 said: dict[str, Any] = json.loads(line)
                 if said.get("id") == self._asked:
                     return said
             except (ValueError, RecursionError, AttributeError) as exc:
                 raise ConnectionError(f"what it says is malformed: {exc}") from exc
+        raise TimeoutError("it reports events without end")
 
     def _be_patient(self, by_s: float) -> None:
         self._sock.settimeout(max(by_s - time.monotonic(), 0.001))
@@ -230,9 +239,12 @@ class Guard:
     def _pass_over(self) -> None:
         """Read the pending events: QEMU would keep them, and they would precede an answer.
 
-        In an hour of epochs that is hundreds of megabytes.
+        In an hour of epochs that is hundreds of megabytes. More than MOST_LINE_BYTES at once wait:
+        the sender comes first.
         """
-        while select.select([self._sock], [], [], 0)[0]:
+        for _ in range(MOST_LINE_BYTES // READ_BYTES):
+            if not select.select([self._sock], [], [], 0)[0]:
+                return
             try:
                 data = self._sock.recv(READ_BYTES)
             except OSError:

@@ -12,6 +12,7 @@ from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.sequence.steps import finish
+from vmckpt.units import format_size
 
 # `migrate` omits RAM that is a named shared file.
 CAPABILITIES = {"x-ignore-shared": True, "events": True, "return-path": False}
@@ -23,6 +24,8 @@ VCPU_TRACE = "vm_state_notify"
 # Large enough for the state of an ordinary machine's devices.
 PIPE_BYTES = 1 << 20
 STATE_TIMEOUT_S = 10.0
+# More than any devices have, a graphics card's memory included.
+MOST_STATE_BYTES = 1 << 30
 _FD_NAME = "vmckpt-epoch"
 
 
@@ -73,6 +76,7 @@ class DeviceMigration:
                 state = await self._came
         except TimeoutError as exc:
             raise self._gives_none(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
+        require_bounded(self._monitor, len(state))
         await self._require_completed()
         return state
 
@@ -87,11 +91,23 @@ class DeviceMigration:
         raise self._gives_none(status.error or f"migration to a descriptor is {status.status}")
 
     def _gives_none(self, why: str) -> OperationFailedError:
-        return OperationFailedError(
-            f"{self._monitor.label} does not give the state of its devices",
-            why=why,
-            remedy="look at the VM's stderr.log",
-        )
+        return _no_state(self._monitor, why)
+
+
+def require_bounded(monitor: Monitor, state_bytes: int) -> None:
+    """Require that a state is no larger than any: a QEMU that was broken into could fill the
+    memory of this host. Raises OperationFailedError.
+    """
+    if state_bytes > MOST_STATE_BYTES:
+        raise _no_state(monitor, f"it is larger than {format_size(MOST_STATE_BYTES)}")
+
+
+def _no_state(monitor: Monitor, why: str) -> OperationFailedError:
+    return OperationFailedError(
+        f"{monitor.label} does not give the state of its devices",
+        why=why,
+        remedy="look at the VM's stderr.log",
+    )
 
 
 @asynccontextmanager
@@ -113,14 +129,18 @@ def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
     with suppress(PermissionError):  # then QEMU sometimes waits for us
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     came: list[bytes] = []
+    came_bytes = 0
     everything: asyncio.Future[bytes] = loop.create_future()
 
     def read() -> None:
+        nonlocal came_bytes
         came.append(os.read(reader, PIPE_BYTES))
-        if not came[-1]:
-            loop.remove_reader(reader)
-            if not everything.done():  # it was cancelled meanwhile
-                everything.set_result(b"".join(came))
+        came_bytes += len(came[-1])
+        if came[-1] and came_bytes <= MOST_STATE_BYTES:
+            return
+        loop.remove_reader(reader)
+        if not everything.done():  # it was cancelled meanwhile
+            everything.set_result(b"".join(came))
 
     with open_fd(reader):
         loop.add_reader(reader, read)

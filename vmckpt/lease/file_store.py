@@ -100,6 +100,9 @@ class FileStore:
     def _read(self, vm: str) -> Versioned | None:
         directory = self._versions(vm)
         while number := _highest(directory):
+            # A network file system's client may list a directory as it was a while ago.
+            while (directory / _name(number + 1)).exists():
+                number += 1
             # If it is gone by now, it was replaced KEPT times meanwhile.
             with suppress(FileNotFoundError):
                 return _parse(directory / _name(number), number)
@@ -155,7 +158,7 @@ class FileStore:
                 except OSError as exc:
                     may_be_there = exc.errno not in _REFUSED
                     raise
-                if _highest(directory) == new.version:
+                if _highest(directory) <= new.version:
                     return True
                 # While this process was suspended others advanced so far that the number was free
                 # again.

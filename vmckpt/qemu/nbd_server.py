@@ -214,3 +214,4 @@ async def _serve(
         else:
             error = _EINVAL
         writer.write(_REPLY.pack(_REPLY_MAGIC, error, cookie))
+        await writer.drain()  # a client that does not read gets no further answers

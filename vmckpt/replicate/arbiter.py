@@ -31,7 +31,7 @@ def usual_place(*, one_machine: bool) -> str:
         return str(state_dir() / "leases")
     raise RefusedError(
         "there is no arbiter",
-        why="who may run the VM has to be written where both hosts read it",
+        why="both hosts must reach the record of who may run the VM",
         remedy="name a directory that both share, or an etcd cluster: --lease etcd:URL,URL...",
     )
 
@@ -45,19 +45,19 @@ def require_place(options: ReplicationOptions) -> None:
             if credentials and not url.startswith("https://"):
                 raise UsageError(
                     f"credentials cannot be combined with {url}",
-                    why="everybody on the way could read them",
-                    remedy="have etcd listen by https, and write https:// for every member",
+                    why="without TLS, anyone on the network could read them",
+                    remedy="configure etcd with TLS, and use https:// for every member",
                 )
         return
     if not Path(place).is_absolute():
         raise UsageError(
-            f"'{place}' is no place for leases",
-            why="it is the absolute path of a directory, or etcd:URL,URL...",
+            f"'{place}' cannot hold leases",
+            why="--lease takes the absolute path of a directory, or etcd:URL,URL...",
             remedy="name a directory that both hosts share, or etcd's client addresses",
         )
     if credentials:
         raise UsageError(
             f"credentials cannot be combined with {place}",
-            why="a directory takes none",
+            why="a directory needs no credentials",
             remedy="leave out --lease-credentials",
         )

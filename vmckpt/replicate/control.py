@@ -21,6 +21,9 @@ STATUS_TIMEOUT_S = 3.0
 DISMISS = "dismiss"
 # For a primary whose standby certainly has no guest: it needs neither a term nor the arbiter.
 GO_ALONE = "go alone"
+# The same where only the operator says so: not once the arbiter has shown that another took the
+# term. The primary then ends as replaced.
+GO_ALONE_UNLESS_TAKEN = "go alone unless taken"
 # For a standby whose primary is certainly dead: it needs neither a term nor the arbiter.
 TAKE_ALONE = "take alone"
 # How long answers in progress may take when a service ends.

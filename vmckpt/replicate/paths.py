@@ -59,13 +59,13 @@ class SecondPath(asyncio.DatagramProtocol):
             except OSError as exc:
                 if exc.errno == errno.EADDRINUSE and port < last:
                     continue
-                why = f"{exc.strerror or exc}: it is to be the host's second address"
+                why = f"{exc.strerror or exc}: it is configured as the host's second address"
                 remedy = "name the right one, or none: vmckpt host set HOST --second-addr ..."
                 if exc.errno == errno.EADDRINUSE:
                     why = f"every port of the host's, {first} to {last}, is in use there"
                     remedy = "give it more of them: vmckpt host set HOST --migration-ports ..."
                 raise OperationFailedError(
-                    f"no heartbeats can be heard at {self.here}", why=why, remedy=remedy
+                    f"heartbeats cannot be received at {self.here}", why=why, remedy=remedy
                 ) from exc
             return
 
@@ -125,10 +125,11 @@ class SecondPath(asyncio.DatagramProtocol):
         if self.lacks:
             return f"there is no second path to {self._other}: {self.lacks}"
         if self.heard_s is not None and self.heard_s > connection_heard_s + HEARTBEAT_S:
-            return f"{self._other} lives, as is heard at {self.here}: only the connection is lost"
+            alive = f"{self._other} is alive, as heartbeats at {self.here} show"
+            return f"{alive}: only the connection is lost"
         if self.heard_s is not None and boottime_s() - self.heard_s <= 2 * HEARTBEAT_S:
             return f"{self._other} was heard at {self.here} until a moment ago"
-        return f"nor is {self._other} heard at {self.here} any more"
+        return f"no heartbeats of {self._other} arrive at {self.here} any more either"
 
     def added_to(
         self,

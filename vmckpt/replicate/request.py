@@ -124,7 +124,7 @@ def read_request(directory: Path) -> ReplicationRequest:
         return REQUEST.decode(path.read_bytes(), path)
     except (OSError, StorageError) as exc:
         raise NotFoundError(
-            "nothing is to be replicated here",
+            "there is no replication here",
             why=str(exc),
             remedy="see `vmckpt replicate status`",
         ) from exc

@@ -61,7 +61,7 @@ def request_of(text: str, path: Path) -> ReplicationRequest:
         raise OperationFailedError(
             f"it is unknown to which replication the overlay in {path.parent} belongs",
             why=f"{path.name} is damaged, or another version's: {exc.why}",
-            remedy="install the vmckpt again that protected the VM, and repeat the command",
+            remedy="install the version of vmckpt that protected the VM, and repeat the command",
         ) from exc
 
 
@@ -119,7 +119,7 @@ def _flush(path: Path) -> None:
             os.fdatasync(fd)
     except OSError as exc:
         raise StorageError(
-            f"what was written to {path} before is not certainly on it",
+            f"what was written to {path} before may not be on it",
             why=exc.strerror or str(exc),
             remedy="restore access to the shared storage",
         ) from exc
@@ -194,11 +194,11 @@ async def _have_term(request: ReplicationRequest) -> None:
     ):
         await _take_back(store, request, record)
         return
-    said = "nothing of it"
+    said = "there is no record of the VM"
     if record is not None:
         said = f"{record.holder} has its term, and {record.in_sync or 'no standby'} may take over"
     raise RefusedError(
-        f"what '{request.vm}' wrote on {request.primary.name} is not to reach its disks",
+        f"what '{request.vm}' wrote on {request.primary.name} must not be written to its disks",
         why=f"the arbiter says: {said}",
         remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
     )

@@ -147,7 +147,7 @@ def _create(copy: StandbyFile, mark: Mark) -> None:
 def _no_copy(path: Path, exc: OSError) -> StorageError:
     why = exc.strerror or str(exc)
     if exc.errno in (errno.ENOTSUP, errno.EOPNOTSUPP):
-        why = "its file system has no extended attributes, by which copies are known again"
+        why = "its file system has no extended attributes, which mark copies"
     return StorageError(
         f"cannot make a copy of a disk at {path}",
         why=why,
@@ -161,7 +161,7 @@ def _require_base(copy: StandbyFile, vm: str) -> None:
     if mark is None or mark.vm != vm:
         raise RefusedError(
             f"{path} exists on the standby already",
-            why=f"nothing on it says that it was a copy of a disk of '{vm}'",
+            why=f"it is not marked as a copy of a disk of '{vm}'",
             remedy="remove or rename it there",
         )
     if _is_open(path):

@@ -47,10 +47,10 @@ class WritableImage:
         guarantee nothing.
         """
         for write in writes:
-            if not write.zero_bytes:
-                end = write.offset_bytes + memoryview(write.data).nbytes
-                for start, length in self._in_file(write.offset_bytes, end):
-                    if not _fallocate(self._fd, _KEEP_SIZE, start, length):
+            if length := memoryview(write.data).nbytes:  # an empty span cannot be reserved
+                end = write.offset_bytes + length
+                for start, span in self._in_file(write.offset_bytes, end):
+                    if not _fallocate(self._fd, _KEEP_SIZE, start, span):
                         return
 
     def apply(self, writes: Sequence[DiskWrite]) -> None:

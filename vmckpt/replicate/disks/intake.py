@@ -30,7 +30,7 @@ class Intake:
 
     async def write(self, disk: int, offset_bytes: int, data: bytes) -> None:
         """Data that the guest wrote; returns when there is room for more."""
-        if not data.strip(b"\0"):
+        if not data.strip(b"\0"):  # also nothing at all
             await self.zero(disk, offset_bytes, len(data))
             return
         self.written_bytes += len(data)
@@ -48,7 +48,7 @@ class Intake:
     async def zero(self, disk: int, offset_bytes: int, length_bytes: int) -> None:
         """Zeroes that the guest wrote; like `write`."""
         self.written_bytes += length_bytes
-        spans = [(offset_bytes, offset_bytes + length_bytes)]
+        spans = [(offset_bytes, offset_bytes + length_bytes)] if length_bytes else []
         if self._known is not None and disk in self._known:
             spans = self._known[disk].differing_from_zero(offset_bytes, length_bytes)
             self.same_bytes += length_bytes - sum(end - start for start, end in spans)

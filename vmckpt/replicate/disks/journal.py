@@ -67,7 +67,7 @@ class DisksJournal:
         theirs = [disk.size_bytes for disk in disks]
         if ours != theirs:
             raise OperationFailedError(
-                "the primary's disks are others than the standby's",
+                "the primary's disks differ from the standby's",
                 why=f"it has disks of {theirs} bytes, here are copies of {ours}",
                 remedy="start again: vmckpt replicate start",
             )
@@ -157,5 +157,5 @@ def _unusable(path: Path, exc: OSError) -> StorageError:
     return StorageError(
         f"the standby cannot use its copy {path}",
         why=exc.strerror or str(exc),
-        remedy="look at that host's storage",
+        remedy="check that host's storage",
     )

@@ -70,7 +70,7 @@ class Mirrors:
             self._known[told.disk].tell(told.first_block, bytes(told.digests))
         except (ValueError, KeyError) as exc:
             raise OperationFailedError(
-                "the standby tells nonsense of its disks",
+                "the standby reports invalid contents of its disks",
                 why=str(exc),
                 remedy="report this; install the same vmckpt on both sides",
             ) from exc
@@ -143,7 +143,7 @@ class Mirrors:
                 self._lost = self._lost or f"the mirror {name} is '{status}'"
         if self._lost:
             raise OperationFailedError(
-                "a disk is not written through any more",
+                "a disk is no longer mirrored",
                 why=self._lost,
                 remedy="see the VM's stderr.log, and protect it again",
             )

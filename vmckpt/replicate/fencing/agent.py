@@ -77,7 +77,7 @@ class Agent:
                 *argv, action, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
                 env=os.environ | _environment(target, self.timeout_s), start_new_session=True,
             )  # fmt: skip
-        except OSError as exc:
+        except (OSError, ValueError) as exc:  # the arbiter's record may hold what no text may
             raise self._failed(action, target, f"{self.argv[0]} does not start: {exc}") from exc
         try:
             said, complaints = await end_of(process, self.timeout_s)
@@ -87,7 +87,7 @@ class Agent:
             raise TimedOutError(
                 f"fencing agent {self.argv[0]} did not answer for VM '{target.vm}'",
                 why=f"it did not end within {self.timeout_s:g} s",
-                remedy="see whether its means (network, power switch) work; nothing was proved",
+                remedy="check its network or power switch; nothing was proved",
             ) from None
         finally:
             end_session(process)  # with all that it started

@@ -74,7 +74,7 @@ def fence(
     """Kill the targets; returns which are gone, which is all of them. Raises CannotFenceError."""
     while left := alive(transport, machine, targets):
         if time.monotonic() > deadline_s:
-            raise CannotFenceError(f"processes {left} outlive SIGKILL")
+            raise CannotFenceError(f"processes {left} survive SIGKILL")
         run([*transport, "kill", "-KILL", *map(str, left)])
         time.sleep(POLL_S)
     return " ".join(map(str, targets))
@@ -126,7 +126,7 @@ def run(argv: list[str]) -> str:
             said = child.stdout.read(MOST_SAID_BYTES + 1) if child.stdout else b""
             if len(said) > MOST_SAID_BYTES:
                 child.kill()
-                raise CannotFenceError("what the transport leads to prints without end")
+                raise CannotFenceError("the host behind the transport prints without end")
     except OSError as exc:
         raise CannotFenceError(f"{argv[0]} does not start: {exc}") from exc
     return said.decode(errors="replace")

@@ -174,13 +174,19 @@ async def _require_same(vm: Vm, standby: Host) -> None:
     names = [
         name for name in await standby.list_dir(directory.path) if name.startswith(QEMU_PREFIX)
     ]
+    if not names:
+        raise OperationFailedError(
+            f"the standby's QEMU on {standby.name} has ended",
+            why="its service has ended, or was ended",
+            remedy=f"see {ServiceFiles.of(standby, vm.name).log} there, and start again",
+        )
     waiting = directory.qemu(names[-1].removeprefix(QEMU_PREFIX))
     here, there = await _machine(vm.host, vm.qemu.files), await _machine(standby, waiting)
     if found := differences(here, there):
         raise OperationFailedError(
-            f"the QEMU on {standby.name} is another machine",
+            f"the QEMU on {standby.name} is a different machine",
             why="; ".join(found),
-            remedy="use the same QEMU on both hosts, or a machine type and CPU that both have",
+            remedy="use the same QEMU on both hosts, or a machine type and CPU that both support",
         )
 
 
@@ -217,8 +223,8 @@ def _unheard(status: ReplicaStatus) -> list[str]:
         return []
     here, *_, there = (status.path_addresses or {}).get(SECOND) or ("?", "?")
     return [
-        f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
-        "another over the connection alone"
+        f"no heartbeats arrive from {there} at {here}, or none return (UDP): primary and standby "
+        "hear each other over the connection only"
     ]
 
 
@@ -226,16 +232,16 @@ def _slowed(status: ReplicaStatus) -> list[str]:
     """The warning about a guest that writes faster than the link takes, or nearly so."""
     writes = status.written_bytes_per_s or 0
     takes = status.link_bytes_per_s or 0
-    slowed, stops = status.slowed_percent or 0, "by stops of a tenth of a second at most"
+    slowed, stops = status.slowed_percent or 0, "by pauses of up to a tenth of a second"
     if not (slowed or (takes and writes > NEAR * takes)):
         return []
-    said = "the guest writes faster than the link takes"
+    said = "the guest writes faster than the link transfers"
     if takes and writes > NEAR * takes:
-        said = f"the guest writes {format_size(writes)}/s, and the link takes "
+        said = f"the guest writes {format_size(writes)}/s, and the link transfers "
         said += f"{format_size(takes)}/s of it"
     now = f", now for {slowed} % of its time" if slowed else ""
     return [
-        f"{said}: it is slowed to that {stops}{now}, and what it sends waits longer; see "
+        f"{said}: it is throttled to that {stops}{now}, and its output is delayed; see "
         "`vmckpt replicate status`"
     ]
 

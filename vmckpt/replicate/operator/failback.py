@@ -28,9 +28,9 @@ async def failback(
     """
     if not options.arbiter:  # see `last_options`
         raise RefusedError(
-            f"{vm.host.name} alone knows the last replication's arbiter and fencing agent",
-            why=f"they are used on {target.name} too, which was not told the same",
-            remedy="name them again: --lease, and --lease-credentials and --fence if there were "
+            f"only {vm.host.name} has a record of the last replication's arbiter and agent",
+            why=f"they are used on {target.name} too, which has no such record",
+            remedy="give them again: --lease, and --lease-credentials and --fence if there were "
             "any",
         )
     known, notes = tuple(hosts), list[str]()
@@ -67,7 +67,7 @@ def came_from(vm: Vm) -> str:
     if vm.qemu.replaces is None:
         raise NotFoundError(
             f"'{vm.name}' was not taken over from another host",
-            why=f"on {vm.host.name} it was started, or came there by a migration",
+            why=f"on {vm.host.name} it was started, or arrived by a migration",
             remedy=f"name the host: vmckpt replicate failback {vm.name} HOST",
         )
     return vm.qemu.replaces.host

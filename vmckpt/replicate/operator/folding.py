@@ -48,7 +48,7 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
         done = await one.host.run(command, FOLD_S)
         if done.returncode:
             raise OperationFailedError(
-                f"what '{name}' wrote is not on its shared disks yet",
+                f"what '{name}' wrote is not yet on its shared disks",
                 why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
                 remedy=f"fix that, and repeat the command: the overlay stays in {directory} "
                 "until then",
@@ -99,7 +99,7 @@ async def _require_ended(request: ReplicationRequest, known: dict[str, Host]) ->
     if unwritten:
         raise RefusedError(
             f"{standby} may still write to the disks of '{name}'",
-            why=f"what its service wrote may be in the host's memory: {unwritten}",
+            why=f"its service's writes may still be in the host's memory: {unwritten}",
             remedy=f"restore access to its storage; {remedy}",
         )
 

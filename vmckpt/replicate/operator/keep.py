@@ -41,7 +41,7 @@ async def keep(
     """
     if len(hosts) < 2:
         raise UsageError(
-            "a VM is not protected by the host that it runs on",
+            "a host cannot protect a VM that runs on it",
             why=f"only {hosts[0].name} is named" if hosts else "no host is named",
             remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
         )
@@ -93,7 +93,7 @@ async def _look(name: str, hosts: Sequence[Host], window: DailyWindow | None) ->
     if len(reached) == len(hosts) and not found:
         raise NotFoundError(
             f"there is no VM '{name}'",
-            why=f"{', '.join(host.name for host in hosts)} have none of that name",
+            why=f"{', '.join(host.name for host in hosts)} have no VM of that name",
             remedy="see `vmckpt vm list`",
         )
     vm = alive[0] if len(alive) == 1 else None

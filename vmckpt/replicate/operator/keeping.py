@@ -24,8 +24,8 @@ class DailyWindow(NamedTuple):
             begins = ends = time()
         if begins == ends:
             raise UsageError(
-                f"'{text}' is no part of a day",
-                why="it is two times of day, and the first is not the second",
+                f"'{text}' is not a daily window",
+                why="a window is two different times of day",
                 remedy="write e.g. --window 22:00-06:00",
             )
         return cls(begins, ends)

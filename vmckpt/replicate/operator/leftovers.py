@@ -73,8 +73,8 @@ async def end_stale(vm: Vm) -> None:
     if not await vm.host.stop_for_good(vm.qemu.process):
         raise OperationFailedError(
             f"QEMU {vm.qemu.process.pid} on {vm.host.name} does not end",
-            why=f"'{vm.name}' goes on elsewhere, but the process here outlives SIGKILL",
-            remedy="it is stuck in the kernel: look at its storage",
+            why=f"'{vm.name}' continues elsewhere, but the process here survives SIGKILL",
+            remedy="it is stuck in the kernel: check its storage",
         )
 
 

@@ -97,7 +97,7 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
         if not of_now:
             raise OperationFailedError(
                 f"no standby was asked to take over '{name}'",
-                why=f"{primaries[0].standby}, which protects it, says nothing of it",
+                why=f"{primaries[0].standby}, which protects it, does not report a standby",
                 remedy=f"check that host, and `vmckpt replicate status {name}`",
             )
     if not of_now:
@@ -140,7 +140,7 @@ async def _taken_over(
     if status.state != PROMOTED:
         raise OperationFailedError(
             f"{standby.host.name} did not take '{name}' over",
-            why=status.why or "its service has ended without a word",
+            why=status.why or "its service ended without a last status",
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
     return status
@@ -162,10 +162,10 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
                 continue
             raise RefusedError(
                 f"the primary of '{name}' is not dead",
-                why=f"what {host.name} has of it is newer"
+                why=f"the state on {host.name} is newer"
                 if is_newer
                 else f"its QEMU is alive on {host.name}",
-                remedy=f"have it go on there: vmckpt replicate stop {name}",
+                remedy=f"let it continue there: vmckpt replicate stop {name}",
             )
     with suppress(HostDownError):  # it may already have taken over and ended
         await ask(standby.host, files, TAKE_ALONE)
@@ -179,7 +179,7 @@ async def _left(name: str, status: ReplicaStatus, hosts: Iterable[Host]) -> list
         old = status.primary
         return [
             f"{old} does not answer ({exc.why}): what it still has of '{name}' is removed by "
-            "the next command that finds it there, and never run"
+            "the next command that reaches it, and never started"
         ]
     return []
 
@@ -269,7 +269,8 @@ async def require_decided(vm: Vm) -> None:
         return
     raise RefusedError(
         f"a standby may be about to take over '{vm.name}'",
-        why=f"its replication from {vm.host.name} was interrupted, and its end is not known there",
+        why=f"its replication from {vm.host.name} was interrupted, and that host does not know how "
+        "it ended",
         remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: "
         f"vmckpt replicate stop {vm.name} (with --standby-is-dead if its host is off)",
     )
@@ -279,7 +280,7 @@ async def _await_decision(standby: Host, name: str) -> None:
     """Wait until the standby's service has ended. Raises TimedOutError: it continues."""
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
-        why="it may not before it is certain that the primary cannot act any more",
+        why="it must wait until the primary certainly cannot act any more",
         remedy="it keeps trying: restore access to the arbiter, and `vmckpt replicate status`. "
         f"If that is gone for good: vmckpt replicate stop {name}; if the primary's host "
         f"is off for certain: vmckpt replicate failover {name} --primary-is-dead",

@@ -95,7 +95,7 @@ async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownErro
     return ReplicaStatus(
         role=Role.PRIMARY if asked.primary.name == host.name else Role.STANDBY,
         state=SILENT if lives else DEAD,
-        why=silence.why if lives else "its service has died without a word",
+        why=silence.why if lives else "its service died without a last status",
         vm=asked.vm,
         run=asked.run,
         primary=asked.primary.name,
@@ -143,8 +143,8 @@ async def until_recovered(host: Host, name: str) -> None:
     """
     mark = f"replica\0recover\0{ServiceFiles.of(host, name).path}\0"
     late = TimedOutError(
-        f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
-        why="the arbiter does not answer, or another works on the VM",
+        f"the recovery after the killed service of '{name}' has not ended within {BEGIN_S:g} s",
+        why="the arbiter does not answer, or another command works on the VM",
         remedy=f"restore access to the arbiter: {host.name} keeps trying",
     )
     await while_there_is(lambda: host.find_processes(mark), late)

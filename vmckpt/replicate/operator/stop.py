@@ -7,11 +7,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    RefusedError,
+    TimedOutError,
+    VmckptError,
+)
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
-from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S, ask
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
 from vmckpt.replicate.operator.folding import fold_there, stand_aside
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting
@@ -132,8 +138,7 @@ async def _require_no_other_home(
             raise RefusedError(
                 f"'{name}' was left to its standby, which may run it",
                 why=f"the standby's host ({side.status.standby}) does not answer",
-                remedy=f"once it is off for certain: vmckpt replicate stop {name} "
-                "--standby-is-dead",
+                remedy=f"once it is certainly off: vmckpt replicate stop {name} --standby-is-dead",
             )
         if answer.right is not Right.OURS:
             raise _not_freed(vm, answer)
@@ -161,9 +166,9 @@ async def _require_may_run(
     if len(homes) > 1:
         raise RefusedError(
             f"{' and '.join(vm.host.name for vm in homes)} have '{name}'",
-            why="which of them is older is not certain: the arbiter does not say so",
-            remedy=f"if it did not answer, when it does: vmckpt replicate stop {name}; else make "
-            f"sure which is older, and remove its directory, vms/{name}, on its host",
+            why="the arbiter does not show which of them is older",
+            remedy=f"if it does not answer, repeat when it does: vmckpt replicate stop {name}; "
+            f"else find out which is older, and remove its directory, vms/{name}, on its host",
         )
     if not homes:
         return ""
@@ -202,11 +207,12 @@ async def _answers(host: Host) -> bool:
 async def _primary_ended(
     name: str, primary: ReplicaSide, hosts: Iterable[Host], standby_is_dead: bool
 ) -> tuple[ReplicaStatus, bool]:
-    """End the primary's service; returns its last word, and whether the arbiter has recorded that.
+    """End the primary's service; returns its last word, and whether the arbiter is still needed.
 
     One that waits for a silent arbiter continues without it, once nothing of the standby is left
-    that could have the guest. Raises RefusedError if that is not certain, HostDownError if the
-    primary waits for something else.
+    that could have the guest. If only the operator says so, and the primary has seen that the
+    standby took the term, it ends as replaced instead: what it has may be older. Raises
+    RefusedError if that is not certain, HostDownError if the primary waits for something else.
     """
     files = ServiceFiles.of(primary.host, name)
     is_waiting = bool(primary.status.arbiter_fails)
@@ -219,8 +225,9 @@ async def _primary_ended(
                 return await ask(primary.host, files, "stop", TIMEOUT_S), True
             raise
     await _end_standby(name, now.status, hosts, is_dead=standby_is_dead)
-    await _require_nowhere_else(name, now, hosts, is_dead=standby_is_dead)
-    return await ask(primary.host, files, GO_ALONE), False
+    doubt = await _require_nowhere_else(name, now, hosts, is_dead=standby_is_dead)
+    last = await ask(primary.host, files, GO_ALONE_UNLESS_TAKEN if doubt else GO_ALONE)
+    return last, not last.is_settled
 
 
 async def _end_standby(
@@ -244,11 +251,12 @@ async def _end_standby(
 
 async def _require_nowhere_else(
     name: str, primary: ReplicaSide, hosts: Iterable[Host], *, is_dead: bool
-) -> None:
+) -> RefusedError | None:
     """Require that no other host has the guest, which its standby may have passed on, or a standby
     that may yet take it over; the arbiter is not asked.
 
-    Raises RefusedError; with `is_dead` not about what no host reports any more.
+    Raises RefusedError; with `is_dead` that is returned if it is about what no host reports any
+    more.
     """
     others = [host for host in hosts if host.name != primary.host.name]
     # Before the homes: a standby that takes over has the guest at home before it ends.
@@ -257,29 +265,37 @@ async def _require_nowhere_else(
     if homes.given:
         raise RefusedError(
             f"'{name}' is on {' and '.join(homes.given)}",
-            why="it went on there before the arbiter did not answer any more: what "
-            f"{primary.host.name} has is older",
+            why="it was taken over there before the arbiter stopped answering; the state on "
+            f"{primary.host.name} is older",
             remedy=f"vmckpt replicate failover {name}",
         )
     if any(following.given):
         raise RefusedError(
-            f"a standby of '{name}' is at work",
+            f"a standby of '{name}' is active",
             why="its host did not answer before, and does now",
             remedy=f"repeat the command: vmckpt replicate stop {name}",
         )
-    if is_dead:
-        return
+    doubt = await _doubt(name, primary, hosts, following.silent or homes.silent)
+    if doubt is not None and not is_dead:
+        raise doubt
+    return doubt
+
+
+async def _doubt(
+    name: str, primary: ReplicaSide, hosts: Iterable[Host], silent: Iterable[VmckptError]
+) -> RefusedError | None:
+    """Why it is not certain that no other host has the guest; None: it is."""
     standby = primary.status.standby
     if standby not in {host.name for host in hosts}:
-        raise _not_certain(name, f"its standby's host, {standby}, is none of those that are known")
-    if unheard := following.silent or homes.silent:
-        why = "; ".join(f"{silent.what}: {silent.why}" for silent in unheard)
-        raise _not_certain(name, f"the arbiter does not answer, nor does every host: {why}")
+        return _not_certain(name, f"its standby's host, {standby}, is not in the inventory")
+    if why := "; ".join(f"{one.what}: {one.why}" for one in silent):
+        return _not_certain(name, f"neither the arbiter nor every host answers: {why}")
     said = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
         one.state == PROMOTED and one.run == primary.status.run for one in said if one is not None
     ):
-        raise _not_certain(name, "its standby took it over, and does not have it any more")
+        return _not_certain(name, "its standby took it over, and no longer has it")
+    return None
 
 
 def _not_certain(name: str, why: str) -> RefusedError:
@@ -396,7 +412,7 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
     )
     late = TimedOutError(
         f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
-        why="the arbiter does not answer, or another works on the VM",
+        why="the arbiter does not answer, or another command works on the VM",
         remedy=f"restore access to the arbiter: {host.name} keeps trying; then repeat the "
         f"command. {without}",
     )
@@ -406,8 +422,8 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
         words = (await host.read_text(log) or "").strip().splitlines()
         raise OperationFailedError(
             f"the term of '{name}' was not taken back",
-            why="; ".join(words[-3:]) or "its process ended without a word",
-            remedy=f"repair that, and try again: until then a standby may take over. {without}",
+            why="; ".join(words[-3:]) or "its process ended without a message",
+            remedy=f"fix that, and try again: until then a standby may take over. {without}",
         )
     return said
 

@@ -260,7 +260,7 @@ def refused(vm: Vm, answer: ClaimAnswer) -> RefusedError:
     if answer.right is Right.PENDING:
         return RefusedError(
             f"{answer.standby} may take '{vm.name}' over at any moment",
-            why=f"its protection from {vm.host.name} ended without the arbiter being told",
+            why=f"its protection from {vm.host.name} ended, and the arbiter has no record of that",
             remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: {stop}"
             " (with --standby-is-dead if its host is off)",
         )
@@ -269,7 +269,7 @@ def refused(vm: Vm, answer: ClaimAnswer) -> RefusedError:
         why = "the arbiter has no record of it: its directory may not be mounted"
     return RefusedError(
         f"'{vm.name}' may run on {answer.standby}",
-        why=f"{why}; what {vm.host.name} has is from before",
+        why=f"{why}; the state on {vm.host.name} is older",
         remedy=f"see `vmckpt vm list`; if no other host has it: {stop}. If that host is off for "
         f"good, and the older state here is wanted: {stop} --standby-is-dead, then start it",
     )

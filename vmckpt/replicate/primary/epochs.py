@@ -275,7 +275,7 @@ class Epochs:
             raise StandbyLostError(
                 f"an epoch would have {format_size(pages * PAGE_BYTES)}, and the standby has "
                 f"memory for {format_size(self._most_pages * PAGE_BYTES)}: the guest writes faster "
-                "than the link takes, though it was slowed"
+                "than the link transfers, although it was throttled"
             )
 
     @contextmanager
@@ -403,7 +403,7 @@ class Epochs:
 def _too_long() -> StandbyLostError:
     return StandbyLostError(
         f"an epoch has been on its way for {LONGEST_S:g} s: the guest writes faster than the link "
-        "takes, though it was slowed"
+        "transfers, although it was throttled"
     )
 
 

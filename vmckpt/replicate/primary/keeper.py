@@ -53,7 +53,8 @@ class TermKeeper:
         # While no replica is entitled to the term the guest may run, with or without a lease.
         self._is_free, self._is_still = True, False
         self._guard_died, self._told_s = "", clock()
-        self._is_alone = False
+        # What the operator has said: that no standby has the guest, and whether all hosts say so.
+        self._is_said_alone = self._is_certain = False
         # Why the arbiter does not answer; "": it does.
         self.arbiter_fails = ""
         self.replaced = asyncio.Event()
@@ -64,6 +65,26 @@ class TermKeeper:
     def term(self) -> int:
         """The term that is held."""
         return self._term
+
+    @property
+    def taken_by(self) -> str:
+        """Which other service took the term over, as the arbiter last showed; "": none has it."""
+        known = [lease for lease in (self._lease, self._again) if lease is not None]
+        seen = [lease.seen.now for lease in known if lease.seen is not None]
+        if not seen:
+            return ""
+        record = max(seen, key=lambda one: one.version).record
+        is_ours = record.holder in {lease.claimant.name for lease in known}
+        return "" if is_ours or record.released else record.holder
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the operator has said that no standby has the guest, and one took the term."""
+        return self._is_said_alone and not self._is_certain and bool(self.taken_by)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._is_said_alone and not self.is_refuted
 
     def view(self) -> PrimaryView:
         """The input of its decisions."""
@@ -145,7 +166,7 @@ class TermKeeper:
         return await self._recorded(self._lease.record_solo)
 
     async def _recorded(self, record: Callable[[], Awaitable[HeldTerm]]) -> bool:
-        while not (self.replaced.is_set() or self._is_alone):
+        while not (self.replaced.is_set() or self._is_said_alone):
             try:
                 await record()
             except RefusedError:
@@ -162,14 +183,16 @@ class TermKeeper:
         self.arbiter_fails = f"{exc.what}: {exc.why}"
         await self._sleep(RETRY_S)
 
-    def go_alone(self) -> None:
-        """The operator has made sure that no standby has the guest, or will have it.
+    def go_alone(self, *, is_certain: bool) -> None:
+        """No standby has the guest, or will have it: waits for the arbiter end.
 
-        No term is needed any more: waits for the arbiter end, and so do waits for a QEMU that the
-        guard has held since the lease ended.
+        `is_certain`: all hosts say so. If not, the operator says so, which does not count once
+        another took the term (`is_refuted`): what is here is older then, and does not run again. If
+        it counts, no term is needed any more, and the guard lets go of a QEMU that it has held
+        since the lease ended.
         """
-        self._is_alone = True
-        if not self._is_still:
+        self._is_said_alone, self._is_certain = True, is_certain or self._is_certain
+        if self._is_alone and not self._is_still:
             self.free()
 
     async def give_up(self) -> None:
@@ -197,11 +220,11 @@ class TermKeeper:
         """
         again = self._again = self._again or self._lease.again()
         ours = (self._lease.claimant.name, again.claimant.name)
-        while not self._is_alone:
+        while not self._is_said_alone:
             try:
                 seen = await again.look()
                 if seen is None:
-                    self.arbiter_fails = "the arbiter knows of no term"
+                    self.arbiter_fails = "the arbiter has no record of a term"
                     await self._sleep(RETRY_S)
                     continue
                 self.arbiter_fails = ""
@@ -220,6 +243,8 @@ class TermKeeper:
             else:
                 self._lease, self._is_still = again, False
                 return True
+        if self.is_refuted:
+            return False
         self._is_still = False
         return True
 

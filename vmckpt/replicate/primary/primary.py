@@ -245,8 +245,8 @@ async def _connect(request: ReplicationRequest, term: int) -> Channel:
 def _place(request: ReplicationRequest) -> TlsEndpoint:
     if request.place is None:
         raise OperationFailedError(
-            "the primary was not told where its standby is",
-            why="its request has no place",
+            "the primary does not know its standby's address",
+            why="its request has no address",
             remedy="start again: vmckpt replicate start",
         )
     return request.place
@@ -281,7 +281,7 @@ async def _greet(
                 head, payload = await channel.receive()
     except TimeoutError as exc:
         raise HostDownError(
-            f"{request.standby.name} does not welcome its primary",
+            f"{request.standby.name} does not accept its primary",
             why=f"no answer within {HELLO_S:g} s",
             remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
@@ -290,7 +290,7 @@ async def _greet(
         raise OperationFailedError(said.what, why=said.why, remedy=said.remedy)
     if head.kind is not FrameKind.WELCOME:
         raise OperationFailedError(
-            f"{request.standby.name} does not welcome its primary",
+            f"{request.standby.name} does not accept its primary",
             why=f"it said {head}",
             remedy="install the same vmckpt on both sides",
         )
@@ -298,7 +298,7 @@ async def _greet(
     # The arbiter stores the name: accept only one that it can store, and only this replica's.
     if welcome.replica != request.replica:
         raise OperationFailedError(
-            f"{request.standby.name} does not welcome its primary",
+            f"{request.standby.name} does not accept its primary",
             why=f"it says that it is {welcome.replica:.100}, not {request.replica}",
             remedy="install the same vmckpt on both sides, and start again",
         )

@@ -20,7 +20,7 @@ from vmckpt.hosts.processes.process import is_exiting
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
-from vmckpt.replicate.control import GO_ALONE, write_last_word
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_word
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary.epochs import Epochs, Grip
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
@@ -137,7 +137,7 @@ class Protection:
             try:
                 if await self._vm.host.stop_for_good(self._vm.qemu.process):
                     return
-                self._why = f"QEMU {pid} outlives SIGKILL: waiting for its end"
+                self._why = f"QEMU {pid} survives SIGKILL: waiting for its end"
             except OutcomeUnknownError as exc:
                 self._why = f"waiting for the end of QEMU {pid}: {exc.why}"
             await asyncio.sleep(RETRY_S)
@@ -247,7 +247,7 @@ class Protection:
 
     def _require_wanted(self) -> None:
         if self._asked is not None:
-            raise StandbyLostError("asked to end before all was copied")
+            raise StandbyLostError("stopped before everything was copied")
 
     async def _hand_over(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
         """The standby continues the guest from its last moment here.
@@ -271,7 +271,7 @@ class Protection:
             # If QEMU has ended (its host goes down) the standby has the only copy.
             if receiving.done() or not self._qemu_lives():
                 continue
-            if await self._keeper.take_back(self._request.is_standbys):
+            if await self._takes_back():
                 return await self._go_on_here()
         return await self._handed_over()
 
@@ -288,17 +288,30 @@ class Protection:
 
         Until then the guard keeps the guest paused here. The time starts when another holder is
         first seen, because the arbiter may have been silent before. It ends as soon as the standby
-        is known to have the guest.
+        is known to have the guest, or the operator no longer wants to wait for it.
         """
         until_s = math.inf
         while time.monotonic() < until_s and self._qemu_lives():
-            if self._stream.is_taken or await self._is_at_home_there():
+            if self._stream.is_taken or await self._is_at_home_there() or self._keeper.is_refuted:
                 return False
-            if await self._keeper.take_back(self._request.is_standbys):
+            if await self._takes_back():
                 return True
             until_s = min(until_s, time.monotonic() + GIVEN_UP_S)
             await asyncio.sleep(RETRY_S)
         return False
+
+    async def _takes_back(self) -> bool:
+        """`TermKeeper.take_back`, until the standby has the guest, or has the only copy: QEMU has
+        ended here.
+        """
+        taking = asyncio.ensure_future(self._keeper.take_back(self._request.is_standbys))
+        while not taking.done():
+            if self._stream.is_taken or not self._qemu_lives():
+                taking.cancel()
+                await asyncio.wait({taking})
+                return False
+            await asyncio.wait({taking}, timeout=RETRY_S)
+        return taking.result()
 
     async def _is_at_home_there(self) -> bool:
         """Whether the standby certainly has the guest; on another machine only it can say so."""
@@ -407,13 +420,13 @@ class Protection:
             self._wake.set()
 
     async def answer(self, word: str) -> ReplicaStatus:
-        """Answer a request over its control socket: status, stop, failover, GO_ALONE."""
-        if word in ("stop", "failover", GO_ALONE):
+        """Answer a request over its control socket: status, and the words that end it."""
+        if word in ("stop", "failover", GO_ALONE, GO_ALONE_UNLESS_TAKEN):
             self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
-            if word == GO_ALONE:
+            if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
                 with suppress(StorageError):  # the guest continues, if without a next protection
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
-                self._keeper.go_alone()
+                self._keeper.go_alone(is_certain=word == GO_ALONE)
             self._wake.set()
             await poll(lambda: self._ending is not None, every_s=POLL_S)
         return self.status()
@@ -455,8 +468,9 @@ class Protection:
         return f"QEMU has stopped the guest: '{state}'" if state else ""
 
     def _waits(self) -> str:
-        fails = self._keeper.arbiter_fails
-        return f"the arbiter does not answer: {fails}" if fails else ""
+        fails, taken_by = self._keeper.arbiter_fails, self._keeper.taken_by
+        waits = [f"the arbiter granted the term to {taken_by}"] if taken_by else []
+        return "; ".join([*waits, f"the arbiter does not answer: {fails}"] if fails else waits)
 
     def _stage(self) -> str:
         if self._ending is not None:

@@ -178,7 +178,9 @@ class EpochStream:
             raise StandbyLostError(self.why) from exc
 
     async def _note(self, head: FrameHead) -> None:
-        keeper = self._keeper
+        keeper, sent = self._keeper, self._number - self._is_begun
+        if not self._acknowledged < head.epoch <= sent:
+            raise senseless(f"{head} comes unasked", f"epochs up to {sent} were sent")
         async with self._answered:
             self._acknowledged = keeper.acknowledged = head.epoch
             is_all = head.epoch == self._number and not self._is_begun

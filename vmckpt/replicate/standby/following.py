@@ -156,7 +156,7 @@ class Following:
     async def _take(self, channel: Channel, head: FrameHead, payload: memoryview) -> None:
         if head.kind is FrameKind.HELLO:
             if self.hello is not None:
-                raise senseless(f"{head} comes twice", "a primary says once who it is")
+                raise senseless(f"{head} comes twice", "a primary identifies itself once")
             self.hello = decode_hello(payload)
             self.second.begin(self.hello.heartbeat_port)
             await self._work(channel, self._try_means(self.hello, self.term))

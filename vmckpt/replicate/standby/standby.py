@@ -277,7 +277,9 @@ class Standby:
     async def _say_that_qemu_died(self, channel: Channel, how: str) -> None:
         self._why = f"the QEMU that waited here {how}"
         with suppress(HostDownError):
-            await channel.fail(Failure(ALONE, "the standby is of no use any more", self._why, "-"))
+            await channel.fail(
+                Failure(ALONE, "the standby can no longer take over", self._why, "-")
+            )
 
     async def _promote(self, replica: Replica, channel: Channel) -> None:
         began_s = time.perf_counter()
@@ -288,6 +290,9 @@ class Standby:
             self._why = exc.why
             with suppress(VmckptError):  # then it is tried again at the end
                 await self._lease.give_up()
+            return
+        if await self._was_replaced():
+            self._why = "another took the term while the guest was loaded here"
             return
         mark_as_disks(self._copies, self._request.vm)  # no longer copies that could be dropped
         self._warm.settle_here()
@@ -300,7 +305,7 @@ class Standby:
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
         with suppress(HostDownError):  # a primary that hands the guest over receives it
-            await channel.fail(Failure(TAKEN, "the guest runs with the standby", "asked for", "-"))
+            await channel.fail(Failure(TAKEN, "the guest runs on the standby", "asked for", "-"))
         if self._lease.held is None:  # without the arbiter: it still lists this replica
             with suppress(StorageError):
                 await self._request.standby.write_text(self._warm.directory.gone_replica, self.name)
@@ -313,6 +318,18 @@ class Standby:
             await primary.remove(ServiceFiles.of(primary, asked.vm).path)
         with suppress(StorageError):  # the guest gets the error when it next flushes
             await replica.disks.flush()
+
+    async def _was_replaced(self) -> bool:
+        """Whether the arbiter shows another's term, after a load that outlasted the lease.
+
+        An operator may have taken this host for dead meanwhile. A silent arbiter stops nothing: the
+        primary can no longer act.
+        """
+        if self._lease.held is None or boottime_s() < self._lease.held_until_s:
+            return False
+        with suppress(VmckptError):
+            await self._lease.look()
+        return self._lease.held is None
 
     async def _answer(self, word: str) -> ReplicaStatus:
         if word == DISMISS:

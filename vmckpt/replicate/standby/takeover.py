@@ -86,7 +86,7 @@ class TakeOver:
             if move is StandbyMove.PROMOTE or (move is StandbyMove.FOLLOW and not receiving.done()):
                 return move
             if move is StandbyMove.FOLLOW:
-                self.why = f"{self._how_lost(receiving)}: its lease is waited for"
+                self.why = f"{self._how_lost(receiving)}: waiting for its lease to expire"
             try:
                 if move in _TAKING and (lack := await self._lack()):
                     self.why = f"{self._how_lost(receiving)}; the QEMU that waited here {lack}"
@@ -203,8 +203,8 @@ class TakeOver:
             if not await self._request.primary.stop_for_good(which):
                 raise OperationFailedError(
                     f"process {which.pid} of the primary does not end",
-                    why="it outlives SIGKILL",
-                    remedy="it is stuck in the kernel: its lease is waited out",
+                    why="it survives SIGKILL",
+                    remedy="it is stuck in the kernel: the standby waits until its lease expires",
                 )
         self._dead = holding
 

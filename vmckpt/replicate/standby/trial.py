@@ -31,8 +31,8 @@ async def try_means(request: ReplicationRequest, hello: Hello, term: int) -> Non
     if found is None or Holding(found.record.term, found.record.holder) != holding:
         said = f"term {found.record.term} of {found.record.holder}" if found else "nothing"
         raise RefusedError(
-            f"the standby reads other leases than the primary at {options.arbiter}",
-            why=f"{hello.holder} holds term {term}; what stands there for the standby is {said}",
+            f"standby and primary read different leases at {options.arbiter}",
+            why=f"{hello.holder} holds term {term}; the standby reads {said}",
             remedy="name a directory that both hosts really share, or an etcd cluster",
         )
     if options.fence:

@@ -195,7 +195,7 @@ class Assembler:
         if begin.base != self.last or head.epoch <= self.last:
             raise senseless(
                 f"epoch {head.epoch} does not fit",
-                f"it stands on {begin.base}, here is {self.last}",
+                f"it builds on {begin.base}, the replica is at {self.last}",
             )
         self._open = _OpenEpoch(head.epoch, head.term, begin)
         self._open.totals.add(head.crc)
@@ -222,7 +222,7 @@ class Assembler:
             now.held_bytes += data_bytes + len(writes) * WRITE_BYTES
         if now.held_bytes > self._most_bytes:
             raise senseless(
-                f"epoch {now.number} is larger than any",
+                f"epoch {now.number} is too large",
                 f"{now.held_bytes} bytes of it have come; the standby has room for "
                 f"{self._most_bytes:.0f}",
             )
@@ -231,7 +231,7 @@ class Assembler:
         if commit != now.totals.as_commit():
             raise damaged(
                 f"epoch {now.number} is not whole",
-                f"sent were {commit}, here are {now.totals.as_commit()}",
+                f"{commit} was sent, {now.totals.as_commit()} arrived",
             )
         self._open, self.last = None, now.number
         return ReceivedEpoch(

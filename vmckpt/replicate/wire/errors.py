@@ -20,7 +20,7 @@ def damaged(what: str, why: str) -> DamagedFrameError:
     return DamagedFrameError(
         what,
         why=why,
-        remedy="replication starts again by itself; if it comes again look for a bad link or "
+        remedy="replication starts again by itself; if it happens again, check the link and the "
         "memory",
     )
 

@@ -118,7 +118,7 @@ class Inbound:
         sequence = int.from_bytes(upper) << _LOW_BITS | low
         head = FrameHead(length_bytes, FrameKind(kind), term, epoch, sequence, payload_crc, crc)
         if head.sequence != self.sequence:
-            raise damaged(f"frame {self.sequence} is missing", f"in its place came {head}")
+            raise damaged(f"frame {self.sequence} is missing", f"instead came {head}")
         self.sequence += 1
         require_term(head, self.highest_term)
         return head

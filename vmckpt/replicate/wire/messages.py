@@ -211,7 +211,7 @@ def decode_writes(
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
     if count > most:
-        raise senseless("disk writes make an epoch larger than any", f"{count} in one frame")
+        raise senseless("disk writes make an epoch too large", f"{count} in one frame")
     data_at = at = _COUNT.size + count * _WRITE.size
     if data_at > len(content):
         raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
@@ -327,7 +327,12 @@ def _made(kind: type[T], value: object) -> T:
             raise senseless(f"{kind.__name__} has a wrong {place.name}", f"{given!r:.200}")
         if isinstance(given, int) and given < 0:
             raise senseless(f"{kind.__name__} has a negative {place.name}", str(given))
+        if isinstance(given, int) and given > _MOST.get(place.name, given):
+            raise senseless(f"{kind.__name__} has a {place.name} too large", str(given))
+        if isinstance(given, str) and "\0" in given:  # it becomes part of a command's environment
+            raise senseless(f"{kind.__name__} has a NUL in its {place.name}", f"{given!r:.200}")
     return kind(**value)
 
 
+_MOST = {"heartbeat_port": (1 << 16) - 1, "pid": (1 << 31) - 1}
 _SIMPLE: dict[object, Any] = {str: str, int: int, int | None: int | None}

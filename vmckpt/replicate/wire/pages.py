@@ -192,7 +192,7 @@ class PageBatch:
         if found % (1 << 64) != self.sum:
             del replica  # a traceback would keep the memory mapped
             raise damaged(
-                "the replica is not what the primary takes it for", "its pages' sum differs"
+                "the replica differs from what the primary expects", "its pages' sum differs"
             )
 
 
