@@ -16,19 +16,46 @@ _GAP = "  "
 _NOTHING = {"", "-"}
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    wraps: bool = True,
+) -> str:
     """Columns padded to their widest cell, the header in capitals. Each row is one line.
 
     `width`: wrap cells at words so that lines have at most this many columns; None: the terminal's
-    width, or unlimited without a terminal.
+    width, or unlimited without a terminal or if it does not wrap.
     """
     lines = [[title.upper() for title in header], *[list(map(one_line, row)) for row in rows]]
     widths = _widths(lines)
-    if (limit := _terminal_width() if width is None else width) is not None:
+    limit = _terminal_width() if width is None and wraps else width
+    if limit is not None:
         if _width(widths) > limit:
             lines = _without_empty(lines)
         widths = _fitting(lines, limit)
     return "\n".join(text for line in lines for text in _wrapped(line, widths))
+
+
+def chosen(
+    names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The named columns, in that order; a space in a name may be a hyphen. Raises UsageError."""
+    from vmckpt.errors import UsageError
+
+    known = [name.replace(" ", "-") for name in header]
+    places = []
+    for name in names:
+        plain = "-".join(name.lower().split()).replace("_", "-")
+        if plain not in known:
+            raise UsageError(
+                f"there is no column '{name}'",
+                why=f"the columns are {', '.join(known)}",
+                remedy=f"write e.g. --columns {','.join(known[:2])}",
+            )
+        places.append(known.index(plain))
+    return [header[n] for n in places], [[row[n] for n in places] for row in rows]
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> str:

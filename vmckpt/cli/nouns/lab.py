@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.errors import UsageError
 
@@ -73,11 +75,11 @@ def up(
 
 
 @app.command()
-def status(json: Json = False) -> None:
+@together
+def status(listing: Listing) -> None:
     """Show the lab."""
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.state import read, ssh_config
-    from vmckpt.ui.tables import table
 
     lab = read(state_dir())
     hosts: list[dict[str, Any]] = [
@@ -90,12 +92,12 @@ def status(json: Json = False) -> None:
         }
         for h in (lab.hosts if lab else ())
     ]
-    rows = [tuple(value or "" for value in host.values()) for host in hosts]
+    rows = [tuple(value or "-" for value in host.values()) for host in hosts]
     header = ("host", "address", "qemu", "state directory", "ssh")
-    text = table(header, rows) if lab else "there is no lab"
     config = str(ssh_config(lab.directory)) if lab and lab.hosts[0].ssh_address else None
     result = {"up": lab is not None, "hosts": hosts, "ssh_config": config}
-    show(result, text, as_json=json)
+    wide = ("qemu", "state directory")
+    listing.show(result, header, rows, wide=wide, none="there is no lab")
 
 
 @app.command()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
@@ -75,11 +77,11 @@ def adopt(
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+@together
+def list_(listing: Listing) -> None:
     """List the VMs of all hosts."""
     from vmckpt.cli.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all
-    from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
     found = run(look_at_all())
@@ -87,13 +89,27 @@ def list_(json: Json = False) -> None:
         warn(f"not asked: {error}")
     remember(VMS, [vm.name for vm in found.given])
     rows = [
-        (vm.name, vm.host, _state(vm), str(vm.vcpus), format_size(vm.memory_bytes), vm.machine)
+        (
+            vm.name,
+            vm.host,
+            _state(vm),
+            str(vm.vcpus),
+            format_size(vm.memory_bytes),
+            vm.machine,
+            "libvirt" if vm.driver == "libvirt" else "vmckpt",
+            vm.accel or "-",
+            vm.cpu or "-",
+            str(vm.pid or "-"),
+            " ".join(vm.disks) or "-",
+        )
         for vm in found.given
     ]
-    text = table(("name", "host", "state", "vcpus", "memory", "machine"), rows)
+    usual = ("name", "host", "state", "vcpus", "memory", "machine")
+    wide = ("managed by", "accelerator", "cpu", "pid", "disks")
     silent = [{"what": error.what, "why": error.why, "remedy": error.remedy}
               for error in found.silent]  # fmt: skip
-    show({"vms": [vm.to_json() for vm in found.given], "silent": silent}, text, as_json=json)
+    facts = {"vms": [vm.to_json() for vm in found.given], "silent": silent}
+    listing.show(facts, (*usual, *wide), rows, wide=wide)
 
 
 @app.command("show")

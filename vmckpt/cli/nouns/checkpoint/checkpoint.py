@@ -34,6 +34,7 @@ from vmckpt.cli.options.checkpoint_options import (
     Vm,
     VmId,
 )
+from vmckpt.cli.options.listing import Listing
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import (
     KeyCommand,
@@ -129,22 +130,23 @@ def _taken_text(vm: str, taken: "TakenCheckpoint") -> str:
 
 
 @app.command("list")
+@together
 def list_(
     vm: OnlyVm = None,
     kind: KindOption = CheckpointKind.epoch,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
-    json: Json = False,
+    *,
+    listing: Listing,
 ) -> None:
     """List checkpoints as a tree, each below its parent."""
     if kind is CheckpointKind.internal:
-        snapshot.list_(whose(vm), json)
+        snapshot.list_snapshots(whose(vm), listing)
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import rows
     from vmckpt.cli.complete import CHECKPOINTS, remember
-    from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)
     groups.settle(key)
@@ -170,7 +172,7 @@ def list_(
         "checkpoints": [to_json(one) for one in found.entries],
         "silent": [{"what": error.what, "why": error.why} for error in found.silent],
     }
-    show(facts, table(head, rows(found.entries)), as_json=json)
+    listing.show(facts, head, rows(found.entries), wide=("trigger", "store"))
 
 
 @app.command("show")

@@ -8,6 +8,8 @@ import typer
 from vmckpt.cli import output
 from vmckpt.cli.nouns.runs.replay import replay
 from vmckpt.cli.nouns.runs.report import report
+from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
@@ -19,11 +21,11 @@ app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+@together
+def list_(listing: Listing) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
     from vmckpt.hosts.inventory.inventory import runs_dir
-    from vmckpt.ui.tables import table
     from vmckpt.units import format_time
     from vmckpt.vm.inventory import running_operations
 
@@ -39,8 +41,7 @@ def list_(json: Json = False) -> None:
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
     # A run's id starts with its start time.
-    text = table((header[0], *header[2:]), [(row[0], *row[2:]) for row in rows])
-    show({"runs": objects}, text, as_json=json)
+    listing.show({"runs": objects}, header, rows, wide=("began",))
 
 
 @app.command("show")
