@@ -110,6 +110,11 @@ def format_duration(duration_s: float) -> str:
     return f"{hours}h{minutes:02d}m"
 
 
+def format_age(age_s: float) -> str:
+    """A duration in whole seconds at most: 5 s, 1m30s, 2h05m."""
+    return f"{age_s:.0f} s" if age_s < 59.5 else format_duration(age_s)
+
+
 def format_time(unix_s: float) -> str:
     """A moment in the local time zone, as "2026-11-27 00:17:21"; "?" for one beyond any calendar.
 

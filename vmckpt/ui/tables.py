@@ -58,10 +58,34 @@ def chosen(
     return [header[n] for n in places], [[row[n] for n in places] for row in rows]
 
 
-def fields(pairs: Sequence[tuple[str, str]]) -> str:
-    """One "name  value" line for each pair."""
-    width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{name.ljust(width)}{_GAP}{one_line(value)}" for name, value in pairs)
+def fields(pairs: Sequence[tuple[str, str]], *, indent: str = "", width: int | None = None) -> str:
+    """One "name  value" line for each pair. `width`: as in `table`; values are wrapped."""
+    limit = _terminal_width() if width is None else width
+    widest = max((len(name) for name, _ in pairs), default=0)
+    below = "\n" + " " * (len(indent) + widest + len(_GAP))
+    lines = []
+    for name, value in pairs:
+        text = one_line(value)
+        # A terminal that leaves no room for values wraps by itself.
+        left = 0 if limit is None else limit - len(below) + 1
+        parts = wrapped(text, left) if left > 0 else [text]
+        lines.append(f"{indent}{name.ljust(widest)}{_GAP}{below.join(parts)}".rstrip())
+    return "\n".join(lines)
+
+
+def beneath(text: str, indent: str, *, width: int | None = None) -> str:
+    """A line of text, wrapped as `fields` are; `indent`: of all lines after the first."""
+    limit = _terminal_width() if width is None else width
+    if limit is None or limit <= len(indent):
+        return text
+    first, *rest = wrapped(text, limit)
+    more = wrapped(" ".join(rest), limit - len(indent)) if rest else []
+    return f"\n{indent}".join([first, *more])
+
+
+def without_empty(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The fields that have a value."""
+    return [(name, value) for name, value in pairs if value not in _NOTHING]
 
 
 def in_words(facts: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -93,7 +117,8 @@ def _value(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case Mapping():
-            return ", ".join(" ".join(_in_words(*item)) for item in value.items()) or "-"
+            given = {name: inner for name, inner in value.items() if _value(inner) != "-"}
+            return ", ".join(" ".join(_in_words(*item)) for item in given.items()) or "-"
         case list() | tuple():
             return ", ".join(map(_value, value)) or "-"
         case float():

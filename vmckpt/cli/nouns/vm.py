@@ -116,10 +116,12 @@ def list_(listing: Listing) -> None:
 def show_(name: Name, json: Json = False) -> None:
     """Show a VM: its host, state and current operation."""
     from vmckpt.cli.found import find
-    from vmckpt.ui.tables import fields, in_words
+    from vmckpt.ui.tables import fields, in_words, without_empty
 
     facts = run(run(find(name)).look()).to_json()
-    show(facts, fields(in_words(facts)), as_json=json)
+    # Of these only a yes is news.
+    news = {name: facts.get(name) or None for name in ("adopted", "migration_cut_off")}
+    show(facts, fields(without_empty(in_words(facts | news))), as_json=json)
 
 
 @app.command()

@@ -192,11 +192,13 @@ def show_(
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import lines
     from vmckpt.checkpoint.operate import standing
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.tables import fields, without_empty
 
     found = find(one, store, key_source(key_file, key_command))
     origin = run(standing(found))
-    show(to_json(found) | origin._asdict(), fields(lines(found, origin)), as_json=json)
+    show(
+        to_json(found) | origin._asdict(), fields(without_empty(lines(found, origin))), as_json=json
+    )
 
 
 @app.command()

@@ -84,7 +84,8 @@ def list_(listing: Listing) -> None:
 
     hosts = [host_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
     columns = ("name", "address", "migration_address", "second_address", "qemu", "state_dir")
-    rows = [tuple(host[column] or "-" for column in columns) for host in hosts]
+    shown = [host | {"address": host["address"] or "this machine"} for host in hosts]
+    rows = [tuple(host[column] or "-" for column in columns) for host in shown]
     header = ("name", "address", "migration address", "second address", "qemu", "state directory")
     listing.show({"hosts": hosts}, header, rows, wide=header[3:])
 
