@@ -63,8 +63,8 @@ def text(made: "MigrationPlan") -> str:
         f"{made.vm}: {made.source} -> {made.target}\n"
         f"{format_size(measured.ram_bytes)} of memory, working set "
         f"{format_size(measured.working_set_bytes)} in {format_duration(measured.took_s)}, at most "
-        f"{format_rate(_fastest(made))}; by {measured.source}\n"
-        "Figures: median (p10 to p90)"
+        f"{format_rate(_fastest(made))}\n"
+        f"Measured by {measured.source}. Figures: median (p10 to p90)"
     )
     choice = made.choice
     end = one_line(f"choice: {choice.reason}")
