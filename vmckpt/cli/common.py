@@ -8,11 +8,13 @@ import click
 from vmckpt.cli.loop import warn
 from vmckpt.errors import UsageError
 from vmckpt.events.trace import Detail, trace, untrace
-from vmckpt.ui.verbosity import Verbosity, is_quiet, set_verbosity
+from vmckpt.ui.verbosity import Verbosity, is_plain, is_quiet, set_verbosity
 
 
 def add_common(root: click.Group) -> None:
-    """Give `root` and every command below it these options."""
+    """Give `root` and every command below it these options; until it is run, none is given."""
+    set_verbosity(Verbosity.USUAL)
+    untrace()
     root.params += [_quiet(), _verbose()]
     for command in _leaves(root):
         command.params += [_quiet(), _verbose()]
@@ -40,25 +42,27 @@ def _verbose() -> click.Option:
     )
 
 
-def _be_quiet(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+def _be_quiet(_context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and is_plain():
+        raise _both()
     if wanted:
         set_verbosity(Verbosity.QUIET)
-    elif context.parent is None:  # the root, which is parsed first
-        set_verbosity(Verbosity.USUAL)
 
 
-def _be_verbose(context: click.Context, _option: click.Parameter, count: int) -> None:
+def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -> None:
     if count and is_quiet():
-        raise UsageError(
-            "--quiet and --verbose are both given",
-            why="one shows less, the other more",
-            remedy="leave one of them out",
-        )
+        raise _both()
     if count:
         set_verbosity(Verbosity.PLAIN)
         trace(Detail(min(count, Detail.ARGUMENTS)), _tell)
-    elif context.parent is None:
-        untrace()
+
+
+def _both() -> UsageError:
+    return UsageError(
+        "--quiet and --verbose are both given",
+        why="one shows less, the other more",
+        remedy="leave one of them out",
+    )
 
 
 def _tell(line: str) -> None:

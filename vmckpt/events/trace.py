@@ -14,16 +14,17 @@ from typing import Any
 
 # Values of these names are not shown: QEMU's secret objects, passwords, what a guest's file holds.
 _SECRET = re.compile(r"pass(?:word|wd|phrase)|secret|token|^data$|buf-b64", re.IGNORECASE)
-# The same within a text: NAME=VALUE or NAME:VALUE, and the password of a URL.
+# The same within a text: NAME=VALUE, NAME: VALUE, an option and its value, the password of a URL.
+_NAME = r"(?:pass(?:word|wd|phrase)|secret|token)[\w-]*"
 _SECRET_IN_TEXT = re.compile(
-    r"((?:pass(?:word|wd|phrase)|secret|token)[\w-]*[\"']?\s*[=:]\s*)[^\s,&]+|(://[^/\s:@]*:)[^@/\s]*(?=@)",
+    rf"({_NAME}[\"']?\s*[=:]\s*|--[\w-]*{_NAME}\s+)[^\s,&]+|(://[^/\s:@]*:)[^@/\s]*(?=@)",
     re.IGNORECASE,
 )
 _HIDDEN = "***"
 
 
 class Detail(IntEnum):
-    """How much is told."""
+    """How much is shown."""
 
     NOTHING = 0
     NAMES = 1

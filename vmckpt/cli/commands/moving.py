@@ -81,13 +81,12 @@ def _text(report: "MigrationReport") -> str:
         pairs = [("time", format_duration(report.total_time_s)), *rest]
         return f"{report.vm} is on {report.target}, and off\n{fields(pairs, indent='  ')}"
 
-    def milliseconds(value: float | None) -> str:
-        return "not measured" if value is None else f"{value:.0f} ms"
-
-    downtime = (
-        f"{milliseconds(report.downtime_ms)} by QEMU, {milliseconds(report.guest_downtime_ms)} "
-        "as the guest's heartbeats show"
+    measured = (
+        (report.downtime_ms, "by QEMU"),
+        (report.guest_downtime_ms, "as the guest's heartbeats show"),
     )
+    shown = [f"{value:.0f} ms {source}" for value, source in measured if value is not None]
+    downtime = ", ".join(shown) or "not measured"
     over = f" over {report.channels} channels" if report.channels > 1 else ""
     total, memory = map(format_duration, (report.total_time_s, report.transfer_time_s))
     rounds = counted(report.rounds, "round")

@@ -39,7 +39,7 @@ def init(
     from vmckpt.hosts.pki.authority import make_authority
 
     authority = make_authority(state_dir(), days=days)
-    text = f"made the authority '{authority.subject}', fingerprint {authority.fingerprint}"
+    text = f"created the CA '{authority.subject}', fingerprint {authority.fingerprint}"
     text += "\nnow give every host its certificates: vmckpt pki issue HOST ..."
     show(_facts(authority), text, as_json=json)
 
@@ -86,7 +86,7 @@ def show_(
     asked = [find_host(name) for name in hosts] if hosts else all_hosts()
     found = [_host_facts(host, authority) for host in asked]
     header = ("host", "state", "days left", "names", "fingerprint")
-    rows = [_row("(authority)", _state(authority), _facts(authority))] if authority else []
+    rows = [_row("(CA)", _state(authority), _facts(authority))] if authority else []
     rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]
     text = "" if authority else "there is no CA here; make one: vmckpt pki init"
     result = {"authority": _facts(authority) if authority else None, "hosts": found}

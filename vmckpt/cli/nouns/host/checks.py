@@ -62,9 +62,7 @@ def _show_fixes(names: list[str], *, as_json: bool) -> None:
 
     hosts = [find_host(name) for name in dict.fromkeys(names)] or all_hosts()
     reports = run(check_hosts(hosts))
-    parts = [
-        f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
-    ]
+    parts = [f"{host.name}:{_verdict(report)}" for host, report in zip(hosts, reports, strict=True)]
     answer = [
         {"name": host.name} | _checks(report) for host, report in zip(hosts, reports, strict=True)
     ]
@@ -77,7 +75,7 @@ def _verdict(report: "HostReport") -> str:
     from vmckpt.ui.findings import problems_text
 
     problems = problems_text(report.checks)
-    return f"\n{problems}" if problems else "nothing is wrong"
+    return f"\n{problems}" if problems else " nothing is wrong"
 
 
 def _checks(report: "HostReport") -> dict[str, Any]:
