@@ -127,5 +127,6 @@ def format_time(unix_s: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 VM`, `2 VMs`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """`1 VM`, `2 VMs`, `2 processes`."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"

@@ -64,7 +64,7 @@ def test_no_secret_is_shown(lines: list[str]) -> None:
     trace_process("a", ["curl", "https://me:hunter2@host/", "secret=hunter2,id=1"])
     text = "\n".join(lines)
     assert "hunter2" not in text
-    assert text.count("***") == 8
+    assert text.count("***") == 9
     assert "--port 1" in text
     assert "disks/web?x=1" in text
 

@@ -42,8 +42,8 @@ _last = ""
 
 def trace(detail: Detail, tell: Callable[[str], None]) -> None:
     """From here on pass each line to `tell`, which must not raise."""
-    global _detail, _tell
-    _detail, _tell = detail, tell
+    global _detail, _tell, _last
+    _detail, _tell, _last = detail, tell, ""
 
 
 def untrace() -> None:

@@ -109,6 +109,7 @@ def down(yes: Yes = False, json: Json = False) -> None:
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import down as lab_down
     from vmckpt.lab.state import lab_directory
+    from vmckpt.units import counted
 
     if lab_directory(state_dir()).exists():
         confirm(_all_in_it(lab_directory(state_dir())), yes=yes, as_json=json)
@@ -116,7 +117,8 @@ def down(yes: Yes = False, json: Json = False) -> None:
     removed = asdict(run(lab_down(state_dir())))
     for name in before - _inventory():
         forget_of_host(name, below=lab_directory(state_dir()))
-    text = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items())
+    nouns = {"hosts": "host", "processes": "process", "ram_files": "RAM file"}
+    text = ", ".join(counted(removed[what], noun) for what, noun in nouns.items())
     show(removed, f"removed: {text}", as_json=json)
 
 
