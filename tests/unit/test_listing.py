@@ -119,9 +119,9 @@ def test_before_and_after_the_command() -> None:
         assert ran(*words) == SimpleNamespace(quiet=False, plain=True, flags=["-v"])
     assert ran("go", "-vvv").flags == ["-vv"]
     assert ran("go") == SimpleNamespace(quiet=False, plain=False, flags=[])
-    for words in (("go", "-q", "-v"), ("go", "-v", "-q"), ("-v", "go", "-q")):
+    for both in (["go", "-q", "-v"], ["go", "-v", "-q"], ["-v", "go", "-q"]):
         with pytest.raises(UsageError):
-            ran(*words)
+            ran(*both)
 
 
 def test_progress_and_notes_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

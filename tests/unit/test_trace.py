@@ -1,5 +1,6 @@
 """What -v and -vv show, and what they never show."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -17,21 +18,30 @@ from vmckpt.events.trace import (
 pytestmark = pytest.mark.unit
 
 
+class Lines(list[str]):
+    """Lines of a trace, without their times."""
+
+    def add(self, line: str) -> None:
+        time, _, rest = line.partition(" ")
+        assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", time)
+        self.append(rest)
+
+
 @pytest.fixture
-def lines() -> Iterator[list[str]]:
-    yield []
+def lines() -> Iterator[Lines]:
+    yield Lines()
     untrace()
 
 
-def test_nothing_is_traced_by_default(lines: list[str]) -> None:
+def test_nothing_is_traced_by_default(lines: Lines) -> None:
     trace_command("web on a", "stop")
     assert flags() == []
-    trace(Detail.NAMES, lines.append)
+    trace(Detail.NAMES, lines.add)
     assert lines == []
 
 
-def test_names_only_and_a_repeated_line_once(lines: list[str]) -> None:
-    trace(Detail.NAMES, lines.append)
+def test_names_only_and_a_repeated_line_once(lines: Lines) -> None:
+    trace(Detail.NAMES, lines.add)
     for _ in range(3):
         trace_command("web on a", "query-migrate", {"x": 1})
     trace_process("a", ["/usr/bin/qemu-img", "info", "x"])
@@ -39,8 +49,8 @@ def test_names_only_and_a_repeated_line_once(lines: list[str]) -> None:
     assert flags() == ["-v"]
 
 
-def test_arguments_and_every_line(lines: list[str]) -> None:
-    trace(Detail.ARGUMENTS, lines.append)
+def test_arguments_and_every_line(lines: Lines) -> None:
+    trace(Detail.ARGUMENTS, lines.add)
     for _ in range(2):
         trace_command("web on a", "migrate", {"uri": "tcp:h2:1"})
     trace_process("a", ["qemu-img", "info", "a b"])
@@ -52,8 +62,8 @@ def test_arguments_and_every_line(lines: list[str]) -> None:
     assert flags() == ["-vv"]
 
 
-def test_no_secret_is_shown(lines: list[str]) -> None:
-    trace(Detail.ARGUMENTS, lines.append)
+def test_no_secret_is_shown(lines: Lines) -> None:
+    trace(Detail.ARGUMENTS, lines.add)
     trace_command("web on a", "object-add", {"qom-type": "secret", "id": "k", "data": "hunter2"})
     trace_command(
         "web on a", "set_password", {"password": "hunter2", "inner": [{"token": "hunter2"}]}
@@ -69,7 +79,7 @@ def test_no_secret_is_shown(lines: list[str]) -> None:
     assert "disks/web?x=1" in text
 
 
-def test_lines_of_a_job_are_passed_on(lines: list[str]) -> None:
-    trace(Detail.NAMES, lines.append)
-    relay("web on a: stop")
+def test_lines_of_a_job_are_passed_on(lines: Lines) -> None:
+    trace(Detail.NAMES, lines.add)
+    relay("10:00:00.123 web on a: stop")
     assert lines == ["web on a: stop"]

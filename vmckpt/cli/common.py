@@ -1,6 +1,5 @@
 """Options that every command has: -q and -v."""
 
-import time
 from collections.abc import Iterator
 
 import click
@@ -54,7 +53,7 @@ def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -
         raise _both()
     if count:
         set_verbosity(Verbosity.PLAIN)
-        trace(Detail(min(count, Detail.ARGUMENTS)), _tell)
+        trace(Detail(min(count, Detail.ARGUMENTS)), warn)
 
 
 def _both() -> UsageError:
@@ -63,8 +62,3 @@ def _both() -> UsageError:
         why="one shows less, the other more",
         remedy="leave one of them out",
     )
-
-
-def _tell(line: str) -> None:
-    now_s = time.time()
-    warn(f"{time.strftime('%H:%M:%S', time.localtime(now_s))}.{now_s % 1 * 1000:03.0f} {line}")

@@ -7,6 +7,7 @@ watches it (`flags`), and writes its trace to a file that the command reads (`jo
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import PurePath
@@ -41,7 +42,7 @@ _last = ""
 
 
 def trace(detail: Detail, tell: Callable[[str], None]) -> None:
-    """From here on pass each line to `tell`, which must not raise."""
+    """From here on pass each line, with its time, to `tell`, which must not raise."""
     global _detail, _tell, _last
     _detail, _tell, _last = detail, tell, ""
 
@@ -63,7 +64,7 @@ def trace_command(to: str, command: str, arguments: Mapping[str, Any] | None = N
     shown = ""
     if arguments and _detail >= Detail.ARGUMENTS:
         shown = f" {json.dumps(_without_secrets(arguments), default=str)}"
-    relay(f"{to}: {command}{shown}")
+    _show(f"{to}: {command}{shown}")
 
 
 def trace_process(host: str, argv: Sequence[str]) -> None:
@@ -74,15 +75,22 @@ def trace_process(host: str, argv: Sequence[str]) -> None:
         shown = shlex.join(_words_without_secrets(argv))
     else:
         shown = PurePath(argv[0]).name
-    relay(f"{host}: run {shown}")
+    _show(f"{host}: run {shown}")
 
 
 def relay(line: str) -> None:
-    """Pass a line on; by name only, what repeats the line before is left out."""
+    """Pass on a line of a job's trace, which has its time already."""
+    _tell(line)
+
+
+def _show(line: str) -> None:
+    """By name only, what repeats the line before is left out."""
     global _last  # noqa: PLW0603 - one for the process
     if line != _last or _detail >= Detail.ARGUMENTS:
         _last = line
-        _tell(line)
+        now_s = time.time()
+        clock = time.strftime("%H:%M:%S", time.localtime(now_s))
+        _tell(f"{clock}.{int(now_s % 1 * 1000):03d} {line}")
 
 
 def _without_secrets(value: Any) -> Any:
