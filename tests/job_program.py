@@ -5,9 +5,9 @@
 `release` is for after the work, once the outcome was written; a recovery does not do it.
 
 A step is "note TEXT", "trace COMMAND", "step TEXT" (as a checkpoint tells its steps), "tell" or
-"tell finally" (the kind's example result), "refuse", "break" (as a bug does), "freeze", "die", "fill" (the file
-system), "wait" (for good, STATE/waiting says so) or "done" (return the result). A cancelled one
-takes a moment, and says STATE/undone.
+"tell finally" (the kind's example result), "refuse", "break" (as a bug does), "freeze", "die",
+"fill" (the file system), "wait" (for good, STATE/waiting says so) or "done" (return the result). A
+cancelled one takes a moment, and says STATE/undone.
 """
 
 import asyncio
