@@ -11,7 +11,7 @@ import typer.main
 
 from vmckpt.cli import main
 from vmckpt.cli.common import add_common
-from vmckpt.cli.options.listing import Form, Listing, asks_for_json
+from vmckpt.cli.options.listing import Form, ListOptions, asks_for_json
 from vmckpt.errors import UsageError
 from vmckpt.events.trace import flags, untrace
 from vmckpt.events.types import Note
@@ -30,44 +30,43 @@ def usual() -> Iterator[None]:
     untrace()
 
 
-def shown(capsys: pytest.CaptureFixture[str], listing: Listing) -> str:
+def shown(capsys: pytest.CaptureFixture[str], listing: ListOptions) -> str:
     listing.show({"vms": ["web"]}, HEADER, ROWS, wide=("disks",))
     return capsys.readouterr().out
 
 
 def test_a_table_leaves_out_wide_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, Listing()) == "NAME  LAST DONE\nweb   now\n"
+    assert shown(capsys, ListOptions()) == "NAME  LAST DONE\nweb   now\n"
     wide = "NAME  LAST DONE  DISKS\nweb   now        /a.qcow2\n"
-    assert shown(capsys, Listing(form=Form.wide)) == wide
-    assert shown(capsys, Listing(form=Form.table)) == "NAME  LAST DONE\nweb   now\n"
+    assert shown(capsys, ListOptions(form=Form.wide)) == wide
+    assert shown(capsys, ListOptions(form=Form.table)) == "NAME  LAST DONE\nweb   now\n"
 
 
 def test_columns_are_chosen_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        shown(capsys, Listing(columns="disks,Last-Done")) == "DISKS     LAST DONE\n/a.qcow2  now\n"
-    )
+    wanted = "DISKS     LAST DONE\n/a.qcow2  now\n"
+    assert shown(capsys, ListOptions(columns="disks,Last-Done")) == wanted
     with pytest.raises(UsageError) as refused:
-        Listing(columns="name,size").show({}, HEADER, [])
+        ListOptions(columns="name,size").show({}, HEADER, [])
     assert refused.value.what == "there is no column 'size'"
     assert refused.value.why == "the columns are name, last-done, disks"
 
 
 def test_json_is_the_same_by_either_option(capsys: pytest.CaptureFixture[str]) -> None:
-    for listing in (Listing(json=True), Listing(form=Form.json)):
+    for listing in (ListOptions(json=True), ListOptions(form=Form.json)):
         assert json.loads(shown(capsys, listing)) == {"vms": ["web"]}
 
 
 @pytest.mark.parametrize(
     "listing",
-    [Listing(json=True, columns="name"), Listing(form=Form.wide, json=True)],
+    [ListOptions(json=True, columns="name"), ListOptions(form=Form.wide, json=True)],
 )
-def test_json_is_no_table(listing: Listing) -> None:
+def test_json_is_no_table(listing: ListOptions) -> None:
     with pytest.raises(UsageError):
         listing.show({}, HEADER, [])
 
 
 def test_instead_of_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
-    Listing().show({}, HEADER, [], none="there is no lab")
+    ListOptions().show({}, HEADER, [], none="there is no lab")
     assert capsys.readouterr().out == "there is no lab\n"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.nouns.vm import Name
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.devices.bundle import Vendor
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 @app.command("list")
 @together
-def list_(vm: Name, *, listing: Listing) -> None:
+def list_(vm: Name, *, listing: ListOptions) -> None:
     """Show a VM's passed-through devices.
 
     With their strategies, and whether they are plugged in.
@@ -54,7 +54,7 @@ def cards(
         ),
     ] = None,
     *,
-    listing: Listing,
+    listing: ListOptions,
 ) -> None:
     """Show a host's PCI devices and their availability."""
     from vmckpt.hosts.inventory.inventory import find_host

@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import StorePlace
 from vmckpt.cli.output import Json, note, run, show, warn
@@ -168,7 +168,7 @@ def run_(
 
 @app.command("list")
 @together
-def list_(listing: Listing) -> None:
+def list_(listing: ListOptions) -> None:
     """List guards that are open or whose checkpoint exists."""
     from vmckpt.fleet.guard.guard import expire, who_is_at_work
     from vmckpt.fleet.guard.record import load_all

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.errors import UsageError
@@ -76,7 +76,7 @@ def up(
 
 @app.command()
 @together
-def status(listing: Listing) -> None:
+def status(listing: ListOptions) -> None:
     """Show the lab."""
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.state import read, ssh_config

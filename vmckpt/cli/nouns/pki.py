@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 
@@ -76,7 +76,7 @@ def show_(
         typer.Argument(help="Names of the hosts. [default: all]", metavar="HOST..."),
     ] = None,
     *,
-    listing: Listing,
+    listing: ListOptions,
 ) -> None:
     """List the certificates of the CA and all hosts."""
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host, state_dir

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from vmckpt.cli.options.checkpoint_options import Retention
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, asked
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import Stored
@@ -74,7 +74,7 @@ def add(
 
 @app.command("list")
 @together
-def list_(listing: Listing) -> None:
+def list_(listing: ListOptions) -> None:
     """List schedules with their runs and problems."""
     from vmckpt.fleet.schedule.record import load_all
 
@@ -150,7 +150,7 @@ def rm(name: Name, json: Json = False) -> None:
 
 @app.command("next")
 @together
-def next_(names: Names = None, count: Count = 5, *, listing: Listing) -> None:
+def next_(names: Names = None, count: Count = 5, *, listing: ListOptions) -> None:
     """Show the next runs of all schedules."""
     from vmckpt.fleet.schedule.due import upcoming
     from vmckpt.fleet.schedule.record import load, load_all

@@ -6,7 +6,7 @@ import typer
 
 from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.nouns.vm import Name
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 
@@ -38,12 +38,12 @@ def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
 
 @app.command("list")
 @together
-def list_(vm: Name, *, listing: Listing) -> None:
+def list_(vm: Name, *, listing: ListOptions) -> None:
     """List a VM's snapshots, oldest first."""
     list_snapshots(vm, listing)
 
 
-def list_snapshots(vm: str, listing: Listing) -> None:
+def list_snapshots(vm: str, listing: ListOptions) -> None:
     """Print the list."""
     from vmckpt.cli.found import find
     from vmckpt.units import format_time

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
@@ -78,7 +78,7 @@ def adopt(
 
 @app.command("list")
 @together
-def list_(listing: Listing) -> None:
+def list_(listing: ListOptions) -> None:
     """List the VMs of all hosts."""
     from vmckpt.cli.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all

@@ -17,7 +17,7 @@ class Form(StrEnum):
     json = "json"
 
 
-class Listing(NamedTuple):
+class ListOptions(NamedTuple):
     """The options of every command that prints a list."""
 
     form: Annotated[

@@ -34,7 +34,7 @@ from vmckpt.cli.options.checkpoint_options import (
     Vm,
     VmId,
 )
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import (
     KeyCommand,
@@ -138,7 +138,7 @@ def list_(
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     *,
-    listing: Listing,
+    listing: ListOptions,
 ) -> None:
     """List checkpoints as a tree, each below its parent."""
     if kind is CheckpointKind.internal:

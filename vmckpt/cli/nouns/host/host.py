@@ -11,7 +11,7 @@ import typer
 
 from vmckpt.cli.nouns.host import checks, images
 from vmckpt.cli.nouns.host.checks import host_facts
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
@@ -78,7 +78,7 @@ app = typer.Typer(help="The inventory of hosts.", no_args_is_help=True, rich_mar
 
 @app.command("list")
 @together
-def list_(listing: Listing) -> None:
+def list_(listing: ListOptions) -> None:
     """List the hosts, without contacting them."""
     from vmckpt.hosts.inventory.inventory import all_entries
 

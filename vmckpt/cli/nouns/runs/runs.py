@@ -7,7 +7,7 @@ import typer
 from vmckpt.cli import output
 from vmckpt.cli.nouns.runs.replay import replay
 from vmckpt.cli.nouns.runs.report import report
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
 
@@ -24,7 +24,7 @@ app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich
 
 @app.command("list")
 @together
-def list_(listing: Listing) -> None:
+def list_(listing: ListOptions) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
     from vmckpt.hosts.inventory.inventory import runs_dir

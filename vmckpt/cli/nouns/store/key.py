@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli.options.listing import Listing
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
 
@@ -52,7 +52,7 @@ Name = Annotated[str, typer.Option("--name", help="Name of the new key.", metava
 
 @app.command("list")
 @together
-def list_(store: StoreOption = None, *, listing: Listing) -> None:
+def list_(store: StoreOption = None, *, listing: ListOptions) -> None:
     """List a store's keys. Needs no key."""
     from vmckpt.cli.nouns.store.opened import backend_of
     from vmckpt.cli.options.stores import location_of
