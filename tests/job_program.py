@@ -4,10 +4,10 @@
 
 `release` is for after the work, once the outcome was written; a recovery does not do it.
 
-A step is "note TEXT", "step TEXT" (as a checkpoint tells its steps), "tell" or "tell finally" (the
-kind's example result), "refuse", "break" (as a bug does), "freeze", "die", "fill" (the file
-system), "wait" (for good, STATE/waiting says so) or "done" (return the result). A cancelled one
-takes a moment, and says STATE/undone.
+A step is "note TEXT", "trace COMMAND", "step TEXT" (as a checkpoint tells its steps), "tell" or
+"tell finally" (the kind's example result), "refuse", "break" (as a bug does), "freeze", "die",
+"fill" (the file system), "wait" (for good, STATE/waiting says so) or "done" (return the result). A
+cancelled one takes a moment, and says STATE/undone.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from tests.job_examples import EXAMPLES
 from vmckpt.cli.hidden.job import kind_of
 from vmckpt.cli.loop import run
 from vmckpt.errors import RefusedError
+from vmckpt.events.trace import Detail, trace_command
 from vmckpt.events.types import Note
 from vmckpt.jobs import serve
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
@@ -63,6 +64,8 @@ async def _play(kind: JobKind[Any, Any], job: Job[Any, Any], state: Path, steps:
         match step.split():
             case ["note" | "step" as code, text]:
                 job.emit(Note(0.0, code, text))
+            case ["trace", name]:
+                trace_command(job.vm, name)
             case ["tell", *finally_]:
                 job.tell(result, is_final=bool(finally_))
             case ["refuse"]:
@@ -108,7 +111,8 @@ def main(state: Path, name: str, directory: Path, recovers: bool) -> None:
     if recovers:
         run(serve.recover(kind, directory))
     else:
-        run(serve.serve(kind, directory, command(state)))
+        detail = Detail.NAMES if "-v" in sys.argv else Detail.NOTHING
+        run(serve.serve(kind, directory, command(state), detail))
 
 
 if __name__ == "__main__":

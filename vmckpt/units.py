@@ -110,6 +110,11 @@ def format_duration(duration_s: float) -> str:
     return f"{hours}h{minutes:02d}m"
 
 
+def format_age(age_s: float) -> str:
+    """A duration in whole seconds at most: 5 s, 1m30s, 2h05m."""
+    return f"{age_s:.0f} s" if age_s < 59.5 else format_duration(age_s)
+
+
 def format_time(unix_s: float) -> str:
     """A moment in the local time zone, as "2026-11-27 00:17:21"; "?" for one beyond any calendar.
 
@@ -122,5 +127,6 @@ def format_time(unix_s: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 VM`, `2 VMs`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """`1 VM`, `2 VMs`, `2 processes`."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"

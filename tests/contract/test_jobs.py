@@ -32,6 +32,7 @@ from vmckpt.errors import (
     RefusedError,
     VmckptError,
 )
+from vmckpt.events.trace import Detail, trace, untrace
 from vmckpt.events.types import Event, Note, unheard
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import process
@@ -125,6 +126,30 @@ def played(host: LocalHost, play: Callable[[], Awaitable[object]]) -> None:
 
 def test_every_kind_has_an_example() -> None:
     assert set(EXAMPLES) == set(MODULES)
+
+
+@pytest.mark.parametrize("detail", [Detail.NOTHING, Detail.NAMES])
+def test_a_trace_is_passed_on_if_it_is_asked_for(
+    one: JobKind[Any, Any], host: Playing, detail: Detail
+) -> None:
+    plan(host, "trace stop", "trace cont", "done")
+    lines = list[str]()
+
+    async def play() -> None:
+        job = await started(one, host)
+        await job.outcome(unheard)
+        assert job.files.trace.exists() is bool(detail)
+        await released(host)
+
+    trace(detail, lines.append)
+    try:
+        played(host, play)
+    finally:
+        untrace()
+    told = [line.partition(" ")[2] for line in lines]
+    assert [line for line in told if line.startswith("web: ")] == (
+        ["web: stop", "web: cont"] if detail else []
+    )
 
 
 def test_its_events_and_result_are_told(kind: JobKind[Any, Any], host: Playing) -> None:

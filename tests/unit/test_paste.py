@@ -108,6 +108,20 @@ def test_settings_of_libvirts_take_the_place_of_what_was_there(tmp_path: Path) -
         ]
 
 
+def test_a_user_of_qemus_gets_certificates_that_it_can_read(tmp_path: Path) -> None:
+    host = LocalHost("a", Path('/s/"$x"'), "::1")
+    line = remedies.libvirt_encrypts(host, Paste(ELSEWHERE, root=True), pki_dir(host), 64055)
+    command = shlex.split(line.partition(" && ")[2])[-1]
+    made, copied, *rest = command.split(" && ")
+    assert made == "install -d /etc/pki/qemu"
+    assert shlex.split(copied) == [
+        "install", "-o", "64055", "-m", "600", '/s/"$x"/pki/*.pem', "/etc/pki/qemu"
+    ]  # fmt: skip
+    # Only the state directory is quoted: a shell has to find the files.
+    assert copied.endswith("/pki'/*.pem /etc/pki/qemu")
+    assert 'migrate_tls_x509_cert_dir = \\"/etc/pki/qemu\\"' in rest[1]
+
+
 def test_ports_are_added_and_there_are_no_more_than_65535() -> None:
     few = LocalHost("a", Path("/s"), "::1", migration_ports=(65530, 65531))
     line = remedies.ports(few, Paste(few, root=True))

@@ -50,7 +50,7 @@ def test_facts_have_units_and_no_python() -> None:
     assert shown == {
         "name": "web", "memory": "1.00 GiB", "speed": "977 KiB/s", "took": "1.50 s",
         "pause": "2.2 ms", "adopted": "no", "guest agent": "yes", "pid": "-", "disks": "-",
-        "cannot": "migrate, replicate", "placement": "node 0, cpus -",
+        "cannot": "migrate, replicate", "placement": "node 0",
     }  # fmt: skip
     assert not {"None", "[]", "False"} & set(fields(in_words(facts)).split())
 

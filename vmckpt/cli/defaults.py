@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 # Options without defaults. The output format depends on the program that reads it. That a host is
 # dead, or that a VM of a silent host should run on another one, must be said each time: otherwise
 # two guests could run.
-_NEVER = frozenset({"json", "help", "primary-is-dead", "standby-is-dead"})
+_NEVER = frozenset({"json", "output", "columns", "help", "primary-is-dead", "standby-is-dead"})
 _NEVER_OF = frozenset({("restore", "host")})
 
 

@@ -14,6 +14,7 @@ from vmckpt.state.config_files import are_there
 # Imports create tens of thousands of permanent objects: collecting garbage among them took a
 # quarter of the start-up time.
 _GC_THRESHOLD = 100_000
+_JOB_OPTIONS = frozenset({"--recover", "--last", "-v", "-vv"})
 
 
 def start() -> None:
@@ -72,14 +73,15 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             from vmckpt.cli.hidden.link import link
 
             return partial(link, Path(directory))
-        case ["job", kind, directory, *rest] if rest in ([], ["--recover"], ["--last"]):
-            if rest == ["--last"]:
+        case ["job", kind, directory, *rest] if _JOB_OPTIONS.issuperset(rest):
+            if "--last" in rest:
                 from vmckpt.hosts.processes.scheduling import session_comes_last
 
                 session_comes_last()  # first: everything else is work too
             from vmckpt.cli.hidden.job import job
 
-            return partial(job, kind, Path(directory), recover=rest == ["--recover"])
+            detail = ("-v" in rest) + 2 * ("-vv" in rest)
+            return partial(job, kind, Path(directory), recover="--recover" in rest, detail=detail)
     return None
 
 

@@ -79,7 +79,7 @@ vm rm
     vmckpt vm rm web-copy --disks
 replicate start
     vmckpt replicate start web h2 --lease etcd:http://10.0.0.9:2379
-    vmckpt replicate start web h2 --lease h3: --epoch 25ms --max-pause 10ms
+    vmckpt replicate start web h2 --lease /srv/leases --epoch 25ms --max-pause 10ms
 replicate keep
     vmckpt replicate keep web h2 h3 --lease etcd:http://10.0.0.9:2379
     vmckpt replicate keep web h2 h3 --lease h4: --window 02:00-05:00
@@ -130,6 +130,7 @@ checkpoint restore
     vmckpt checkpoint restore before-upgrade --as web-copy
     vmckpt checkpoint restore before-upgrade --in-place
     vmckpt checkpoint restore before-upgrade --as web-copy --host h2
+    vmckpt checkpoint restore before-upgrade --kind internal --vm shop
 checkpoint export-disk
     vmckpt checkpoint export-disk before-upgrade disk-0 web.qcow2
     vmckpt checkpoint export-disk before-upgrade disk-0 web.img --format raw

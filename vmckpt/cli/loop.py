@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from vmckpt.cli.asked import AskedToStopError, signals
 from vmckpt.ui.colour import coloured
 from vmckpt.ui.shown import lines, one_line
+from vmckpt.ui.verbosity import is_quiet
 
 T = TypeVar("T")
 
@@ -98,6 +99,12 @@ def end_running() -> None:
                 runner.run(_at_end.pop()())
             runner.run(close_connections())
             runner.close()
+
+
+def note(text: str) -> None:
+    """Print progress, or something good to know, on stderr; nothing with --quiet."""
+    if not is_quiet():
+        warn(text)
 
 
 def warn(text: str) -> None:

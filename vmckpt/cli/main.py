@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import takewhile
-from typing import cast
+from typing import Any, cast
 
 import click
 import typer
@@ -14,7 +14,9 @@ from typer.core import TyperGroup
 
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
+from vmckpt.cli.common import add_common
 from vmckpt.cli.defaults import default_map
+from vmckpt.cli.options.listing import asks_for_json
 from vmckpt.cli.output import end_running, print_error
 from vmckpt.cli.renamed import renamed
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
@@ -70,7 +72,11 @@ SECTIONS = {
 
 
 class _Sections(TyperGroup):
-    """The root command: its `--help` groups the commands."""
+    """The root command: its `--help` groups the commands; each gets the common options."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        add_common(self)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each section in turn, its columns as wide as those of all."""
@@ -192,7 +198,7 @@ def _require_text(words: Sequence[str]) -> None:
 def told(error: Exception | AskedToStopError) -> int:
     """Tell what a command ended with; the exit code."""
     # What follows `--` is another program's command line.
-    as_json = "--json" in takewhile(lambda word: word != "--", sys.argv)
+    as_json = asks_for_json(list(takewhile(lambda word: word != "--", sys.argv)))
     match error:
         case VmckptError():
             return print_error(error, as_json=as_json)

@@ -470,7 +470,7 @@ def _neighbours(others: int) -> tuple[str, ...]:
 
 def _nothing_known(source: str, target: str) -> RefusedError:
     return RefusedError(
-        f"nothing was measured from {source} to {target}",
+        f"no migration from {source} to {target} has been measured",
         why="no migration without a bandwidth limit has been recorded in this direction",
         remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
     )

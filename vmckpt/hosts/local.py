@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.events.trace import trace_process
 from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
@@ -75,6 +76,7 @@ class LocalHost(HostEntry):
 
         Raises HostDownError if it cannot be started, exceeds `timeout_s`, or prints too much.
         """
+        trace_process(self.name, argv)
         try:
             leave_session(argv)
             child = await asyncio.create_subprocess_exec(
@@ -115,6 +117,7 @@ class LocalHost(HostEntry):
         Its output is appended to `stderr_path`. The prefix `enter` must exec, so that the pid is
         the command's own.
         """
+        trace_process(self.name, argv)
         try:
             leave_session(argv)
             return process.spawn([*self.enter, *argv], stderr_path)

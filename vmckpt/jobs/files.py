@@ -58,6 +58,11 @@ class JobFiles:
         return self.path / "control.sock"
 
     @property
+    def trace(self) -> Path:
+        """What it does, a line each, if the command that started it traces."""
+        return self.path / "trace.log"
+
+    @property
     def log(self) -> Path:
         """Its process's standard error."""
         return self.path / "job.log"

@@ -17,6 +17,7 @@ from vmckpt.errors import (
     StorageError,
 )
 from vmckpt.events.lines import Lines
+from vmckpt.events.trace import flags, relay
 from vmckpt.events.types import Emit, Note, heard_or_not
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import Host
@@ -151,9 +152,10 @@ async def begin(kind: JobKind[Q, R], host: Host, run: str, *, last: bool = False
     files = JobFiles.of(host.state_dir, kind.name, run)
     await host.make_dir(files.path)
     words = command(await host.own_command(), kind.name, files.path)
+    options = [*(["--last"] if last else []), *flags()]
     process = None
     with suppress(OutcomeUnknownError):
-        process = await host.spawn([*words, "--last"] if last else words, files.log)
+        process = await host.spawn([*words, *options], files.log)
     return Handle(kind, host, files, process)
 
 
@@ -199,6 +201,7 @@ class _Watch:
         self._job, self._host, self._files = job, job.host, job.files
         self._emit, self._patience_s = emit, patience_s
         self._lines, self._offset = Lines(), 0
+        self._traced, self._traced_bytes = b"", 0
         self._at_s = 0.0
         self._process: ProcessId | None = None
         self._looked_s: float | None = None
@@ -238,9 +241,18 @@ class _Watch:
             for event in self._lines.feed(data):
                 self._at_s = max(self._at_s, event.at_s)
                 self._emit(event)
+        if flags():
+            await self._relay_trace()
         if found is None or not found.is_final:
             await self._check_alive(is_told=found is not None)
         return found
+
+    async def _relay_trace(self) -> None:
+        while data := await self._host.read_from(self._files.trace, self._traced_bytes):
+            self._traced_bytes += len(data)
+            *whole, self._traced = (self._traced + data).split(b"\n")
+            for line in whole:
+                relay(line.decode(errors="replace"))
 
     async def _check_alive(self, *, is_told: bool) -> None:
         now_s = self._clock()

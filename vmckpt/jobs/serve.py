@@ -4,13 +4,14 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vmckpt.deadlines import poll
 from vmckpt.errors import CancelledByUserError, OperationFailedError, VmckptError
+from vmckpt.events.trace import Detail, trace, untrace
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import PROCESS, identify
 from vmckpt.jobs.files import JobFiles, forget_old
@@ -32,8 +33,13 @@ def recovery(own: Sequence[str], kind: str, directory: Path) -> list[str]:
     return [*command(own, kind, directory), "--recover"]
 
 
-async def serve(kind: JobKind[Any, Any], directory: Path, own_command: Sequence[str]) -> None:
-    """Run the job in this directory. Errors become its outcome.
+async def serve(
+    kind: JobKind[Any, Any],
+    directory: Path,
+    own_command: Sequence[str],
+    detail: Detail = Detail.NOTHING,
+) -> None:
+    """Run the job in this directory, and trace it. Errors become its outcome.
 
     Raises NotFoundError: no order arrived, or the directory was removed.
     """
@@ -49,6 +55,7 @@ async def serve(kind: JobKind[Any, Any], directory: Path, own_command: Sequence[
         async with kind.worker(job) as worker, _concluded(kind, job):
             job.reserve()
             stack.enter_context(job.telling())
+            stack.enter_context(_traced(files, detail))
             if me := identify(os.getpid()):
                 await save_to(job.host, files.process, PROCESS, me)
             if files.revoked.exists() or not files.order.exists():  # withdrawn
@@ -78,6 +85,25 @@ async def recover(kind: JobKind[Any, Any], directory: Path) -> None:
                 remedy="try again; `vmckpt vm list` shows the VM's state",
             )
         job.succeed(result)
+
+
+@contextmanager
+def _traced(files: JobFiles, detail: Detail) -> Iterator[None]:
+    """Trace to the job's file during the block. Raises OSError."""
+    if not detail:
+        yield
+        return
+    with files.trace.open("ab", buffering=0) as lines:
+
+        def tell(line: str) -> None:
+            with suppress(OSError):
+                lines.write(f"{line}\n".encode())
+
+        trace(detail, tell)
+        try:
+            yield
+        finally:
+            untrace()
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from vmckpt.hosts.inventory.inventory import runs_dir
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.files import new_run
-from vmckpt.options.migration import MigrationOptions
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.units import format_duration
 
@@ -68,6 +68,8 @@ class MigrationRun:
         """What the operator should know beforehand, with codes."""
         if self._asked.method is not settled.method and not settled.offline:
             over = f", over {settled.channels} channels" if settled.channels else ""
+            stop = ": the guest is paused while its memory is sent"
+            over = stop if settled.method is Method.STOP else over
             yield "method", f"auto selected {settled.method}{over}"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 

@@ -20,6 +20,7 @@ from qemu.qmp.protocol import Runstate
 
 from vmckpt.codec import convert
 from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.events.trace import trace_command
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.qemu.shapes import EVENTS, FdSet
 
@@ -224,6 +225,7 @@ class Monitor:
     ) -> object:
         if not self.is_open:
             raise ExecInterruptedError("the connection is closed")
+        trace_command(self.label, command, arguments)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._client.execute(command, arguments, oob=oob)

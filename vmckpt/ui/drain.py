@@ -11,13 +11,17 @@ from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line
 from vmckpt.ui.tables import table
+from vmckpt.ui.verbosity import is_plain, is_quiet
 from vmckpt.units import counted, format_duration
 
 
 @contextmanager
 def display(title: str) -> Iterator[Show]:
     """Show the progress on stderr during the block: live on a terminal, otherwise as lines."""
-    if not sys.stderr.isatty():
+    if is_quiet():
+        yield lambda _: None
+        return
+    if is_plain() or not sys.stderr.isatty():
         yield _plain_lines()
         return
     from vmckpt.ui.drain_live import live_display

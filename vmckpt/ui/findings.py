@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vmckpt.ui.shown import one_line
-from vmckpt.ui.tables import table
+from vmckpt.ui.tables import beneath, table
 
 if TYPE_CHECKING:
     from vmckpt.preflight.finding import Finding
@@ -23,7 +23,8 @@ def problems_text(checks: "Sequence[Finding]") -> str:
     from vmckpt.preflight.finding import OK
 
     return "\n\n".join(
-        f"  {check.verdict}  {check.code}: {one_line(check.reason)}\n{one_line(check.remedy)}"
+        beneath(f"  {check.verdict}  {check.code}: {one_line(check.reason)}", " " * 4)
+        + f"\n{one_line(check.remedy)}"
         for check in checks
         if check.verdict != OK
     )

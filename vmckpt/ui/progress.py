@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress
+from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress, unheard
 from vmckpt.ui.shown import one_line
+from vmckpt.ui.verbosity import is_plain, is_quiet
 from vmckpt.units import format_duration, format_rate, format_size
 
 LINE_EVERY_S = 1.0
@@ -33,7 +34,10 @@ PHASES = {
 @contextmanager
 def display(title: str) -> Iterator[Emit]:
     """Show events on stderr during the block: live on a terminal, otherwise a line per second."""
-    if not sys.stderr.isatty():
+    if is_quiet():
+        yield unheard
+        return
+    if is_plain() or not sys.stderr.isatty():
         yield _plain_lines()
         return
     from vmckpt.ui.live import live_display

@@ -13,11 +13,11 @@ from vmckpt.units import format_duration, format_size
 def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
     """Format both sides' status (`replicate status --json`) for people."""
     about = sides[0].status
-    lines = [f"{name}: {about.primary or '?'} -> {about.standby or '?'}"]
+    head = f"{name}: {about.primary or '?'} -> {about.standby or '?'}"
     pairs: list[tuple[str, str]] = []
     for side in sides:
         pairs += _primary(side) if side.status.is_primary else _standby(side)
-    return "\n".join([*lines, *(f"  {line}" for line in fields(pairs).splitlines())])
+    return f"{head}\n{fields(pairs, indent='  ')}"
 
 
 def event_text(event: dict[str, Any]) -> str:
@@ -54,7 +54,7 @@ def _primary(side: ReplicaSide) -> list[tuple[str, str]]:
         pairs.append(("safe until", f"{status.rpo_now_ms:g} ms ago (epoch {epoch})"))
     length = f"{status.epoch_ms:g} ms{' (auto)' if status.epoch_is_auto else ''}"
     pairs += [
-        ("epochs", f"{status.epochs_per_s:g} a second, of {length}"),
+        ("epochs", f"{status.epochs_per_s:g} per second, of {length}"),
         ("pauses", _spread(status.pause_p50_ms, status.pause_p99_ms)),
         *_lease(status),
         ("tracking", str(status.tracker)),
@@ -142,4 +142,4 @@ def _output(status: ReplicaStatus) -> str:
 def _spread(median_ms: float | None, worst_ms: float | None) -> str:
     if median_ms is None or worst_ms is None:
         return "none yet"
-    return f"{median_ms:g} ms, p99 {worst_ms:g} ms"
+    return f"median {median_ms:g} ms, p99 {worst_ms:g} ms"

@@ -16,25 +16,76 @@ _GAP = "  "
 _NOTHING = {"", "-"}
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    wraps: bool = True,
+) -> str:
     """Columns padded to their widest cell, the header in capitals. Each row is one line.
 
     `width`: wrap cells at words so that lines have at most this many columns; None: the terminal's
-    width, or unlimited without a terminal.
+    width, or unlimited without a terminal or if it does not wrap.
     """
     lines = [[title.upper() for title in header], *[list(map(one_line, row)) for row in rows]]
     widths = _widths(lines)
-    if (limit := _terminal_width() if width is None else width) is not None:
+    limit = _terminal_width() if width is None and wraps else width
+    if limit is not None:
         if _width(widths) > limit:
             lines = _without_empty(lines)
         widths = _fitting(lines, limit)
     return "\n".join(text for line in lines for text in _wrapped(line, widths))
 
 
-def fields(pairs: Sequence[tuple[str, str]]) -> str:
-    """One "name  value" line for each pair."""
-    width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{name.ljust(width)}{_GAP}{one_line(value)}" for name, value in pairs)
+def chosen(
+    names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The named columns, in that order; a space in a name may be a hyphen. Raises UsageError."""
+    from vmckpt.errors import UsageError
+
+    known = [name.replace(" ", "-") for name in header]
+    places = []
+    for name in names:
+        plain = "-".join(name.lower().split()).replace("_", "-")
+        if plain not in known:
+            raise UsageError(
+                f"there is no column '{name}'",
+                why=f"the columns are {', '.join(known)}",
+                remedy=f"write e.g. --columns {','.join(known[:2])}",
+            )
+        places.append(known.index(plain))
+    return [header[n] for n in places], [[row[n] for n in places] for row in rows]
+
+
+def fields(pairs: Sequence[tuple[str, str]], *, indent: str = "", width: int | None = None) -> str:
+    """One "name  value" line for each pair. `width`: as in `table`; values are wrapped."""
+    limit = _terminal_width() if width is None else width
+    widest = max((len(name) for name, _ in pairs), default=0)
+    below = "\n" + " " * (len(indent) + widest + len(_GAP))
+    lines = []
+    for name, value in pairs:
+        text = one_line(value)
+        # A terminal that leaves no room for values wraps by itself.
+        left = 0 if limit is None else limit - len(below) + 1
+        parts = wrapped(text, left) if left > 0 else [text]
+        lines.append(f"{indent}{name.ljust(widest)}{_GAP}{below.join(parts)}".rstrip())
+    return "\n".join(lines)
+
+
+def beneath(text: str, indent: str, *, width: int | None = None) -> str:
+    """A line of text, wrapped as `fields` are; `indent`: of all lines after the first."""
+    limit = _terminal_width() if width is None else width
+    if limit is None or limit <= len(indent):
+        return text
+    first, *rest = wrapped(text, limit)
+    more = wrapped(" ".join(rest), limit - len(indent)) if rest else []
+    return f"\n{indent}".join([first, *more])
+
+
+def without_empty(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The fields that have a value."""
+    return [(name, value) for name, value in pairs if value not in _NOTHING]
 
 
 def in_words(facts: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -66,7 +117,8 @@ def _value(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case Mapping():
-            return ", ".join(" ".join(_in_words(*item)) for item in value.items()) or "-"
+            given = {name: inner for name, inner in value.items() if _value(inner) != "-"}
+            return ", ".join(" ".join(_in_words(*item)) for item in given.items()) or "-"
         case list() | tuple():
             return ", ".join(map(_value, value)) or "-"
         case float():

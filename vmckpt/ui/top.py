@@ -5,7 +5,7 @@ from typing import Any
 
 from vmckpt.ui.shown import one_line
 from vmckpt.ui.tables import table
-from vmckpt.units import format_duration, format_rate, format_size
+from vmckpt.units import format_age, format_duration, format_rate, format_size
 
 _HOSTS = ("host", "answers", "vms", "running", "their memory", "free")
 _VMS = ("vm", "host", "state", "vcpus", "memory", "dirties", "operation", "protected", "checkpoint")
@@ -62,7 +62,7 @@ def _dirties(measured: Mapping[str, Any] | None, now_s: float) -> str:
 
 def _protections(vm: Mapping[str, Any]) -> Iterable[str]:
     if replication := vm["replication"]:
-        words = f"{replication['state']}, to {replication['standby'] or '?'}"
+        words = f"{replication['state']} by {replication['standby'] or '?'}"
         if (behind_ms := replication["rpo_now_ms"]) is not None:
             words += f", {behind_ms:.0f} ms behind"
         if not replication["answers"]:
@@ -88,4 +88,4 @@ def _checkpoints(vm: Mapping[str, Any], now_s: float) -> str:
 
 
 def _ago(at_s: float, now_s: float) -> str:
-    return f"{format_duration(max(now_s - at_s, 0.0))} ago"
+    return f"{format_age(max(now_s - at_s, 0.0))} ago"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.whose import vm_labels
-from vmckpt.units import format_size, format_time
+from vmckpt.units import counted, format_size, format_time
 
 
 def rows(entries: Sequence[CatalogueEntry]) -> list[tuple[str, ...]]:
@@ -100,12 +100,16 @@ def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, s
         ("took", f"{facts.took_s:.2f} s"),
         ("qemu", facts.qemu_version),
         ("machine", f"{platform('machine', '?')}, {platform('accel', '?')}"),
-        ("cpu", f"{platform('cpu', '?')}, {facts.machine.get('vcpus', '?')} vCPUs"),
+        ("cpu", f"{platform('cpu', '?')}, {_vcpus(facts.machine.get('vcpus'))}"),
         ("firmware", facts.firmware or "-"),
         ("devices", ", ".join(sorted(map(str, devices))) or "-"),
         *(("disk", f"{disk.path} ({disk.format}, {format_size(disk.size_bytes)})")
           for disk in facts.disks),
     ]  # fmt: skip
+
+
+def _vcpus(number: object) -> str:
+    return counted(number, "vCPU") if isinstance(number, int) else "? vCPUs"
 
 
 def in_words(entry: CatalogueEntry) -> str:

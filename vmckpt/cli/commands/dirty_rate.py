@@ -7,7 +7,7 @@ import typer
 
 from vmckpt.cli.loop import run, run_until_interrupted
 from vmckpt.cli.options.arguments import LookFor, look_s
-from vmckpt.cli.output import Json, show, warn
+from vmckpt.cli.output import Json, note, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.drivers.driver import Driver
@@ -33,6 +33,7 @@ def dirty_rate(
     from vmckpt.errors import UsageError
     from vmckpt.forecast.measure.last_measured import keep
     from vmckpt.ui.charts import require_plotting
+    from vmckpt.units import format_age
 
     for_s = look_s(for_)
     if watch and (json or plot):
@@ -47,6 +48,7 @@ def dirty_rate(
     if watch:
         run_until_interrupted(_watch(found))
         return
+    note(f"measuring {found.name} for {format_age(for_s)}")
     measured = run(found.measure(for_s))
     keep(found.name, measured)
     if plot:

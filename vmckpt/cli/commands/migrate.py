@@ -8,7 +8,7 @@ import typer
 from vmckpt.cli.commands.moving import move, show_recovery, target_of
 from vmckpt.cli.options.arguments import DryRun, TimeLimits
 from vmckpt.cli.options.together import together
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.output import Json, note, run, show, warn
 from vmckpt.options.migration import MigrationOptions
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def _calm(
 
     vm, for_s = await find(name), parse_duration_s(given)
     await wait_for_calm_in_time(
-        vm, target, options, wanted, began_s=began_s, for_s=for_s, tell=warn
+        vm, target, options, wanted, began_s=began_s, for_s=for_s, tell=note
     )
 
 
@@ -106,10 +106,10 @@ async def _planned(
 
     vm = await find(name)
     made = await vm.plan(target, options, wanted, began_s=began_s)
-    for note in made.notes:
-        warn(f"plan: {note}")
+    for text in made.notes:
+        note(f"plan: {text}")
     planned = made.require()
-    warn(f"plan: {made.choice.reason}")
+    note(f"plan: {made.choice.reason}")
     return planned, made.record()
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from vmckpt.cli.loop import run
 from vmckpt.cli.results import show
 from vmckpt.codec import builtins
-from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -70,38 +69,35 @@ async def _migrate(
 
 
 def _text(report: "MigrationReport") -> str:
-    from vmckpt.units import format_duration, format_size
+    from vmckpt.ui.tables import fields
+    from vmckpt.units import counted, format_duration, format_size
 
-    if report.method == "offline":
-        return "\n".join(
-            [
-                f"{report.vm} is on {report.target}, and off",
-                f"  time      {format_duration(report.total_time_s)}",
-                f"  encrypted {_encrypted(report)}",
-                f"  record    {report.run_record}",
-                *(f"  warning   {one_line(text)}" for text in report.warnings),
-            ]
-        )
-
-    def milliseconds(value: float | None) -> str:
-        return "not measured" if value is None else f"{value:.0f} ms"
-
-    downtime = (
-        f"{milliseconds(report.downtime_ms)} by QEMU, {milliseconds(report.guest_downtime_ms)} "
-        "as the guest's heartbeats show"
-    )
-    over = f" over {report.channels} channels" if report.channels > 1 else ""
-    lines = [
-        f"{report.vm} runs on {report.target}",
-        f"  method    {report.method}{over} (asked for: {report.requested_method})",
-        f"  time      {format_duration(report.total_time_s)}, of which memory "
-        f"{format_duration(report.transfer_time_s)}",
-        f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",
-        f"  downtime  {downtime}",
-        f"  encrypted {_encrypted(report)}",
-        f"  record    {report.run_record}",
+    rest = [
+        ("encrypted", _encrypted(report)),
+        ("record", report.run_record),
+        *(("warning", text) for text in report.warnings),
     ]
-    return "\n".join([*lines, *(f"  warning   {one_line(text)}" for text in report.warnings)])
+    if report.method == "offline":
+        pairs = [("time", format_duration(report.total_time_s)), *rest]
+        return f"{report.vm} is on {report.target}, and off\n{fields(pairs, indent='  ')}"
+
+    measured = (
+        (report.downtime_ms, "by QEMU"),
+        (report.guest_downtime_ms, "as the guest's heartbeats show"),
+    )
+    shown = [f"{value:.0f} ms {source}" for value, source in measured if value is not None]
+    downtime = ", ".join(shown) or "not measured"
+    over = f" over {report.channels} channels" if report.channels > 1 else ""
+    total, memory = map(format_duration, (report.total_time_s, report.transfer_time_s))
+    rounds = counted(report.rounds, "round")
+    pairs = [
+        ("method", f"{report.method}{over} (requested: {report.requested_method})"),
+        ("time", f"{total}, of which memory {memory}"),
+        ("sent", f"{format_size(report.transferred_bytes)} in {rounds}"),
+        ("downtime", downtime),
+        *rest,
+    ]
+    return f"{report.vm} runs on {report.target}\n{fields(pairs, indent='  ')}"
 
 
 def _encrypted(report: "MigrationReport") -> str:

@@ -7,15 +7,15 @@ import typer
 
 from vmckpt.cli.options.arguments import LookFor, TimeLimits, look_s
 from vmckpt.cli.options.together import Only, together
-from vmckpt.cli.output import Json, run, show
+from vmckpt.cli.output import Json, note, run, show
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from vmckpt.forecast.model.choose import Offer
-    from vmckpt.forecast.model.forecast import Band
+    from vmckpt.forecast.model.forecast import Band, TransferMode
     from vmckpt.forecast.planner import MigrationPlan
 
 
@@ -39,11 +39,13 @@ def plan(
     """
     from vmckpt.cli.found import find
     from vmckpt.hosts.inventory.inventory import find_host
+    from vmckpt.units import format_age
 
     began_s = time.monotonic()
     wanted = limits.intent(options)
     target, for_s = find_host(host), look_s(for_)
     found = run(find(vm))
+    note(f"measuring {vm} for {format_age(for_s)}")
     made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))
     show(made.to_json(), text(made), as_json=json)
     if made.choice.way is None:
@@ -52,27 +54,36 @@ def plan(
 
 def text(made: "MigrationPlan") -> str:
     """The table of methods, and the choice with its reason."""
-    from vmckpt.ui.tables import table
+    from vmckpt.ui.tables import beneath, table
     from vmckpt.units import format_duration, format_rate, format_size
 
     rows = [_row(offer, chosen=offer.forecast.way is made.choice.way) for offer in made.offers]
-    rows += [("", way.value, "cannot go", "", "", "", reason) for way, reason in made.closed]
-    rows += [("", way.value, "unknown", "", "", "", reason) for way, reason in made.unknown]
     header = ("", "method", "total", "downtime", "sent", "slowdown", "verdict")
     measured = made.measured
     head = (
         f"{made.vm}: {made.source} -> {made.target}\n"
         f"{format_size(measured.ram_bytes)} of memory, working set "
         f"{format_size(measured.working_set_bytes)} in {format_duration(measured.took_s)}, at most "
-        f"{format_rate(_fastest(made))}; by {measured.source}. Figures: median (p10 to p90)"
+        f"{format_rate(_fastest(made))}\n"
+        f"Measured by {measured.source}. Figures: median (p10 to p90)"
     )
     choice = made.choice
     end = one_line(f"choice: {choice.reason}")
     if choice.way is None:
         end = f"no method meets the constraints: {choice.reason}\n  do: {choice.change}"
-    notes = [*_devices(made), *(f"note: {note}" for note in (*made.notes, *made.warned))]
-    notes = list(map(one_line, notes))
-    return "\n".join([head, "", table(header, rows), "", *notes, end])
+    left_out = [*_by_reason("not possible", made.closed), *_by_reason("unknown", made.unknown)]
+    notes = [*left_out, *_devices(made), *(f"note: {note}" for note in (*made.notes, *made.warned))]
+    notes = [beneath(one_line(note), "  ") for note in notes]
+    shown = [table(header, rows), ""] if rows else []
+    return "\n".join([head, "", *shown, *notes, end])
+
+
+def _by_reason(title: str, ways: "Iterable[tuple[TransferMode, str]]") -> list[str]:
+    """Methods without a forecast: a line for each reason."""
+    methods: dict[str, list[str]] = {}
+    for way, reason in ways:
+        methods.setdefault(reason, []).append(way.value)
+    return [f"{title}: {', '.join(names)}: {reason}" for reason, names in methods.items()]
 
 
 def _devices(made: "MigrationPlan") -> list[str]:

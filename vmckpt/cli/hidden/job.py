@@ -37,8 +37,9 @@ def kind_of(name: str) -> "JobKind[Any, Any]":
     return next(one for one in kinds if one.name == name)
 
 
-def job(name: str, directory: Path, recover: bool = False) -> None:
+def job(name: str, directory: Path, recover: bool = False, detail: int = 0) -> None:
     """Run or recover the job in a directory; started by vmckpt itself."""
+    from vmckpt.events.trace import Detail
     from vmckpt.hosts.inventory.inventory import local_host
     from vmckpt.hosts.processes.scheduling import take_turns
     from vmckpt.jobs import serve
@@ -48,4 +49,5 @@ def job(name: str, directory: Path, recover: bool = False) -> None:
         take_turns()  # its parent may run at low priority
         run(serve.recover(kind, directory))
     else:
-        run(serve.serve(kind, directory, run(local_host().own_command())))
+        own = run(local_host().own_command())
+        run(serve.serve(kind, directory, own, Detail(detail)))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.nouns.vm import Name
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.devices.bundle import Vendor
 
@@ -22,26 +24,27 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(vm: Name, json: Json = False) -> None:
+@together
+def list_(vm: Name, *, listing: ListOptions) -> None:
     """Show a VM's passed-through devices.
 
     With their strategies, and whether they are plugged in.
     """
     from vmckpt.cli.found import find_own
     from vmckpt.devices.status import device_rows
-    from vmckpt.ui.tables import table
 
     found: list[DeviceRow] = run(device_rows(run(find_own(vm))))
     rows = [
         (one.id, one.what, one.strategy, one.hook or "-", one.state, " ".join(one.addresses))
         for one in found
     ]
-    text = table(("device", "what", "strategy", "hook", "state", "host's functions"), rows)
-    facts = [one._asdict() for one in found]
-    show({"vm": vm, "devices": facts}, text if rows else "it has none", as_json=json)
+    header = ("device", "what", "strategy", "hook", "state", "host's functions")
+    facts = {"vm": vm, "devices": [one._asdict() for one in found]}
+    listing.show(facts, header, rows, none=f"{vm} has no passed-through devices")
 
 
 @app.command()
+@together
 def cards(
     host: Annotated[str, typer.Argument(help="The host.")],
     match: Annotated[
@@ -50,11 +53,11 @@ def cards(
             help="Only cards that match VENDOR:DEVICE, as in a spec.", metavar="VENDOR:DEVICE"
         ),
     ] = None,
-    json: Json = False,
+    *,
+    listing: ListOptions,
 ) -> None:
     """Show a host's PCI devices and their availability."""
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.ui.tables import table
     from vmckpt.vm.passthrough.cards import states
 
     found: list[tuple[Card, str]] = run(states(find_host(host)))
@@ -64,8 +67,8 @@ def cards(
         {"functions": list(card.addresses), "name": card.name, "free": why == "free", "state": why}
         for card, why in found
     ]
-    text = table(("address", "vendor:device", "functions", "state"), rows)
-    show({"host": host, "cards": facts}, text, as_json=json)
+    header = ("address", "vendor:device", "functions", "state")
+    listing.show({"host": host, "cards": facts}, header, rows)
 
 
 @app.command()

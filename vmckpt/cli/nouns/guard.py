@@ -9,8 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 from vmckpt.cli.options.arguments import MaxPause, pause_s
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.stores import AnyStore, absolute_place
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.options.together import together
+from vmckpt.cli.output import Json, note, run, show, warn
 from vmckpt.ui.shown import lines, one_line
 
 if TYPE_CHECKING:
@@ -164,11 +166,11 @@ def run_(
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+@together
+def list_(listing: ListOptions) -> None:
     """List guards that are open or whose checkpoint exists."""
     from vmckpt.fleet.guard.guard import expire, who_is_at_work
     from vmckpt.fleet.guard.record import load_all
-    from vmckpt.ui.tables import table
 
     async def states() -> list[tuple["GuardRecord", str]]:
         await expire()
@@ -183,8 +185,7 @@ def list_(json: Json = False) -> None:
         for one, at_work in found
     ]
     facts = [one.facts | {"at_work": at_work} for one, at_work in found]
-    text = table(("guard", "vm", "state", "checkpoint", "why"), rows)
-    show({"guards": facts}, text, as_json=json)
+    listing.show({"guards": facts}, ("guard", "vm", "state", "checkpoint", "why"), rows)
 
 
 @app.command()
@@ -244,7 +245,7 @@ def _tools(*, as_json: bool) -> "GuardTools":
             print(lines(text), end="", file=sys.stderr, flush=True)
 
     return GuardTools(
-        tell=lambda text: warn(f"  {text}"),
+        tell=lambda text: note(f"  {text}"),
         say=say,
         ask=ask,
         output=2 if as_json else 1,

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.errors import UsageError
 
@@ -73,11 +75,11 @@ def up(
 
 
 @app.command()
-def status(json: Json = False) -> None:
+@together
+def status(listing: ListOptions) -> None:
     """Show the lab."""
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.state import read, ssh_config
-    from vmckpt.ui.tables import table
 
     lab = read(state_dir())
     hosts: list[dict[str, Any]] = [
@@ -90,12 +92,12 @@ def status(json: Json = False) -> None:
         }
         for h in (lab.hosts if lab else ())
     ]
-    rows = [tuple(value or "" for value in host.values()) for host in hosts]
+    rows = [tuple(value or "-" for value in host.values()) for host in hosts]
     header = ("host", "address", "qemu", "state directory", "ssh")
-    text = table(header, rows) if lab else "there is no lab"
     config = str(ssh_config(lab.directory)) if lab and lab.hosts[0].ssh_address else None
     result = {"up": lab is not None, "hosts": hosts, "ssh_config": config}
-    show(result, text, as_json=json)
+    wide = ("qemu", "state directory")
+    listing.show(result, header, rows, wide=wide, none="there is no lab")
 
 
 @app.command()
@@ -107,6 +109,7 @@ def down(yes: Yes = False, json: Json = False) -> None:
     from vmckpt.hosts.inventory.inventory import state_dir
     from vmckpt.lab.lab import down as lab_down
     from vmckpt.lab.state import lab_directory
+    from vmckpt.units import counted
 
     if lab_directory(state_dir()).exists():
         confirm(_all_in_it(lab_directory(state_dir())), yes=yes, as_json=json)
@@ -114,7 +117,8 @@ def down(yes: Yes = False, json: Json = False) -> None:
     removed = asdict(run(lab_down(state_dir())))
     for name in before - _inventory():
         forget_of_host(name, below=lab_directory(state_dir()))
-    text = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items())
+    nouns = {"hosts": "host", "processes": "process", "ram_files": "RAM file"}
+    text = ", ".join(counted(removed[what], noun) for what, noun in nouns.items())
     show(removed, f"removed: {text}", as_json=json)
 
 

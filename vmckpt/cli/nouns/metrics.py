@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.loop import run, run_until_interrupted
-from vmckpt.cli.output import warn
+from vmckpt.cli.output import note
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -65,7 +65,7 @@ async def _serve(address: str, port: int) -> None:
 
     try:
         async with serving(address, port, collect) as got:
-            warn(f"serving http://{in_uri(address)}:{got}/metrics")
+            note(f"serving http://{in_uri(address)}:{got}/metrics")
             await asyncio.Event().wait()
     except OSError as exc:
         raise RefusedError(

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
@@ -63,29 +65,28 @@ def issue(
 
 
 @app.command("show")
+@together
 def show_(
     hosts: Annotated[
         list[str] | None,
         typer.Argument(help="Names of the hosts. [default: all]", metavar="HOST..."),
     ] = None,
-    json: Json = False,
+    *,
+    listing: ListOptions,
 ) -> None:
     """List the certificates of the CA and all hosts."""
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host, state_dir
     from vmckpt.hosts.pki.authority import read_authority
-    from vmckpt.ui.tables import table
 
     authority = read_authority(state_dir())
     asked = [find_host(name) for name in hosts] if hosts else all_hosts()
     found = [_host_facts(host, authority) for host in asked]
     header = ("host", "state", "days left", "names", "fingerprint")
-    rows = [_row("(authority)", _state(authority), _facts(authority))] if authority else []
+    rows = [_row("(CA)", _state(authority), _facts(authority))] if authority else []
     rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]
-    text = table(header, rows)
-    if authority is None:
-        text += "\nthere is no CA here; create one: vmckpt pki init"
+    text = "" if authority else "there is no CA here; create one: vmckpt pki init"
     result = {"authority": _facts(authority) if authority else None, "hosts": found}
-    show(result, text, as_json=json)
+    listing.show(result, header, rows, wide=("fingerprint",), text=text)
 
 
 def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]:

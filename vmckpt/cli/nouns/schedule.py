@@ -9,10 +9,11 @@ from zoneinfo import ZoneInfo
 import typer
 
 from vmckpt.cli.options.checkpoint_options import Retention
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, asked
 from vmckpt.cli.options.stores import Stored
 from vmckpt.cli.options.together import together
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.output import Json, note, run, show, warn
 from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line
 
@@ -72,10 +73,10 @@ def add(
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+@together
+def list_(listing: ListOptions) -> None:
     """List schedules with their runs and problems."""
     from vmckpt.fleet.schedule.record import load_all
-    from vmckpt.ui.tables import table
 
     known = load_all()
     for error in known.damaged:
@@ -98,7 +99,7 @@ def list_(json: Json = False) -> None:
         "schedules": facts,
         "silent": [{"what": one.what, "why": one.why} for one in known.damaged],
     }
-    show(result, table(head, rows), as_json=json)
+    listing.show(result, head, rows)
 
 
 @app.command("show")
@@ -148,12 +149,12 @@ def rm(name: Name, json: Json = False) -> None:
 
 
 @app.command("next")
-def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
+@together
+def next_(names: Names = None, count: Count = 5, *, listing: ListOptions) -> None:
     """Show the next runs of all schedules."""
     from vmckpt.fleet.schedule.due import upcoming
     from vmckpt.fleet.schedule.record import load, load_all
     from vmckpt.fleet.schedule.run import clock
-    from vmckpt.ui.tables import table
 
     now = clock()
     records = [load(name) for name in names or ()] or load_all().records.values()
@@ -168,7 +169,7 @@ def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
         for at, one in first
     ]
     rows = [(_time(one, at), one.name, one.vm) for at, one in first]
-    show({"next": facts}, table(("at", "schedule", "vm"), rows), as_json=json)
+    listing.show({"next": facts}, ("at", "schedule", "vm"), rows)
 
 
 @app.command("run-due")
@@ -181,7 +182,7 @@ def run_due(names: Names = None, json: Json = False) -> None:
     from vmckpt.fleet.schedule.scheduler import run_due as run_due_
 
     results = run(
-        run_due_(names or [], tools(lambda event: warn(f"{event.schedule}: {event.text}")))
+        run_due_(names or [], tools(lambda event: note(f"{event.schedule}: {event.text}")))
     )
     failures = [one.error for one in results if one.error is not None]
     facts = {"runs": [_result(one) for one in results]}

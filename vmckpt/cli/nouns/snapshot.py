@@ -6,6 +6,8 @@ import typer
 
 from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.nouns.vm import Name
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
@@ -35,16 +37,21 @@ def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
 
 
 @app.command("list")
-def list_(vm: Name, json: Json = False) -> None:
+@together
+def list_(vm: Name, *, listing: ListOptions) -> None:
     """List a VM's snapshots, oldest first."""
+    list_snapshots(vm, listing)
+
+
+def list_snapshots(vm: str, listing: ListOptions) -> None:
+    """Print the list."""
     from vmckpt.cli.found import find
-    from vmckpt.ui.tables import table
     from vmckpt.units import format_time
 
     found = run(run(find(vm)).snapshots())
     rows = [(one.name, format_time(one.taken_unix_s), _size(one), _clock(one)) for one in found]
-    text = table(("name", "taken", "memory", "guest clock"), rows)
-    show({"vm": vm, "snapshots": [s.facts for s in found]}, text, as_json=json)
+    facts = {"vm": vm, "snapshots": [s.facts for s in found]}
+    listing.show(facts, ("name", "taken", "memory", "guest clock"), rows)
 
 
 @app.command()

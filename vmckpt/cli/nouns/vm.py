@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.results import facts_of
 from vmckpt.errors import UsageError
@@ -82,18 +84,19 @@ def adopt(
 
 
 @app.command("list")
+@together
 def list_(
     host: Annotated[
         list[str] | None,
         typer.Option("--host", help="Ask only this host (repeatable).", metavar="HOST"),
     ] = None,
-    json: Json = False,
+    *,
+    listing: ListOptions,
 ) -> None:
     """List the VMs of all hosts."""
     from vmckpt.cli.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
     found = run(look_at_all([find_host(name) for name in host] if host else None))
@@ -102,23 +105,39 @@ def list_(
     if not host:
         remember(VMS, [vm.name for vm in found.given])
     rows = [
-        (vm.name, vm.host, _state(vm), str(vm.vcpus), format_size(vm.memory_bytes), vm.machine)
+        (
+            vm.name,
+            vm.host,
+            _state(vm),
+            str(vm.vcpus),
+            format_size(vm.memory_bytes),
+            vm.machine,
+            "libvirt" if vm.driver == "libvirt" else "vmckpt",
+            vm.accel or "-",
+            vm.cpu or "-",
+            str(vm.pid or "-"),
+            " ".join(vm.disks) or "-",
+        )
         for vm in found.given
     ]
-    text = table(("name", "host", "state", "vcpus", "memory", "machine"), rows)
+    usual = ("name", "host", "state", "vcpus", "memory", "machine")
+    wide = ("managed by", "accelerator", "cpu", "pid", "disks")
     silent = [{"what": error.what, "why": error.why, "remedy": error.remedy}
               for error in found.silent]  # fmt: skip
-    show({"vms": [vm.to_json() for vm in found.given], "silent": silent}, text, as_json=json)
+    facts = {"vms": [vm.to_json() for vm in found.given], "silent": silent}
+    listing.show(facts, (*usual, *wide), rows, wide=wide)
 
 
 @app.command("show")
 def show_(name: Name, json: Json = False) -> None:
     """Show a VM: its host, state and current operation."""
     from vmckpt.cli.found import find
-    from vmckpt.ui.tables import fields, in_words
+    from vmckpt.ui.tables import fields, in_words, without_empty
 
     facts = run(run(find(name)).look()).to_json()
-    show(facts, fields(in_words(facts)), as_json=json)
+    # Of these only a yes is news.
+    news = {name: facts.get(name) or None for name in ("adopted", "migration_cut_off")}
+    show(facts, fields(without_empty(in_words(facts | news))), as_json=json)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from vmckpt.cli.output import warn
+from vmckpt.cli.output import note
 
 
 def plugged(network: str | None, *, default: bool) -> bool:
@@ -56,4 +56,4 @@ def one_of(given: str | None, group: str | None, what: str) -> str | None:
 
 def teller(as_json: bool) -> Callable[[str], None]:
     """Receives progress; silent with --json."""
-    return (lambda _: None) if as_json else (lambda step: warn(f"  {step}"))
+    return (lambda _: None) if as_json else (lambda step: note(f"  {step}"))

@@ -315,7 +315,9 @@ def _notes(
 ) -> list[str]:
     notes = []
     if blind := sorted(vm for vm, one in used.items() if one.cost is None):
-        notes.append(f"there are no measurements of {', '.join(blind)}: vmckpt host calibrate A B")
+        notes.append(
+            f"no measurements of migrations: {', '.join(blind)}: vmckpt host calibrate A B"
+        )
     likes = dict.fromkeys(one.like for one in used.values() if one.like)
     notes += [f"forecasts of unmeasured pairs are those of {like}" for like in likes]
     unseen = [vm.name for vm in leaving if measured.get(vm.name) is None]

@@ -21,7 +21,7 @@ from vmckpt.foreign import MalformedError, parse
 MAGIC = b"\x00vmckpt-serve\n"
 # Both sides must have the same; it changes with a frame, the form of a value, a request
 # (tests/unit/test_frames.py says when) or the files of a job.
-PROTOCOL = 7
+PROTOCOL = 8
 # Longer than any file that is read whole; a longer frame is invalid.
 MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IBI")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
+from vmckpt.events.trace import trace_process
 from vmckpt.hosts.grants import Grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
@@ -50,10 +51,12 @@ class RemoteHost(HostEntry):
 
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end. Raises OutcomeUnknownError too."""
+        trace_process(self.name, argv)
         return await self._ask(Host.run, argv, timeout_s)
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
         """Start a process that outlives this one. Raises OutcomeUnknownError too."""
+        trace_process(self.name, argv)
         return await self._ask(Host.spawn, argv, stderr_path)
 
     async def is_alive(self, which: ProcessId) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Method, MigrationOptions, Tls
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
@@ -292,10 +292,10 @@ async def _encryption(
         here, there = directories
         reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {target.name})"
         remedy = (
-            f"{exc.remedy}; then let migrate_tls_x509_cert_dir in qemu.conf of each name its "
-            "vmckpt directory pki, and restart libvirtd"
+            f"vmckpt host check --fixes {source.name} {target.name}  # prints the commands; or, in "
+            "a network that you trust, --tls off"
         )
-        return IN_CLEAR, Finding("tls", REFUSE, reason, remedy.replace("use --tls psk, or ", ""))
+        return IN_CLEAR, Finding("tls", REFUSE, reason, remedy)
     one_machine = source.is_this_machine and target.is_this_machine
     if found.scheme is Scheme.CLEAR and not one_machine:
         remedy = "leave out --tls off: everyone with access to the network can read the guest's "
@@ -307,6 +307,17 @@ async def _encryption(
 async def certificate_dir_of(host: Host) -> Path:
     """The host's directory with QEMU's certificates for migrations, as its libvirt has it."""
     return certificate_dir(await host.read_text(QEMU_CONF) or "")
+
+
+async def can_read(host: Host, user: int, path: Path) -> bool:
+    """Whether a user of the host can read a file; True if this user cannot find out."""
+    if await host.user_id() != 0:
+        return True
+    as_user = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
+    try:
+        return (await host.run([*as_user, "test", "-r", str(path)])).returncode != 1
+    except HostDownError:  # it has no setpriv
+        return True
 
 
 def certificate_dir(qemu_conf: str) -> Path:

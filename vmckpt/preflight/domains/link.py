@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir, pki_dir
+from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir
 from vmckpt.hosts.sockets.uri import in_uri
 from vmckpt.options.migration import Tls
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
@@ -72,23 +72,12 @@ def _obstacle(ways: Transports, source: str, target: Host) -> tuple[str, str]:
             f"{TLS_PORT}: that of {source} cannot reach it"
         )
         remedy = (
-            f"vmckpt pki issue {source}; {let_it_listen(target)}; or, in a network that you "
-            "trust, listen_tcp with --tls off"
+            f"vmckpt host check --fixes {source} {target.name}  # prints the commands; or, in a "
+            "network that you trust, listen_tcp with --tls off"
         )
         return reason, remedy
     reason = f"{source} has no client certificate to show to libvirtd on {target.name}"
     return reason, f"vmckpt pki issue {source} {target.name}"
-
-
-def let_it_listen(target: Host) -> str:
-    """The commands that make a libvirtd accept other libvirtds over TLS."""
-    pki = pki_dir(target)
-    return (
-        f"vmckpt pki issue {target.name}; in /etc/libvirt/libvirtd.conf there: "
-        f'ca_file = "{pki}/ca-cert.pem", cert_file = "{pki}/server-cert.pem", '
-        f'key_file = "{pki}/server-key.pem"; then: systemctl stop libvirtd && systemctl '
-        "enable --now libvirtd-tls.socket"
-    )
 
 
 async def _certificates(source: Host) -> str | None:

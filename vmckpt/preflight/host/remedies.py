@@ -23,6 +23,7 @@ from vmckpt.installing import (
     settings,
 )
 from vmckpt.preflight import target_host
+from vmckpt.preflight.domains.checks import QEMU_CERTIFICATES
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.preflight.vm_users import SUGGESTED
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
@@ -205,17 +206,21 @@ def libvirt_listens(host: Host, paste: Paste) -> str:
     return f"vmckpt pki issue {host.name} && {configured}"
 
 
-def libvirt_encrypts(host: Host, paste: Paste, directory: Path) -> str:
-    """Give its QEMUs vmckpt's certificates; `directory` is where they look for them."""
-    issue = f"vmckpt pki issue {host.name}"
-    if directory == pki_dir(host):
+def libvirt_encrypts(host: Host, paste: Paste, directory: Path, user: int | None = None) -> str:
+    """Give its QEMUs vmckpt's certificates; `directory` is where they look for them.
+
+    `user`: the one that they run as, who can enter no state directory, and gets copies; None: root.
+    """
+    issue, pki = f"vmckpt pki issue {host.name}", pki_dir(host)
+    if user is None and directory == pki:
         return issue
-    settings = {
-        "migrate_tls_x509_cert_dir": f'"{pki_dir(host)}"',
-        "migrate_tls_x509_verify": "1",
-    }
-    written = _put(settings, "/etc/libvirt/qemu.conf")
-    return f"{issue} && {paste.as_root(f'{written} && systemctl restart libvirtd')}"
+    place = pki if user is None else QEMU_CERTIFICATES
+    settings = {"migrate_tls_x509_cert_dir": f'"{place}"', "migrate_tls_x509_verify": "1"}
+    parts = [f"{_put(settings, '/etc/libvirt/qemu.conf')} && systemctl restart libvirtd"]
+    if user is not None:
+        copied = f"install -o {user} -m 600 {shlex.quote(str(pki))}/*.pem {place}"
+        parts = [f"install -d {place}", copied, *parts]
+    return f"{issue} && {paste.as_root(' && '.join(parts))}"
 
 
 async def clock(host: Host, paste: Paste) -> str:

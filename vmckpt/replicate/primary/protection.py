@@ -43,7 +43,7 @@ class ProtectionEnding(Enum):
     """Why the protection ended, and where the guest is."""
 
     # In words; whether the arbiter has recorded that no replica may take over.
-    STOPPED = "stopped: it was asked for; the guest runs here, unprotected", True
+    STOPPED = "stopped: on request; the guest runs here, unprotected", True
     ALONE = "alone: the standby is lost; the guest runs here, unprotected", True
     GUEST_OFF = "off: the guest has powered off", True
     LOST = "lost: its QEMU died before the standby had the guest", True

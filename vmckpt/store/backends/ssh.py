@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 
 from vmckpt.errors import HostDownError, StorageError, UsageError
+from vmckpt.events.trace import trace_process
 from vmckpt.installing import Need, advice_here
 from vmckpt.store.backends.lent import LentBackend
 
@@ -38,6 +39,7 @@ class SshBackend(LentBackend):
 
     def __init__(self, place: str) -> None:
         ours, theirs = socket.socketpair()
+        trace_process("this machine", command(place))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             with theirs:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, VmckptError
+from vmckpt.events.trace import trace_command
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import NoThreadError, in_thread
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
@@ -133,6 +134,7 @@ class LibvirtConnection:
     ) -> T:
         import libvirt
 
+        trace_command(f"libvirt on {self.host.name}", what)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._one_call.acquire()

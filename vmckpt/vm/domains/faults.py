@@ -57,8 +57,8 @@ _KNOWN = tuple(
         ),
         (
             r"[Uu]nable to access credentials|Cannot read CA certificate|x509",
-            "vmckpt pki issue SOURCE TARGET; then let migrate_tls_x509_cert_dir in qemu.conf of "
-            "both name the directory of the certificates, readable for QEMU's user",
+            "vmckpt host check --fixes SOURCE TARGET prints the commands: vmckpt pki issue, and "
+            "copies for QEMU's user",
         ),
         (
             r"[Cc]ertificate does not match the hostname|certificate .*(expired|not trusted|owner)",

@@ -33,6 +33,7 @@ from vmckpt.cli.options.checkpoint_options import (
     Vm,
     VmId,
 )
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.stores import Stored
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import catalogue, find
@@ -125,16 +126,15 @@ def list_(
     kind: KindOption = CheckpointKind.epoch,
     *,
     stored: Stored,
-    json: Json = False,
+    listing: ListOptions,
 ) -> None:
     """List checkpoints as a tree, each below its parent."""
     if kind is CheckpointKind.internal:
-        snapshot.list_(whose(vm), json)
+        snapshot.list_snapshots(whose(vm), listing)
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import rows
     from vmckpt.cli.complete import CHECKPOINTS, remember
-    from vmckpt.ui.tables import table
 
     key = stored.key()
     groups.settle(key)
@@ -160,7 +160,7 @@ def list_(
         "checkpoints": [to_json(one) for one in found.entries],
         "silent": [{"what": error.what, "why": error.why} for error in found.silent],
     }
-    show(facts, table(head, rows(found.entries)), as_json=json)
+    listing.show(facts, head, rows(found.entries), wide=("trigger", "store"))
 
 
 @app.command("show")
@@ -180,11 +180,13 @@ def show_(
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import lines
     from vmckpt.checkpoint.operate import standing
-    from vmckpt.ui.tables import fields
+    from vmckpt.ui.tables import fields, without_empty
 
     found = find(one, stored.store, stored.key())
     origin = run(standing(found))
-    show(to_json(found) | origin._asdict(), fields(lines(found, origin)), as_json=json)
+    show(
+        to_json(found) | origin._asdict(), fields(without_empty(lines(found, origin))), as_json=json
+    )
 
 
 @app.command()

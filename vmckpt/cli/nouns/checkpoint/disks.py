@@ -15,6 +15,7 @@ from vmckpt.cli.options.stores import Stored
 from vmckpt.cli.options.together import together
 from vmckpt.cli.options.which_checkpoint import find
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.ui.verbosity import is_plain, is_quiet
 
 if TYPE_CHECKING:
     from vmckpt.errors import VmckptError
@@ -134,12 +135,12 @@ def progress(verb: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """
     from vmckpt.units import format_size
 
-    live, shown_s = sys.stderr.isatty(), 0.0
+    live, shown_s = sys.stderr.isatty() and not is_plain(), 0.0
 
     def moved(done: int, total: int) -> None:
         nonlocal shown_s
         now_s = time.monotonic()
-        if quiet or (now_s - shown_s < (0.1 if live else EVERY_S) and done < total):
+        if quiet or is_quiet() or (now_s - shown_s < (0.1 if live else EVERY_S) and done < total):
             return
         shown_s = now_s
         share = 100 * done // total if total else 100

@@ -45,12 +45,12 @@ def _show_host(name: str, *, as_json: bool) -> None:
     from vmckpt.hosts.inventory.inventory import find_entry, find_host, local_host
     from vmckpt.preflight.host.checks import check_host
     from vmckpt.ui.findings import findings_text
-    from vmckpt.ui.tables import fields, in_words
+    from vmckpt.ui.tables import fields, in_words, without_empty
 
     host = find_host(name)
     report = run(check_host(host, local_host(), find_entry(name)))
     facts = host_facts(host) | report.facts
-    text = f"{fields(in_words(facts))}\n\n{findings_text(report.checks)}"
+    text = f"{fields(without_empty(in_words(facts)))}\n\n{findings_text(report.checks)}"
     show(facts | _checks(report), text, as_json=as_json)
     if not report.fit:
         raise typer.Exit(4)
@@ -62,9 +62,7 @@ def _show_fixes(names: list[str], *, as_json: bool) -> None:
 
     hosts = [find_host(name) for name in dict.fromkeys(names)] or all_hosts()
     reports = run(check_hosts(hosts))
-    parts = [
-        f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
-    ]
+    parts = [f"{host.name}:{_verdict(report)}" for host, report in zip(hosts, reports, strict=True)]
     answer = [
         {"name": host.name} | _checks(report) for host, report in zip(hosts, reports, strict=True)
     ]
@@ -77,7 +75,7 @@ def _verdict(report: "HostReport") -> str:
     from vmckpt.ui.findings import problems_text
 
     problems = problems_text(report.checks)
-    return f"\n{problems}" if problems else "nothing is wrong"
+    return f"\n{problems}" if problems else " nothing is wrong"
 
 
 def _checks(report: "HostReport") -> dict[str, Any]:

@@ -11,6 +11,8 @@ import typer
 
 from vmckpt.cli.nouns.host import checks, images
 from vmckpt.cli.nouns.host.checks import host_facts
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
@@ -85,16 +87,17 @@ app = typer.Typer(help="The inventory of hosts.", no_args_is_help=True, rich_mar
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+@together
+def list_(listing: ListOptions) -> None:
     """List the hosts, without contacting them."""
     from vmckpt.hosts.inventory.inventory import all_entries
-    from vmckpt.ui.tables import table
 
     hosts = [host_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
     columns = ("name", "address", "migration_address", "second_address", "qemu", "state_dir")
-    rows = [tuple(host[column] or "" for column in columns) for host in hosts]
+    shown = [host | {"address": host["address"] or "this machine"} for host in hosts]
+    rows = [tuple(host[column] or "-" for column in columns) for host in shown]
     header = ("name", "address", "migration address", "second address", "qemu", "state directory")
-    show({"hosts": hosts}, table(header, rows), as_json=json)
+    listing.show({"hosts": hosts}, header, rows, wide=header[3:])
 
 
 def _address(entry: "LocalHost | SshEntry") -> str | None:

@@ -8,7 +8,7 @@ from vmckpt.cli.nouns.replicate import status as statuses
 from vmckpt.cli.options.arguments import Window
 from vmckpt.cli.options.replicate_options import ReplicateArguments, StandbyIsDead
 from vmckpt.cli.options.together import together
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.output import Json, note, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -46,6 +46,7 @@ def start(
     from vmckpt.replicate.operator.begin import start as start_
 
     vm, there = run(find_own(name)), find_host(standby)
+    note(f"copying memory and disks of {name} to {standby}")
     outcome = run(start_(vm, there, arguments.options(vm.host, there), new_run()))
     _show(outcome, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
 
@@ -155,7 +156,7 @@ def stop(
     status = run(stop_(name, all_hosts(), standby_is_dead=standby_is_dead))
     why = status.why if status else "what it wrote is on its shared disks"
     facts = status.to_json() if status else {"vm": name, "why": why}
-    show(facts, f"{name} is not replicated any more: {why}", as_json=json)
+    show(facts, f"the replication of {name} has ended: {why}", as_json=json)
 
 
 app.command()(statuses.status)

@@ -1,6 +1,5 @@
 """vmckpt runs: list, show, attach, score, report, replay."""
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +7,8 @@ import typer
 from vmckpt.cli import output
 from vmckpt.cli.nouns.runs.replay import replay
 from vmckpt.cli.nouns.runs.report import report
+from vmckpt.cli.options.listing import ListOptions
+from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
@@ -15,15 +16,18 @@ if TYPE_CHECKING:
     from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import MigrationReport
 
+# Of a request and a result: what stands at the head of `runs show`.
+_HEAD = ("run", "vm", "source", "target")
+
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+@together
+def list_(listing: ListOptions) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
     from vmckpt.hosts.inventory.inventory import runs_dir
-    from vmckpt.ui.tables import table
     from vmckpt.units import format_time
     from vmckpt.vm.inventory import running_operations
 
@@ -39,8 +43,7 @@ def list_(json: Json = False) -> None:
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
     # A run's id starts with its start time.
-    text = table((header[0], *header[2:]), [(row[0], *row[2:]) for row in rows])
-    show({"runs": objects}, text, as_json=json)
+    listing.show({"runs": objects}, header, rows, wide=("began", "operation"))
 
 
 @app.command("show")
@@ -51,26 +54,35 @@ def show_(
     """Show one run: request, phases, notes, result."""
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory.inventory import check_name, runs_dir
-    from vmckpt.ui.tables import fields, in_words
+    from vmckpt.ui.progress import PHASES
+    from vmckpt.ui.tables import fields, in_words, without_empty
+    from vmckpt.units import format_time
     from vmckpt.vm.inventory import running_operations
 
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     facts = {name: getattr(record, name) for name in record.__slots__}
-    # Leave out options that were not given, and the progress of a job at each moment.
-    pairs = in_words({key: value for key, value in record.request.items() if value})
+    result = record.result or {"outcome": _unfinished(record, output.run(running_operations()))}
+    # Leave out what was not given or did not happen, and what stands above already.
+    request = {key: value for key, value in record.request.items() if value and key not in _HEAD}
+    head = [
+        ("run", record.run),
+        ("operation", record.operation),
+        ("vm", str(record.request.get("vm"))),
+        ("hosts", f"{record.request.get('source')} -> {record.request.get('target')}"),
+        ("began", format_time(record.began_unix_s)),
+    ]
+    course = []
     for event in record.events:
-        if event["event"] != "JobProgress":
-            words = event.get("text") or event.get("phase", "")
-            pairs.append((f"{event['at_s']:.3f} s", f"{_kind_of(event['event'])}: {words}"))
-    pairs.append(("samples", str(len(record.samples))))
-    unfinished = {"outcome": _unfinished(record, output.run(running_operations()))}
-    pairs += in_words(record.result or unfinished)
-    show(facts, fields(pairs), as_json=json)
-
-
-def _kind_of(event: str) -> str:
-    """An event's class in words: PhaseBegan is "phase began"."""
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", event).lower()
+        at = f"{event['at_s']:8.2f} s"
+        if event["event"] == "PhaseBegan":
+            course.append((at, PHASES.get(event["phase"], event["phase"])))
+        elif event["event"] == "Note":
+            course.append((at, f"note: {event['text']}"))
+    end = {key: value for key, value in result.items() if value and key not in (*_HEAD, "warnings")}
+    warnings = [("warning", str(text)) for text in result.get("warnings") or ()]
+    parts = [[*head, *in_words(request)], course, [*in_words(end), *warnings]]
+    text = "\n\n".join(fields(without_empty(part)) for part in parts if part)
+    show(facts, text, as_json=json)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.stores import OneStore, StoreKey, key_of, location_of
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
@@ -50,23 +51,20 @@ Name = Annotated[str, typer.Option("--name", help="Name of the new key.", metava
 
 
 @app.command("list")
-def list_(store: OneStore = None, json: Json = False) -> None:
+@together
+def list_(store: OneStore = None, *, listing: ListOptions) -> None:
     """List a store's keys. Needs no key."""
     from vmckpt.cli.nouns.store.opened import backend_of
     from vmckpt.store.files.config import read_config
     from vmckpt.store.sealing.wrapping import keys_of
-    from vmckpt.ui.tables import table
 
     with backend_of(location_of(store)) as backend:
         config = read_config(backend)
     found = [_json(one) for one in keys_of(config)]
     rows = [[one["id"], one["kind"], one["name"] or "-", one["added"] or "-"] for one in found]
-    text = (
-        table(["id", "kind", "name", "added"], rows)
-        if found
-        else "the store is not encrypted: it has no keys"
-    )
-    show({"keys": found, "revision": config.revision}, text, as_json=json)
+    facts = {"keys": found, "revision": config.revision}
+    none = "the store is not encrypted: it has no keys"
+    listing.show(facts, ("id", "kind", "name", "added"), rows, none=none)
 
 
 @app.command()

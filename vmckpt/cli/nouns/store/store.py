@@ -374,7 +374,7 @@ def copy(
 def _copy(
     source: "Store", target: "Store", checkpoints: list[str] | None, place: str, json: bool
 ) -> None:
-    from vmckpt.cli.output import warn
+    from vmckpt.cli.output import note
     from vmckpt.errors import NotFoundError
     from vmckpt.store.copying import copy_checkpoints
     from vmckpt.store.errors import damaged
@@ -384,7 +384,7 @@ def _copy(
     wanted = [source.find(text) for text in checkpoints] if checkpoints else there_are.manifests
 
     def heard(manifest: "Manifest") -> None:
-        warn(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
+        note(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
 
     copied = copy_checkpoints(source, target, wanted, heard)
     ids, there = [manifest.id for manifest in copied], target.ids()
