@@ -11,7 +11,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES
 
 PAGES, CARD_PAGES = 1024, 64
 # Maps the file at the second page, as a QEMU may; writes or reads the pages it is told. "card":
-# writes to memory of its own, as a QEMU does for a graphics card.
+# writes to memory of its own, as a QEMU does for a graphics card; "drop": gives it back.
 WRITER = """
 import ctypes, mmap, sys
 file = open(sys.argv[1], "r+b")
@@ -25,6 +25,8 @@ for line in sys.stdin:
             ram[page * 4096 + 7] = ram[page * 4096 + 7] ^ 1 | 2
         elif what == "card":
             card[page * 4096 + 7] += 1
+        elif what == "drop":
+            card.madvise(mmap.MADV_DONTNEED, page * 4096, 4096)
         else:
             ram[page * 4096]
     print("done", flush=True)

@@ -51,6 +51,20 @@ def test_what_is_written_is_found_and_the_rest_is_zero(writer: Writer) -> None:
         assert content[9 * PAGE_BYTES + 7] == 3
 
 
+def test_what_was_there_when_tracking_began_is_read_wherever_it_is_now(writer: Writer) -> None:
+    """The kernel may be moving a page (compaction): it then looks like one that never was."""
+    writer.does("card", 2, 9)
+    with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+        writer.does("drop", 9)
+        assert tracker.extents() == [page(2), page(9)]
+
+
+def test_tracking_leaves_nothing_that_looks_like_memory(writer: Writer) -> None:
+    for _ in range(2):
+        with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+            assert tracker.extents() == []
+
+
 def test_with_swap_all_of_it_is_read(
     writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +96,7 @@ def test_without_write_protection_it_is_refused(writer: Writer, how: PageTrackin
     assert refused.value.errno == errno.EOPNOTSUPP
 
 
-@pytest.mark.parametrize("span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096)])
+@pytest.mark.parametrize("span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096), (2**64 - 4096, 2**64)])
 def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -> None:
     ram = GuestRam(None, span)
     with (
