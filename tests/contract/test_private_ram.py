@@ -96,7 +96,9 @@ def test_without_write_protection_it_is_refused(writer: Writer, how: PageTrackin
     assert refused.value.errno == errno.EOPNOTSUPP
 
 
-@pytest.mark.parametrize("span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096), (2**64 - 4096, 2**64)])
+@pytest.mark.parametrize(
+    "span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096), (2**64 - 4096, 2**64)]
+)
 def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -> None:
     ram = GuestRam(None, span)
     with (

@@ -103,12 +103,9 @@ def test_a_primary_that_was_paused_for_its_lost_right_is_not_resumed(
     vm.directory.current.write_text(vm.qemu._replace(process=alive).to_json())
     vm = vm._replace(qemu=vm.qemu._replace(process=alive))
     assert asyncio.run(vm.is_alive())
-    for begun in (
-        lambda: DirectVm(vm).resume(),
-        lambda: DirectVm(vm).reboot(force=force, timeout_s=1.0),
-    ):
+    for begun in (DirectVm(vm).resume(), DirectVm(vm).reboot(force=force, timeout_s=1.0)):
         with pytest.raises(RefusedError, match="may run on b"):
-            asyncio.run(begun())
+            asyncio.run(begun)
 
     async def held_by_its_service() -> None:
         async with held(vm, "replicate"):

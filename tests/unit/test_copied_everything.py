@@ -56,9 +56,7 @@ class Running:
 
 def capture_of(devices: Devices) -> Capture:
     monitor = cast("Monitor", Running())
-    return Capture(
-        1, monitor, cast("Any", None), tracker=Tracker(), devices=cast("Any", devices)
-    )
+    return Capture(1, monitor, cast("Any", None), tracker=Tracker(), devices=cast("Any", devices))
 
 
 def test_everything_includes_what_was_written_since_tracking_began() -> None:

@@ -21,8 +21,8 @@ async def autostart(tell: Callable[[str], None]) -> list[Autostarted]:
     """Start those that are off, one after another; an error of one does not affect the others.
 
     A VM whose files cannot be read counts as one. One that turns out to be on another host, which
-    took it over or got it by a migration, is that host's to start. `tell` receives a sentence about each interrupted
-    operation that was ended first.
+    took it over or got it by a migration, is that host's to start. `tell` receives a sentence about
+    each interrupted operation that was ended first.
     """
     looks = await look_all([local_host()])
     off = [one.vm for one in looks.given if one.state == "stopped"]
