@@ -9,6 +9,7 @@ import pytest
 from tests.ram_writer import CARD_PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.memory import guest_ram
+from vmckpt.memory.dirty_pages import find_mappings
 from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.tracker import Tracker, tracking
@@ -107,3 +108,22 @@ def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -
     ):
         pass
     assert refused.value.errno == errno.EFAULT
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_its_own_file_holds_is_read_though_the_process_never_touched_it(
+    writer: Writer, *, is_deleted: bool
+) -> None:
+    """As of an adopted VM whose memory was put into its file by another, or is shared (memfd)."""
+    with writer.path.open("r+b") as file:
+        file.seek(7 * PAGE_BYTES)
+        file.write(b"x" * PAGE_BYTES)
+    (found,) = find_mappings(writer.pid, writer.path)
+    if is_deleted:
+        writer.path.unlink()
+    ram, size_bytes = GuestRam(None, (found.start, found.end)), found.end - found.start
+    with tracking(writer.pid, ram, PageTracking.PROTECTION, size_bytes) as tracker:
+        assert tracker.extents() == [page(7)]
+        assert tracker.copy([page(7)]) == b"x" * PAGE_BYTES
+    if is_deleted:
+        writer.path.touch()  # for the fixture, which removes it

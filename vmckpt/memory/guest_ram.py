@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from vmckpt.memory.backing import held_by_files
 from vmckpt.memory.dirty_pages import Mapping, populated, present
 from vmckpt.memory.process_memory import read_memory
 from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
@@ -71,6 +72,7 @@ def private_ram(pid: int, ram: GuestRam, ram_bytes: int | None) -> Iterator[Priv
     with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
         # Before tracking begins: only then a page that is there differs from one that never was.
         there = [(a - start, b - start) for a, b in populated(pagemap, Mapping(start, end, 0))]
+        there += [(a - start, b - start) for a, b in held_by_files(pid, span)]
         before = list(union(_held_before(ram.file, end - start), there))
         yield PrivateRam(pid, pagemap, span, before)
 
