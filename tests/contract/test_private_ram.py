@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
@@ -24,8 +25,8 @@ def writer() -> Iterator[Writer]:
         yield made
 
 
-def alone(writer: Writer, file: Path | None = None) -> GuestRam:
-    return GuestRam(file, (writer.card, writer.card + SIZE_BYTES))
+def alone(writer: Writer) -> GuestRam:
+    return GuestRam(None, (writer.card, writer.card + SIZE_BYTES))
 
 
 def page(number: int, count: int = 1) -> Span:
@@ -77,17 +78,21 @@ def test_with_swap_all_of_it_is_read(
         assert tracker.extents() == [page(0, CARD_PAGES)]
 
 
-def test_what_a_file_below_it_holds_is_read_too(writer: Writer, tmp_path: Path) -> None:
+def test_what_a_file_below_it_holds_is_read_too() -> None:
     """A fork's, which its process has not touched yet."""
-    below = tmp_path / "below"
-    with below.open("wb") as file:
-        file.truncate(SIZE_BYTES)
-        file.seek(5 * PAGE_BYTES)
-        file.write(b"x" * PAGE_BYTES)
-    writer.does("card", 4)
-    ram = alone(writer, below)
-    with tracking(writer.pid, ram, PageTracking.PROTECTION, SIZE_BYTES) as tracker:
-        assert tracker.extents() == [page(4, 2)]
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as below:
+        below.truncate(SIZE_BYTES)
+        below.seek(5 * PAGE_BYTES)
+        below.write(b"x" * PAGE_BYTES)
+        below.flush()
+        with writing(below=Path(below.name)) as writer:
+            writer.does("card", 4)
+            how = PageTracking.PROTECTION
+            with tracking(writer.pid, alone(writer), how, SIZE_BYTES) as tracker:
+                assert tracker.extents() == [page(4, 2)]
+                assert tracker.copy([page(5)]) == b"x" * PAGE_BYTES
+                writer.does("card", 5, 9)
+                assert tracker.take_spans() == [page(5), page(9)]
 
 
 @pytest.mark.parametrize("how", [PageTracking.SOFT_DIRTY, PageTracking.COMPARISON])

@@ -36,7 +36,7 @@ async def find_ram(vm: Vm, monitor: Monitor) -> VmRam | None:
     if not block.used_bytes == block.total_bytes == vm.spec.memory_bytes:
         return None
     span = (block.address, block.address + block.used_bytes)
-    return VmRam(name, GuestRam(file if vm.qemu.private_ram else None, span))
+    return VmRam(name, GuestRam(None, span))
 
 
 async def require_ram(vm: Vm, monitor: Monitor) -> VmRam:

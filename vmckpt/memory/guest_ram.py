@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vmckpt.memory.backing import held_by_files
 from vmckpt.memory.dirty_pages import Mapping, populated, present
 from vmckpt.memory.process_memory import read_memory
-from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd
 from vmckpt.memory.runs import union
 
 _SWAPS = Path("/proc/swaps")
@@ -21,8 +21,7 @@ _END_OF_ADDRESSES = 1 << 56
 class GuestRam(NamedTuple):
     """The RAM of one guest: a `file` that its QEMU shares with all that map it.
 
-    `private`: the addresses at which its QEMU has it alone instead. A `file` is then what it held
-    before QEMU wrote (a fork's), None: zeroes.
+    `private`: the addresses at which its QEMU has it alone instead.
     """
 
     file: Path | None
@@ -72,13 +71,5 @@ def private_ram(pid: int, ram: GuestRam, ram_bytes: int | None) -> Iterator[Priv
     with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
         # Before tracking begins: only then a page that is there differs from one that never was.
         there = [(a - start, b - start) for a, b in populated(pagemap, Mapping(start, end, 0))]
-        there += [(a - start, b - start) for a, b in held_by_files(pid, span)]
-        before = list(union(_held_before(ram.file, end - start), there))
-        yield PrivateRam(pid, pagemap, span, before)
-
-
-def _held_before(file: Path | None, size_bytes: int) -> list[Span]:
-    if file is None:
-        return []
-    with open_fd(os.open(file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        return list(extents(fd, size_bytes))
+        below = [(a - start, b - start) for a, b in held_by_files(pid, span)]
+        yield PrivateRam(pid, pagemap, span, list(union(there, below)))
