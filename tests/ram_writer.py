@@ -11,12 +11,13 @@ from vmckpt.memory.ram_file import PAGE_BYTES
 
 PAGES, CARD_PAGES = 1024, 64
 # Maps the file at the second page, as a QEMU may; writes or reads the pages it is told. "card":
-# writes to memory of its own, as a QEMU does for a graphics card.
+# writes to memory of its own, as a QEMU does for a graphics card; "drop": gives it back.
 WRITER = """
-import ctypes, mmap, sys
+import ctypes, mmap, os, sys
 file = open(sys.argv[1], "r+b")
 ram = mmap.mmap(file.fileno(), 0)
-card = mmap.mmap(-1, int(sys.argv[2]) * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+below = os.open(sys.argv[3], os.O_RDONLY) if sys.argv[3] else -1
+card = mmap.mmap(below, int(sys.argv[2]) * 4096, flags=mmap.MAP_PRIVATE)
 print(ctypes.addressof(ctypes.c_char.from_buffer(card)), flush=True)
 for line in sys.stdin:
     what, *pages = line.split()
@@ -25,6 +26,8 @@ for line in sys.stdin:
             ram[page * 4096 + 7] = ram[page * 4096 + 7] ^ 1 | 2
         elif what == "card":
             card[page * 4096 + 7] += 1
+        elif what == "drop":
+            card.madvise(mmap.MADV_DONTNEED, page * 4096, 4096)
         else:
             ram[page * 4096]
     print("done", flush=True)
@@ -32,12 +35,15 @@ for line in sys.stdin:
 
 
 class Writer:
-    """A process that maps a RAM file; `card` is the address of memory of its own."""
+    """A process that maps a RAM file; `card` is the address of memory of its own.
 
-    def __init__(self, path: Path) -> None:
+    `below`: what that holds before it is written.
+    """
+
+    def __init__(self, path: Path, below: Path | None = None) -> None:
         self.path = path
         self.child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(CARD_PAGES)],
+            [sys.executable, "-c", WRITER, str(path), str(CARD_PAGES), str(below or "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -65,11 +71,11 @@ class Writer:
 
 
 @contextmanager
-def writing(pages: int = PAGES) -> Iterator[Writer]:
+def writing(pages: int = PAGES, below: Path | None = None) -> Iterator[Writer]:
     """One for the block, whose file has so many pages."""
     with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
         file.truncate(pages * PAGE_BYTES)
-        made = Writer(Path(file.name))
+        made = Writer(Path(file.name), below)
         try:
             yield made
         finally:

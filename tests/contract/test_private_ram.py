@@ -3,12 +3,14 @@
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
 from tests.ram_writer import CARD_PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.memory import guest_ram
+from vmckpt.memory.dirty_pages import find_mappings
 from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.tracker import Tracker, tracking
@@ -23,8 +25,8 @@ def writer() -> Iterator[Writer]:
         yield made
 
 
-def alone(writer: Writer, file: Path | None = None) -> GuestRam:
-    return GuestRam(file, (writer.card, writer.card + SIZE_BYTES))
+def alone(writer: Writer) -> GuestRam:
+    return GuestRam(None, (writer.card, writer.card + SIZE_BYTES))
 
 
 def page(number: int, count: int = 1) -> Span:
@@ -51,6 +53,20 @@ def test_what_is_written_is_found_and_the_rest_is_zero(writer: Writer) -> None:
         assert content[9 * PAGE_BYTES + 7] == 3
 
 
+def test_what_was_there_when_tracking_began_is_read_wherever_it_is_now(writer: Writer) -> None:
+    """The kernel may be moving a page (compaction): it then looks like one that never was."""
+    writer.does("card", 2, 9)
+    with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+        writer.does("drop", 9)
+        assert tracker.extents() == [page(2), page(9)]
+
+
+def test_tracking_leaves_nothing_that_looks_like_memory(writer: Writer) -> None:
+    for _ in range(2):
+        with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+            assert tracker.extents() == []
+
+
 def test_with_swap_all_of_it_is_read(
     writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,17 +78,21 @@ def test_with_swap_all_of_it_is_read(
         assert tracker.extents() == [page(0, CARD_PAGES)]
 
 
-def test_what_a_file_below_it_holds_is_read_too(writer: Writer, tmp_path: Path) -> None:
+def test_what_a_file_below_it_holds_is_read_too() -> None:
     """A fork's, which its process has not touched yet."""
-    below = tmp_path / "below"
-    with below.open("wb") as file:
-        file.truncate(SIZE_BYTES)
-        file.seek(5 * PAGE_BYTES)
-        file.write(b"x" * PAGE_BYTES)
-    writer.does("card", 4)
-    ram = alone(writer, below)
-    with tracking(writer.pid, ram, PageTracking.PROTECTION, SIZE_BYTES) as tracker:
-        assert tracker.extents() == [page(4, 2)]
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as below:
+        below.truncate(SIZE_BYTES)
+        below.seek(5 * PAGE_BYTES)
+        below.write(b"x" * PAGE_BYTES)
+        below.flush()
+        with writing(below=Path(below.name)) as writer:
+            writer.does("card", 4)
+            how = PageTracking.PROTECTION
+            with tracking(writer.pid, alone(writer), how, SIZE_BYTES) as tracker:
+                assert tracker.extents() == [page(4, 2)]
+                assert tracker.copy([page(5)]) == b"x" * PAGE_BYTES
+                writer.does("card", 5, 9)
+                assert tracker.take_spans() == [page(5), page(9)]
 
 
 @pytest.mark.parametrize("how", [PageTracking.SOFT_DIRTY, PageTracking.COMPARISON])
@@ -82,7 +102,9 @@ def test_without_write_protection_it_is_refused(writer: Writer, how: PageTrackin
     assert refused.value.errno == errno.EOPNOTSUPP
 
 
-@pytest.mark.parametrize("span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096)])
+@pytest.mark.parametrize(
+    "span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096), (2**64 - 4096, 2**64)]
+)
 def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -> None:
     ram = GuestRam(None, span)
     with (
@@ -91,3 +113,22 @@ def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -
     ):
         pass
     assert refused.value.errno == errno.EFAULT
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_its_own_file_holds_is_read_though_the_process_never_touched_it(
+    writer: Writer, *, is_deleted: bool
+) -> None:
+    """As of an adopted VM whose memory was put into its file by another, or is shared (memfd)."""
+    with writer.path.open("r+b") as file:
+        file.seek(7 * PAGE_BYTES)
+        file.write(b"x" * PAGE_BYTES)
+    (found,) = find_mappings(writer.pid, writer.path)
+    if is_deleted:
+        writer.path.unlink()
+    ram, size_bytes = GuestRam(None, (found.start, found.end)), found.end - found.start
+    with tracking(writer.pid, ram, PageTracking.PROTECTION, size_bytes) as tracker:
+        assert tracker.extents() == [page(7)]
+        assert tracker.copy([page(7)]) == b"x" * PAGE_BYTES
+    if is_deleted:
+        writer.path.touch()  # for the fixture, which removes it

@@ -5,6 +5,7 @@ Every test here began with a second guest, or with a VM that could not be starte
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.contract.test_replication_leftovers import home, record, requested, s
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.options.migration import MigrationOptions
@@ -87,6 +89,30 @@ def test_a_stale_home_is_not_started_while_its_successor_is_out_of_reach(
         asyncio.run(read_again(vm))
     with pytest.raises(RefusedError, match="may run on b"):
         asyncio.run(DirectVm(vm).start())
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_primary_that_was_paused_for_its_lost_right_is_not_resumed(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, force: bool
+) -> None:
+    """Its service has died since; its QEMU stands, and its standby may run the guest."""
+    vm = replaced(hosts, tmp_path, "died")
+    record(tmp_path, "b/1", None)
+    alive = identify(os.getpid())
+    assert alive
+    vm.directory.current.write_text(vm.qemu._replace(process=alive).to_json())
+    vm = vm._replace(qemu=vm.qemu._replace(process=alive))
+    assert asyncio.run(vm.is_alive())
+    for begun in (DirectVm(vm).resume(), DirectVm(vm).reboot(force=force, timeout_s=1.0)):
+        with pytest.raises(RefusedError, match="may run on b"):
+            asyncio.run(begun)
+
+    async def held_by_its_service() -> None:
+        async with held(vm, "replicate"):
+            await DirectVm(vm).resume()
+
+    with pytest.raises(BusyError, match="replicate"):
+        asyncio.run(held_by_its_service())
 
 
 def test_an_end_of_the_replication_frees_no_stale_home_by_itself(

@@ -68,9 +68,16 @@ def test_it_is_first_for_the_moment_alone(monkeypatch: pytest.MonkeyPatch) -> No
         ram_name="ram0",
         ram_is_shared=True,
     )
-    one: Any = taking.Taking(vm, SimpleNamespace(), SimpleNamespace(), nothing, lambda _: None)  # type: ignore[arg-type]
+    monitor: Any = SimpleNamespace()
+    options: Any = SimpleNamespace(max_pause_s=1.0)
+    store_calls: Any = nothing
+    one: Any = taking.Taking(vm, monitor, options, store_calls, lambda _: None)
     one.join(told, lambda _: None)
-    one._everything = one._passes_until_it_fits = one._spilled = nothing
-    one._epoch, one._put_newest = epoch, stored
+    one._epoch = epoch
+    passes = SimpleNamespace(
+        everything=nothing, passes_until_it_fits=nothing, spilled=nothing, put_newest=stored,
+        passes=0,
+    )  # fmt: skip
+    monkeypatch.setattr(taking, "MemoryPasses", lambda *_, **__: passes)
     asyncio.run(one._memory(SimpleNamespace(area=nothing)))
     assert told.steps == [("waits", False), ("the moment", True), ("stores", False)]

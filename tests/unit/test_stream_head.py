@@ -128,6 +128,7 @@ def test_other_memory_is_all_but_the_guests_ram() -> None:
     [
         {"address": None},
         {"address": 0x10001},
+        {"address": 2**64 - PAGE_BYTES},
         {"used_bytes": 0},
         {"used_bytes": 3 * PAGE_BYTES},
         {"used_bytes": 100},

@@ -14,23 +14,22 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group_member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.memory_passes import MemoryPasses
 from vmckpt.checkpoint.origin import marked
 from vmckpt.checkpoint.store_thread import StoreThread, store_thread
 from vmckpt.devices.absence import without_devices
-from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, Pausing, capturing
 from vmckpt.epoch.disks import DisksAtOnce
-from vmckpt.epoch.epoch import Epoch, Pages
+from vmckpt.epoch.epoch import Epoch
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
-from vmckpt.epoch.ram import require_ram
+from vmckpt.epoch.ram import memory_errors, require_ram
 from vmckpt.errors import (
     OperationFailedError,
     RefusedError,
@@ -39,7 +38,6 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.processes.deadman import attended
-from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.preflight.checkpoint import capture_checks
 from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
@@ -52,7 +50,6 @@ from vmckpt.store.files.checkpoint_file import CHECKPOINTS
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, MOST_SEQUENCE, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.files.naming import Called, IfTaken
 from vmckpt.store.files.order import of_vm
-from vmckpt.store.files.pack import Numbers
 from vmckpt.store.open import Access
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_id
@@ -60,16 +57,6 @@ from vmckpt.vm.argv import default_mac
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
-
-COPY_BYTES = 8 << 20
-# Limit of memory copied but not stored yet: beyond it the passes wait for the store.
-MOST_WAITING_BYTES = 512 << 20
-# Up to this size, new pages are stored only after they have been read a second time.
-MOST_LATER_BYTES = 256 << 20
-# The share of the allowed pause that is reserved for work other than copying.
-COPY_SHARE = 0.5
-# The time to find and copy an isolated page.
-PAGE_S = 4e-6
 
 
 async def require_capturable(vm: Vm) -> None:
@@ -302,7 +289,8 @@ class Taking:
 
     async def _moment(self, new: Transaction) -> StopTimes:
         """Put memory and devices into the new checkpoint, with the disks as of the same moment."""
-        epoch, unix_s = await self._memory(new)
+        with memory_errors(self._vm):
+            epoch, unix_s = await self._memory(new)
         devices = epoch.device_base + epoch.device_state
         await self._store_calls(partial(new.blob, DEVICES, devices))
         return StopTimes(unix_s, self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
@@ -311,6 +299,13 @@ class Taking:
         """Put all memory into the new checkpoint; returns its epoch and the time of it."""
         ram = await self._store_calls(
             self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES)
+        )
+        memory = MemoryPasses(
+            ram,
+            self._store_calls,
+            self._pauses_s,
+            memory_bytes=self._vm.spec.memory_bytes,
+            max_pause_s=self._options.max_pause_s,
         )
         output = HeldOutput(self._monitor, [])
         pausing: Pausing = partial(self._member.pausing, self._tell_guard)
@@ -323,13 +318,13 @@ class Taking:
             with pausing():
                 self._pauses_s.append(await capture.learn_devices())
             self._tell("reading memory")
-            new_pages = await self._everything(capture, ram)
-            waiting = await self._passes_until_it_fits(capture, ram, new_pages)
+            new_pages = await memory.everything(capture)
+            waiting = await memory.passes_until_it_fits(capture, new_pages)
 
             async def keep_up() -> None:
                 nonlocal waiting
-                waiting += await self._passes_until_it_fits(capture, ram, ())
-                waiting = await self._spilled(waiting, ram)
+                waiting += await memory.passes_until_it_fits(capture, ())
+                waiting = await memory.spilled(waiting)
 
             await self._member.all_prepared(keep_up)  # still at low priority: guests run as before
             with self._member.prompt():
@@ -341,7 +336,8 @@ class Taking:
                     raise self._was_reset()
             self._pauses_s.append(epoch.pause.total_s)
         self._tell("storing")
-        await self._put_newest([*waiting, epoch.pages], ram)
+        await memory.put_newest([*waiting, epoch.pages])
+        self._passes = memory.passes
         return epoch, unix_s
 
     async def _epoch(self, capture: Capture) -> Epoch:
@@ -363,70 +359,6 @@ class Taking:
     @staticmethod
     def _area(new: Transaction, name: str, size_bytes: int, chunk_bytes: int) -> Any:
         return partial(new.area, name, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
-
-    async def _everything(self, capture: Capture, ram: AreaWriter) -> list[Span]:
-        """Read all memory; returns what is not stored yet, as the guest may write it again."""
-        seen: list[Numbers] = []
-        later: list[Numbers] = []
-
-        async def take(pages: Pages) -> None:
-            numbers = page_numbers(pages)
-            seen.append(numbers)
-            if sum(map(len, later)) * PAGE_BYTES < MOST_LATER_BYTES:
-                lacking = await self._store_calls(partial(ram.lacks, pages.data))
-                later.append(numbers[lacking])
-                await self._put_chosen(ram, pages, numbers, ~lacking)
-            else:
-                await self._store_calls(partial(ram.put, numbers, pages.data))
-
-        self._pauses_s.append(await capture.everything(take, COPY_BYTES))
-        present = np.concatenate(seen) if seen else np.empty(0, np.int64)
-        empty = np.ones(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
-        empty[present] = False
-        await self._store_calls(partial(ram.put_zero, np.flatnonzero(empty)))
-        return spans_of(np.concatenate(later) if later else np.empty(0, np.int64))
-
-    async def _passes_until_it_fits(
-        self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
-    ) -> list[Pages]:
-        """Copy new pages and later writes while the guest runs; returns them oldest first."""
-        allowed_s = self._options.max_pause_s * COPY_SHARE
-        budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
-        spans: Sequence[Span] = new_pages
-        while spans or budget.wants_pass(capture.dirty_pages()):
-            written, pause_s = await capture.early()
-            if pause_s is not None:
-                self._pauses_s.append(pause_s)
-            self._passes += 1
-            for copied in capture.copies([*spans, *written], COPY_BYTES):
-                waiting = await self._spilled([*waiting, copied], ram)
-            spans = ()
-        return waiting
-
-    async def _spilled(self, waiting: list[Pages], ram: AreaWriter) -> list[Pages]:
-        """The waiting pages; if there are too many, they are stored first."""
-        if sum(len(one.data) for one in waiting) <= MOST_WAITING_BYTES:
-            return waiting
-        await self._put_newest(waiting, ram)
-        return []
-
-    async def _put_newest(self, waiting: Sequence[Pages], ram: AreaWriter) -> None:
-        """Store only the latest copy of each page."""
-        done = np.zeros(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
-        for pages in reversed(waiting):
-            numbers = page_numbers(pages)
-            fresh = ~done[numbers]
-            done[numbers] = True
-            await self._put_chosen(ram, pages, numbers, fresh)
-
-    async def _put_chosen(
-        self, ram: AreaWriter, pages: Pages, numbers: Numbers, chosen: NDArray[np.bool_]
-    ) -> None:
-        if chosen.all():
-            await self._store_calls(partial(ram.put, numbers, pages.data))
-        elif chosen.any():
-            rows = np.frombuffer(pages.data, np.uint8).reshape(-1, PAGE_BYTES)
-            await self._store_calls(partial(ram.put, numbers[chosen], rows[chosen].tobytes()))
 
     async def _store_disks(self, new: Transaction) -> None:
         if not self._disks.nodes:
@@ -508,22 +440,3 @@ async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:
 
     images = await query_disk_images(monitor)
     return {node: images[node].virtual_size_bytes for node in vm.nodes}
-
-
-def spans_of(numbers: Numbers) -> list[Span]:
-    """The byte ranges of pages in ascending order; adjacent pages are joined."""
-    if not len(numbers):
-        return []
-    ends = np.flatnonzero(np.diff(numbers) != 1) + 1
-    firsts = numbers[np.concatenate([[0], ends])] * PAGE_BYTES
-    lasts = (numbers[np.concatenate([ends, [len(numbers)]]) - 1] + 1) * PAGE_BYTES
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-
-
-def page_numbers(pages: Pages) -> Numbers:
-    """The numbers of the pages, in the order of their contents."""
-    parts = [
-        np.arange(start // PAGE_BYTES, end // PAGE_BYTES, dtype=np.int64)
-        for start, end in pages.spans
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)

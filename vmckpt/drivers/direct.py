@@ -63,15 +63,26 @@ class DirectVm(NamedTuple):
         await pause_vm(self.vm)
 
     async def resume(self) -> None:
-        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off."""
+        """Resume its guest; one that runs is left alone.
+
+        Raises RefusedError if it is off, or while a standby may take it over: a primary that loses
+        the right to run is paused.
+        """
         from vmckpt.vm.lifecycle import resume_vm
 
+        await self._require_free("vm resume")
+        await self._require_decided()
         await resume_vm(self.vm)
 
     async def reboot(self, *, force: bool, timeout_s: float) -> None:
-        """Power it off by its button and start it again; with `force` reset it at once."""
+        """Power it off by its button and start it again; with `force` reset it at once.
+
+        Raises RefusedError as `resume` does.
+        """
         from vmckpt.vm.lifecycle import reboot_vm
 
+        await self._require_free("vm reboot")
+        await self._require_decided()
         await reboot_vm(self.vm, force=force, timeout_s=timeout_s)
 
     async def stop(self, *, force: bool, timeout_s: float) -> None:
@@ -142,6 +153,14 @@ class DirectVm(NamedTuple):
         from vmckpt.migrate.run import migrate
 
         return await migrate(self.vm, target, options, emit, forecast=forecast)
+
+    async def _require_free(self, action: str) -> None:
+        """Raises BusyError if an operation holds it, which says more than its undecided end."""
+        from vmckpt.vm.lifecycle import owner
+        from vmckpt.vm.paths import lock_path
+
+        async with self.host.lock(lock_path(self.host.state_dir, self.name), owner(action)):
+            return
 
     async def _require_decided(self) -> None:
         from vmckpt.replicate.operator.operate import require_decided

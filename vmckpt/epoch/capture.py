@@ -31,6 +31,7 @@ from vmckpt.hosts.processes.kernel import page_tracking
 from vmckpt.hosts.processes.scheduling import in_real_time
 from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.memory.ram_file import Span
+from vmckpt.memory.runs import union
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
@@ -148,9 +149,10 @@ class Capture:
         """
         # Pages were protected while the guest ran; reads that were in flight then are complete
         # after a stop.
-        _, pause_s = await self._scan()
+        # What was written since they were protected is copied too, wherever it is now.
+        written, pause_s = await self._scan()
         self._devices.take_memory()
-        for start, end in self._tracker.extents():
+        for start, end in union(self._tracker.extents(), written):
             for at in range(start, end, chunk_bytes):
                 span = (at, min(end, at + chunk_bytes))
                 await take(Pages((span,), self._tracker.copy((span,))))
@@ -163,7 +165,9 @@ class Capture:
         Copies may be torn: pages that are written meanwhile come again. Raises RefusedError if the
         guest does not run.
         """
-        return await self._scan()
+        found = await self._scan()
+        self._devices.take_memory()  # less to copy in the pause of the epoch
+        return found
 
     def copies(self, spans: Iterable[Span], chunk_bytes: int) -> Iterator[Pages]:
         """The current content of the spans, in pieces of `chunk_bytes`."""

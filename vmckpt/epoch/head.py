@@ -34,6 +34,7 @@ _SETTLED_AFTER_RESET_S = 60.0
 _ROMS, _ROM_BEGINS, _ROM_ENDS = ("pc.bios", "pc.rom"), "/rom@", ".rom"
 # What QEMU says is bounded: more than this is read of no guest's cards and ROMs.
 MOST_OTHER_BYTES = 1 << 30
+_END_OF_ADDRESSES = 1 << 56
 
 
 class Head(Protocol):
@@ -49,7 +50,10 @@ class Head(Protocol):
         """Find it in the `migrated` state and the `saved` one of the same pause."""
 
     def take(self) -> None:
-        """Copy what was written in other memory since the last time, while the VM is paused."""
+        """Copy what was written in other memory since the last time.
+
+        While the VM runs, copies may be torn: what is written meanwhile is copied the next time.
+        """
 
     def content(self, blocks: Sequence[RamBlock]) -> bytes:
         """It, as of the last `take`; the same object if nothing changed. `blocks`: as QEMU listed
@@ -205,7 +209,8 @@ def _is_rom(name: str) -> bool:
 def _is_sound(block: RamBlock) -> bool:
     """Whether it is whole pages, at one's address, and no longer than it may be."""
     numbers = (block.used_bytes, block.total_bytes, block.address or 0)
-    return not any(n % PAGE_BYTES for n in numbers) and 0 < block.used_bytes <= block.total_bytes
+    is_whole = not any(n % PAGE_BYTES for n in numbers) and max(numbers) < _END_OF_ADDRESSES
+    return is_whole and 0 < block.used_bytes <= block.total_bytes
 
 
 def _places(blocks: Sequence[RamBlock]) -> list[tuple[str, int, int | None]]:

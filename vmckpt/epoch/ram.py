@@ -1,10 +1,12 @@
 """Where the RAM of a VM is, so that another process can read it and see what is written to it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from vmckpt.epoch.devices import ram_blocks
 from vmckpt.epoch.head import ram_block, readable
-from vmckpt.errors import RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.guest_ram import GuestRam
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import Vm
@@ -34,7 +36,7 @@ async def find_ram(vm: Vm, monitor: Monitor) -> VmRam | None:
     if not block.used_bytes == block.total_bytes == vm.spec.memory_bytes:
         return None
     span = (block.address, block.address + block.used_bytes)
-    return VmRam(name, GuestRam(file if vm.qemu.private_ram else None, span))
+    return VmRam(name, GuestRam(None, span))
 
 
 async def require_ram(vm: Vm, monitor: Monitor) -> VmRam:
@@ -47,3 +49,20 @@ async def require_ram(vm: Vm, monitor: Monitor) -> VmRam:
             remedy=f"save it as a whole: vmckpt checkpoint create {vm.name} --kind file",
         )
     return found
+
+
+@contextmanager
+def memory_errors(vm: Vm) -> Iterator[None]:
+    """For the block: raises OperationFailedError for an OSError that its memory's reading raised.
+
+    Such as: its QEMU ended, another tracks it, or it belongs to another user.
+    """
+    try:
+        yield
+    except OSError as exc:
+        why = "its QEMU has ended" if isinstance(exc, ProcessLookupError) else exc.strerror
+        raise OperationFailedError(
+            f"the memory of '{vm.name}' cannot be read",
+            why=why or str(exc),
+            remedy=f"see whether it runs, and try again: vmckpt vm show {vm.name}",
+        ) from exc

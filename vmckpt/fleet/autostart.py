@@ -20,19 +20,25 @@ class Autostarted(NamedTuple):
 async def autostart(tell: Callable[[str], None]) -> list[Autostarted]:
     """Start those that are off, one after another; an error of one does not affect the others.
 
-    A VM whose files cannot be read counts as one. `tell` receives a sentence about each interrupted
-    operation that was ended first.
+    A VM whose files cannot be read counts as one. One that turns out to be on another host, which
+    took it over or got it by a migration, is that host's to start. `tell` receives a sentence about
+    each interrupted operation that was ended first.
     """
     looks = await look_all([local_host()])
     off = [one.vm for one in looks.given if one.state == "stopped"]
     wanted = sorted(vm.name for vm in off if vm.spec.autostart)
     unread = [Autostarted(one.vm, one.error) for one in looks.unread]
-    return [*unread, *[await _started(name, tell) for name in wanted]]
+    done = [await _started(name, tell) for name in wanted]
+    return [*unread, *[one for one in done if one is not None]]
 
 
-async def _started(name: str, tell: Callable[[str], None]) -> Autostarted:
+async def _started(name: str, tell: Callable[[str], None]) -> Autostarted | None:
+    """None: it is not this machine's."""
     try:
-        await DirectVm(await find_own(name, tell)).start()
+        vm = await find_own(name, tell)
+        if vm.host.name != local_host().name:
+            return None
+        await DirectVm(vm).start()
     except VmckptError as exc:
         return Autostarted(name, exc)
     return Autostarted(name, None)

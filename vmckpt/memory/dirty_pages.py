@@ -31,7 +31,7 @@ _API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 # PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC.
 _FEATURES = 1 << 0 | 1 << 12 | 1 << 13 | 1 << 15
 _MODE_WP = 2
-_PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN, _IS_PRESENT = 0xC0606610, 1, 2, 8
+_PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN, _IS_PRESENT, _IS_SWAPPED = 0xC0606610, 1, 2, 8, 16
 _SCAN_ARG = struct.Struct("12Q")
 _RANGES = 1 << 15  # three words each: start, end, categories
 # The number of calls with which a narrow scan protects what was written.
@@ -143,27 +143,44 @@ class DirtyPages:
 
 
 def present(pagemap_fd: int, mapping: Mapping) -> Iterator[Span]:
-    """The spans of addresses that have memory of their own or of a file now. Raises OSError."""
+    """The spans of addresses that have memory of their own or of a file now. Raises OSError.
+
+    Not those that are swapped out, or are being moved in memory at this moment (compaction).
+    """
+    yield from _with_any(pagemap_fd, mapping, _IS_PRESENT)
+
+
+def populated(pagemap_fd: int, mapping: Mapping) -> Iterator[Span]:
+    """The spans of addresses that have memory, wherever it is. Raises OSError.
+
+    In protected memory, pages that were never accessed count too.
+    """
+    yield from _with_any(pagemap_fd, mapping, _IS_PRESENT | _IS_SWAPPED)
+
+
+def _with_any(pagemap_fd: int, mapping: Mapping, categories: int) -> Iterator[Span]:
     words = array.array("Q", bytes(24 * _RANGES))
-    for found in _scanned(pagemap_fd, words, mapping, 0, _IS_PRESENT):
+    for found in _scanned(pagemap_fd, words, mapping, 0, categories):
         yield from zip(found[0::3], found[1::3], strict=True)
 
 
 def _scanned(
-    pagemap_fd: int, words: "array.array[int]", mapping: Mapping, flags: int, category: int
+    pagemap_fd: int, words: "array.array[int]", mapping: Mapping, flags: int, categories: int
 ) -> Iterator["array.array[int]"]:
-    """Ranges of pages of a category, three words each, ascending.
+    """Ranges of pages of any of the categories, three words each, ascending.
 
     If there are more than 512 of them and nothing is protected again, the kernel (6.18) walks
     some pages again and reports them twice.
     """
+    # Where written pages alone are asked for, pages without memory that are not protected count.
+    every, any_of = (categories, 0) if categories == _IS_WRITTEN else (0, categories)
     at = told = mapping.start
     while at < mapping.end:
         address, _ = words.buffer_info()
         argument = bytearray(
             _SCAN_ARG.pack(
                 _SCAN_ARG.size, flags, at, mapping.end, 0, address, _RANGES, 0,
-                0, category, 0, category,
+                0, every, any_of, every | any_of,
             )
         )  # fmt: skip
         count = fcntl.ioctl(pagemap_fd, _PAGEMAP_SCAN, argument)

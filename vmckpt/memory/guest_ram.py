@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.memory.dirty_pages import Mapping, present
+from vmckpt.memory.backing import held_by_files
+from vmckpt.memory.dirty_pages import Mapping, populated, present
 from vmckpt.memory.process_memory import read_memory
-from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd
 from vmckpt.memory.runs import union
 
 _SWAPS = Path("/proc/swaps")
+# Of a process (x86-64 with five levels of page tables).
+_END_OF_ADDRESSES = 1 << 56
 
 
 class GuestRam(NamedTuple):
     """The RAM of one guest: a `file` that its QEMU shares with all that map it.
 
-    `private`: the addresses at which its QEMU has it alone instead. A `file` is then what it held
-    before QEMU wrote (a fork's), None: zeroes.
+    `private`: the addresses at which its QEMU has it alone instead.
     """
 
     file: Path | None
@@ -27,7 +29,10 @@ class GuestRam(NamedTuple):
 
 
 class PrivateRam:
-    """RAM that its process has alone; offsets are from its first address."""
+    """RAM that its process has alone; offsets are from its first address.
+
+    `before`: the spans that may hold something else than zeroes when tracking begins.
+    """
 
     def __init__(self, pid: int, pagemap: int, span: Span, before: Sequence[Span]) -> None:
         self._pid, self._pagemap, self._span = pid, pagemap, span
@@ -42,7 +47,8 @@ class PrivateRam:
     def extents(self) -> list[Span]:
         """The spans that may hold something else than zeroes."""
         # Tracked pages without memory look as if they were swapped out: where there is swap, all is
-        # read, and else what is present.
+        # read, and else what is present. A page that is being moved looks so too: it was there
+        # before, or is among those written since.
         if len(_SWAPS.read_text().splitlines()) > 1:
             return [(0, self.size_bytes)]
         start, _ = self._span
@@ -59,14 +65,11 @@ class PrivateRam:
 def private_ram(pid: int, ram: GuestRam, ram_bytes: int | None) -> Iterator[PrivateRam]:
     """The RAM that process `pid` has alone, for the block. Raises OSError."""
     start, end = span = ram.private or (0, 0)
-    if start % PAGE_BYTES or not start < end or (ram_bytes or end - start) != end - start:
+    is_possible = not start % PAGE_BYTES and start < end <= _END_OF_ADDRESSES
+    if not is_possible or (ram_bytes or end - start) != end - start:
         raise OSError(errno.EFAULT, f"no RAM of {ram_bytes} bytes can be at {start:#x} to {end:#x}")
     with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
-        yield PrivateRam(pid, pagemap, span, _held_before(ram.file, end - start))
-
-
-def _held_before(file: Path | None, size_bytes: int) -> list[Span]:
-    if file is None:
-        return []
-    with open_fd(os.open(file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        return list(extents(fd, size_bytes))
+        # Before tracking begins: only then a page that is there differs from one that never was.
+        there = [(a - start, b - start) for a, b in populated(pagemap, Mapping(start, end, 0))]
+        below = [(a - start, b - start) for a, b in held_by_files(pid, span)]
+        yield PrivateRam(pid, pagemap, span, list(union(there, below)))

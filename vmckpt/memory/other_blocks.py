@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from vmckpt.memory.dirty_pages import Mapping
 from vmckpt.memory.process_memory import read_memory
 from vmckpt.memory.ram_file import Span
+from vmckpt.memory.runs import union
 
 
 class OtherBlocks:
@@ -32,9 +33,9 @@ class OtherBlocks:
         return spans[:last]
 
     def take_spans(self) -> list[Span]:
-        """The spans of the image that were written since the last time; some may overlap."""
+        """The spans of the image that were written since the last time, ascending, each once."""
         taken, self._written = self._written, []
-        return taken
+        return list(union(taken, ()))
 
     def copy(self, spans: Sequence[Span]) -> bytes:
         """The current content of the spans, in sequence. Raises OSError."""

@@ -1,13 +1,14 @@
-"""Memory of another process, by address: what it holds, and which of it was ever touched."""
+"""Memory of another process, by address: what it holds."""
 
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vmckpt.memory.ram_file import Span
 
 _MOST_PARTS = 1024  # UIO_MAXIOV
+MOST_READ_BYTES = 1 << 30  # of one call; the kernel ends one at 2 GiB
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
@@ -23,8 +24,7 @@ def read_memory(pid: int, spans: Sequence[Span]) -> bytes:
     buffer = bytearray(sum(end - start for start, end in spans))
     ours = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
     at = 0
-    for first in range(0, len(spans), _MOST_PARTS):
-        some = spans[first : first + _MOST_PARTS]
+    for some in _calls(spans):
         length = sum(end - start for start, end in some)
         theirs = (_Part * len(some))(*(_Part(start, end - start) for start, end in some))
         into = _Part(ours + at, length)
@@ -34,3 +34,19 @@ def read_memory(pid: int, spans: Sequence[Span]) -> bytes:
             raise OSError(code, f"process_vm_readv: {os.strerror(code)}")
         at += length
     return bytes(buffer)
+
+
+def _calls(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """The spans of each call, in sequence: no more, and no longer, than the kernel takes."""
+    some, left = list[Span](), MOST_READ_BYTES
+    for start, end in spans:
+        at = start
+        while at < end:
+            some.append((at, min(end, at + left)))
+            left -= some[-1][1] - at
+            at = some[-1][1]
+            if not left or len(some) == _MOST_PARTS:
+                yield some
+                some, left = [], MOST_READ_BYTES
+    if some:
+        yield some

@@ -9,7 +9,7 @@ from vmckpt.qemu.stream_head import RamBlock
 # A row below the headings: name, page size in words, offset, used and total bytes; in newer QEMUs
 # the address in its own memory, and whether the guest may write it.
 _ROW = re.compile(
-    r"\s*(\S{1,255})\s+\d+ [KMG]iB\s+0x[0-9a-f]+ (0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16})"
+    r"\s*([!-~]{1,255})\s+\d+ [KMG]iB\s+0x[0-9a-f]+ (0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16})"
     r"(?: (0x[0-9a-f]{1,16})  r[ow])?"
 )
 

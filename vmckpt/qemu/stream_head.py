@@ -76,8 +76,10 @@ def _end_of_part() -> bytes:
 
 
 def _short(text: str) -> bytes:
-    return bytes([len(text)]) + text.encode()
+    words = text.encode()
+    return bytes([len(words)]) + words
 
 
 def _long(text: str) -> bytes:
-    return _U32.pack(len(text)) + text.encode()
+    words = text.encode()
+    return _U32.pack(len(words)) + words
