@@ -216,11 +216,18 @@ def runs_as(process: ProcessId) -> tuple[bool, bytes]:
 def test_what_is_plugged_after_the_adoption_is_not_overlooked(pair: World) -> None:
     with by_hand(pair, BLOCKDEV):
         adopt(pair)
+        pair.ok("vm", "autostart", "hand", "on")  # that is none of QEMU's
+        assert pair.ok("check", "hand", "lab-b")
         plug(pair)
-        refused = pair.vmckpt("migrate", "hand", "lab-b")
-        assert refused.code == 4
-        assert "[adopted]" in refused.error["why"]
-        assert "late" in refused.error["why"]
+        for words in (
+            ["migrate", "hand", "lab-b"],
+            ["checkpoint", "create", "hand"],
+            ["checkpoint", "create", "hand", "--kind", "file"],
+        ):
+            refused = pair.vmckpt(*words)
+            assert refused.code == 4
+            assert "[adopted]" in refused.error["why"]
+            assert "late" in refused.error["why"]
         pair.ok("vm", "rm", "hand")
         adopt(pair)
         assert pair.ok("check", "hand", "lab-b")

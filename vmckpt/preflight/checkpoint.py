@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.preflight import capture, target_host, vm_users
+from vmckpt.preflight.adopted import adopted_changes
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.isolation import isolation_checks
@@ -46,7 +47,11 @@ async def capture_checks(vm: Vm) -> list[Finding]:
     """For a running VM: whether its state can be captured while it runs. Raises HostDownError."""
     away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        found = await ask(capture.memory(vm, monitor), capture.devices(monitor, away))
+        found = await ask(
+            await adopted_changes(vm, monitor),
+            capture.memory(vm, monitor),
+            capture.devices(monitor, away),
+        )
     return [*found, *await ask(hook_checks(vm), capture.guarded(vm), capture.tracking(vm))]
 
 
@@ -56,7 +61,8 @@ async def save_checks(vm: Vm) -> list[Finding]:
         blockers = (await commands.query_migrate(monitor)).blockers
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
         state = await commands.query_status(monitor)
-    checks = [*device_checks(blockers, pci_ids), *saved_whole_checks(vm)]
+        changed = await adopted_changes(vm, monitor)
+    checks = [*changed, *device_checks(blockers, pci_ids), *saved_whole_checks(vm)]
     if not state.running:
         remedy = "let it run: see `vmckpt vm show`"
         checks.append(Finding("running", REFUSE, f"its state is '{state.status}'", remedy))

@@ -9,6 +9,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight.adopted import adopted_changes
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
@@ -33,7 +34,7 @@ from vmckpt.qemu.abilities import (
     splits_well,
 )
 from vmckpt.qemu.block import DiskImage, query_disk_images
-from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.monitor import session
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
@@ -240,7 +241,7 @@ async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
             if not any(address in blocker for address in away)
         ]
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
-        changed = await _changed(vm, monitor) if vm.qemu.is_foreign else None
+        changed = await adopted_changes(vm, monitor)
         ours = installed if installed and installed.version == version else await learn(monitor)
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
@@ -249,18 +250,9 @@ async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
     state = "off" if options.offline else run.status
     running = Finding("running", OK, f"the VM is {state}")
     if changed:
-        reason = f"since it was adopted the VM has changed: {changed}"
-        remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"
-        return _MigrationSource((Finding("adopted", REFUSE, reason, remedy),), ours, images)
+        return _MigrationSource(tuple(changed), ours, images)
     found = (running, *device_checks(blockers, pci_ids))
     return _MigrationSource(found, ours, images, run.status == "running")
-
-
-async def _changed(vm: Vm, monitor: Monitor) -> str | None:
-    # Only adopted VMs need the extra time.
-    from vmckpt.vm.adopted.adopt import changes
-
-    return await changes(vm, monitor)
 
 
 def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Finding]:

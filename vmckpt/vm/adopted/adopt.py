@@ -117,7 +117,7 @@ async def changes(vm: Vm, monitor: Monitor) -> str | None:
 
 
 def _machine(spec: Spec) -> Spec:
-    return spec._replace(text="")
+    return spec._replace(text="", autostart=False)
 
 
 async def _look(
