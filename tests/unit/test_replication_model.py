@@ -74,6 +74,11 @@ def test_a_killed_primarys_guest_is_let_go_although_an_older_host_still_has_it()
     assert not played(plan_of(53059))[1]
 
 
+def test_a_home_that_a_stop_gave_the_term_is_not_removed_for_a_host_that_is_back() -> None:
+    assert not played(plan_of(162771))[1]
+    assert "two hosts have it" in played(plan_of(162771), frozenset({"given"}))[1]
+
+
 @pytest.mark.parametrize("seed", [2022249, 2254425, 3236985, 4201785])
 def test_a_primary_that_was_replaced_is_not_let_go_by_the_operators_word(seed: int) -> None:
     assert not played(plan_of(seed))[1]
