@@ -276,7 +276,7 @@ def _was_given_term(host: Host) -> bool:
         return False
     word = files.word
     is_its = files.primary_id == home.id
-    return is_its and word is not None and word.role == "primary" and not has_left(word)
+    return is_its and word is not None and word.ending in ("alone", "off")
 
 
 def _took_alone(standby: Host) -> bool:

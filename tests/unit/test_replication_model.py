@@ -79,6 +79,10 @@ def test_a_home_that_a_stop_gave_the_term_is_not_removed_for_a_host_that_is_back
     assert "two hosts have it" in played(plan_of(162771), frozenset({"given"}))[1]
 
 
+def test_a_home_whose_qemu_was_lost_is_removed_for_the_host_that_took_over() -> None:
+    assert not played(plan_of(293325))[1]
+
+
 @pytest.mark.parametrize("seed", [2022249, 2254425, 3236985, 4201785])
 def test_a_primary_that_was_replaced_is_not_let_go_by_the_operators_word(seed: int) -> None:
     assert not played(plan_of(seed))[1]
