@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -628,6 +629,67 @@ def test_a_twin_whose_term_was_taken_goes_when_the_other_home_is_seen(
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
     assert asyncio.run(read_vm(hosts[1], "web")) is None
+
+
+def test_a_home_that_a_stop_gave_the_term_stays_for_a_host_that_is_back_meanwhile(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was removed for the one that had lost its term, and a third, older home was left beside
+    that: nothing told the two apart.
+    """
+    vm = replaced(hosts, tmp_path, "yours")
+    record(tmp_path, "b/1", None)
+    home(hosts[1], "new", Replaced("a", "old"))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    older = LocalHost("o", tmp_path / "o", "127.0.0.1")
+    stale = home(older, "older")
+    Claim("web", "o/0", "a", str(tmp_path / "leases")).write(stale.directory.claim)
+    said: list[ReplicaStatus] = []
+    until_then = tuple(replace(one, of=lambda *_, **__: not said) for one in silence())
+    back = FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=until_then)
+    release = stopping._released
+
+    async def released(*args: Any, **kwargs: Any) -> ReplicaStatus:
+        said.append(await release(*args, **kwargs))
+        return said[0]
+
+    monkeypatch.setattr(stopping, "_released", released)
+    asyncio.run(stop("web", (hosts[0], back), standby_is_dead=True))
+    assert stands(tmp_path).holder == "a/1/recovery"
+    asyncio.run(settle("web", (*hosts, older)))
+    homes = [asyncio.run(read_vm(host, "web")) is not None for host in (*hosts, older)]
+    assert homes == [True, False, False]
+    asyncio.run(require_decided(vm))
+
+
+@pytest.mark.parametrize("without_arbiter", ["a", "b"])
+def test_a_takeover_counts_for_a_home_that_the_arbiter_did_not_give_the_term(
+    hosts: Hosts, tmp_path: Path, without_arbiter: str
+) -> None:
+    """The old home was freed by the operator's word alone; or so was the takeover."""
+    vm = replaced(hosts, tmp_path, "alone")
+    vm.directory.claim.unlink()
+    new = home(hosts[1], "new", Replaced("a", "old"))
+    freed = {"a": vm, "b": new}[without_arbiter]
+    freed.directory.gone_replica.write_text("b/1")
+    assert asyncio.run(settle("web", hosts))
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+    assert asyncio.run(read_vm(hosts[1], "web")) is not None
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_home_that_is_freed_without_the_arbiters_record_is_marked(
+    hosts: Hosts, tmp_path: Path, *, has_record: bool
+) -> None:
+    """An arbiter that has forgotten the VM gives no term; one that gives it ends the mark."""
+    vm, files = protected(hosts, tmp_path)
+    (tmp_path / "leases").mkdir()
+    if has_record:
+        record(tmp_path, "b/1", None)
+        vm.directory.gone_replica.write_text("b/1")  # by a command before
+    asyncio.run(recover(files.path, at_any_rate=True, standby_is_dead=True))
+    assert json.loads(files.status.read_text())["ending"] == "off"
+    assert vm.directory.gone_replica.exists() != has_record
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

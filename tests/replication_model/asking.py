@@ -263,6 +263,21 @@ def _remove_taken_over(host: Host, qemu_id: int, standby: Host) -> bool:
             and files.primary_id == home.id
             and ((files.primary, files.standby) == (host, standby))
         )
-    if is_its:
-        remove_stale_home(host, qemu_id)
-    return is_its
+    if not is_its or (_was_given_term(host) and not _took_alone(standby)):
+        return False
+    remove_stale_home(host, qemu_id)
+    return True
+
+
+def _was_given_term(host: Host) -> bool:
+    """claim.was_given_term"""
+    home, files = host.home, host.files
+    if home is None or home.gone_replica or files is None or "given" in host.world.without:
+        return False
+    word = files.word
+    is_its = files.primary_id == home.id
+    return is_its and word is not None and word.ending in ("alone", "off")
+
+
+def _took_alone(standby: Host) -> bool:
+    return standby.home is not None and standby.home.gone_replica is not None

@@ -159,9 +159,11 @@ class Recovery(Proc):
                     if self.at_any_rate:
                         if not self._is_dead and host.home is not None and host.home.claim:
                             raise _not_ours("nobody")
+                        if self._is_dead:
+                            self._note_replica()
                         return True
                 elif (holder := found.record.holder) == claimant:
-                    return True
+                    break
                 elif files.is_standbys(holder) and not (found.record.released or self._is_dead):
                     until_s = min(until_s, world.now_s + GIVEN_UP_S)
                     if world.now_s > until_s:
@@ -172,11 +174,14 @@ class Recovery(Proc):
                     if lease is None or lease.claimant.succeeds != holder:
                         lease = host.lease(Claimant(claimant, succeeds=holder))
                     if await _got(lease):
-                        return True
+                        break
                 answered_s = world.now_s
             except NO_ANSWER:
                 pass
             await sleep(POLL_S)
+        if host.home is not None:
+            host.home.gone_replica = None
+        return True
 
 
 async def _freed(qemu: Qemu) -> bool:

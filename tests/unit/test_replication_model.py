@@ -74,12 +74,21 @@ def test_a_killed_primarys_guest_is_let_go_although_an_older_host_still_has_it()
     assert not played(plan_of(53059))[1]
 
 
+def test_a_home_that_a_stop_gave_the_term_is_not_removed_for_a_host_that_is_back() -> None:
+    assert not played(plan_of(162771))[1]
+    assert "two hosts have it" in played(plan_of(162771), frozenset({"given"}))[1]
+
+
+def test_a_home_whose_qemu_was_lost_is_removed_for_the_host_that_took_over() -> None:
+    assert not played(plan_of(293325))[1]
+
+
 @pytest.mark.parametrize("seed", [2022249, 2254425, 3236985, 4201785])
 def test_a_primary_that_was_replaced_is_not_let_go_by_the_operators_word(seed: int) -> None:
     assert not played(plan_of(seed))[1]
 
 
-@pytest.mark.parametrize("seed", [199017, 1045273, 1076057, 1091145])
+@pytest.mark.parametrize("seed", [1045273, 1076057, 1091145, 7464745])
 def test_it_emits_beside_its_standby_otherwise(seed: int) -> None:
     assert not played(plan_of(seed))[1]
     assert "both emit" in played(plan_of(seed), frozenset({"refuted"}))[1]

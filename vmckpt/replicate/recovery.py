@@ -279,8 +279,7 @@ async def _takes_term(
                 return None
             look_s = boottime_s() + LOOK_S
         if standby_is_dead and boottime_s() - answered_s > ARBITER_S:
-            here = vm_dir(request.primary.state_dir, request.vm)
-            await request.primary.write_text(here.gone_replica, request.replica)
+            await _note_replica(request)
             return True
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
@@ -289,7 +288,7 @@ async def _takes_term(
                     await _require_free(request, standby_is_dead=standby_is_dead)
                     return True
             elif (holder := found.record.holder) == claimant:
-                return True
+                break
             elif request.is_standbys(holder) and not found.record.released and not standby_is_dead:
                 until_s = min(until_s, boottime_s() + GIVEN_UP_S)
                 if boottime_s() > until_s or await _is_at_home(request):
@@ -305,15 +304,30 @@ async def _takes_term(
                     lease = Lease(store, request.vm, Claimant(claimant, succeeds=holder), span)
                 with suppress(RefusedError):  # its lease may still run
                     await lease.take()
-                    return True
+                    break
             answered_s = boottime_s()
         await asyncio.sleep(POLL_S)
+    # The arbiter gave the term: an earlier `_note_replica` no longer applies.
+    await request.primary.remove(vm_dir(request.primary.state_dir, request.vm).gone_replica)
+    return True
+
+
+async def _note_replica(request: ReplicationRequest) -> None:
+    """Record that the operator's word alone frees this home: the arbiter may still list the
+    replica, or the standby's term.
+    """
+    here = vm_dir(request.primary.state_dir, request.vm)
+    await request.primary.write_text(here.gone_replica, request.replica)
 
 
 async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -> None:
-    """The arbiter has no record: require that no standby can have the guest. RefusedError."""
+    """The arbiter has no record: require that no standby can have the guest, or that the operator
+    says so, which is recorded. Raises RefusedError.
+    """
     claim = vm_dir(request.primary.state_dir, request.vm).claim
-    if not standby_is_dead and await request.primary.exists(claim):
+    if standby_is_dead:
+        await _note_replica(request)
+    elif await request.primary.exists(claim):
         raise RefusedError(
             f"where '{request.vm}' may run is not certain",
             why=f"{request.standby.name} was its standby, and the arbiter has no record of it: its "

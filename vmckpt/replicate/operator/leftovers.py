@@ -3,7 +3,7 @@
 from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.primary.claim import was_protected_by
+from vmckpt.replicate.primary.claim import was_given_term, was_protected_by
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -54,15 +54,19 @@ async def _noted(host: Host, stale: Vm) -> bool:
     return True
 
 
-async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: str) -> bool:
+async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: Host) -> bool:
     """Remove a home on the word of the standby's host. Raises as `remove_stale_home`.
 
-    False: its own host's records say that it was not protected by that standby, and it stays.
+    False: it stays. Its own host's records say that it was not protected by that standby, or that
+    the arbiter gave it the term since; a takeover without the arbiter counts all the same.
     """
     stale = await read_vm(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return True
-    if not await was_protected_by(stale, standby):
+    if not await was_protected_by(stale, standby.name):
+        return False
+    took_alone = vm_dir(standby.state_dir, name).gone_replica
+    if await was_given_term(stale) and not await standby.exists(took_alone):
         return False
     await remove_stale_home(host, name, qemu_id)
     return True
@@ -81,7 +85,7 @@ async def end_stale(vm: Vm) -> None:
 async def remove_replaced(vm: Vm, host: Host) -> None:
     """Remove what `host` still has of a VM that was taken over from it. Raises as above."""
     if vm.qemu.replaces is not None and vm.qemu.replaces.host == host.name:
-        await remove_taken_over(host, vm.name, vm.qemu.replaces.qemu_id, vm.host.name)
+        await remove_taken_over(host, vm.name, vm.qemu.replaces.qemu_id, vm.host)
 
 
 async def end_waiting(host: Host, name: str) -> None:

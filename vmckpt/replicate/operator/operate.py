@@ -208,8 +208,7 @@ async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
             continue
         old = [host for host in hosts if host.name == told.primary != side.host.name]
         gone = [
-            await remove_taken_over(host, name, told.primary_qemu_id, side.host.name)
-            for host in old
+            await remove_taken_over(host, name, told.primary_qemu_id, side.host) for host in old
         ]
         if all(gone):
             return True
@@ -224,7 +223,7 @@ async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
         for other in homes:
             stale = Replaced(other.host.name, other.qemu.files.qemu_id)
             if vm.qemu.replaces == stale and await remove_taken_over(
-                other.host, name, stale.qemu_id, vm.host.name
+                other.host, name, stale.qemu_id, vm.host
             ):
                 return True
     return False

@@ -213,6 +213,24 @@ async def was_protected_by(vm: Vm, standby: str) -> bool:
     return False
 
 
+async def was_given_term(vm: Vm) -> bool:
+    """Whether the arbiter gave this home the term for good when its protection ended, by its own
+    host's records: an operator may have declared dead a standby that had taken over.
+
+    False if it was freed without the arbiter. A QEMU that was "lost" may have been taken over
+    since. Raises HostDownError.
+    """
+    if await vm.host.exists(vm.directory.gone_replica):
+        return False
+    with suppress(StorageError):
+        request = await _request_there(vm)
+        said = await last_word(vm.host, ServiceFiles.of(vm.host, vm.name))
+        if request is not None and said is not None:
+            is_its = (said.run, vm.qemu.files.qemu_id) == (request.run, request.qemu_id)
+            return is_its and said.is_primary and said.ending in ("alone", "off")
+    return False
+
+
 async def took_over(vm: Vm) -> bool:
     """Whether its host has it at home as a standby that took over."""
     with suppress(StorageError):
