@@ -3,8 +3,8 @@
 from contextlib import suppress
 
 from vmckpt.checkpoint.restore.making import settle
+from vmckpt.checkpoint.restore.old_vm import let_run
 from vmckpt.checkpoint.restore.paging import see_to_pages
-from vmckpt.checkpoint.restore.restore import let_run
 from vmckpt.checkpoint.whole import resume_unsaved
 from vmckpt.devices.absence import recover_devices
 from vmckpt.epoch.disks import forget_files, remove_leftovers

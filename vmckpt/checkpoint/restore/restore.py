@@ -41,6 +41,7 @@ from vmckpt.checkpoint.restore.making import (
     take_name,
     write_down,
 )
+from vmckpt.checkpoint.restore.old_vm import pause_or_kill, resume_old
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -57,10 +58,8 @@ from vmckpt.checkpoint.secret import keep
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
-    HostDownError,
     NotFoundError,
     OperationFailedError,
-    OutcomeUnknownError,
     RefusedError,
     VmckptError,
 )
@@ -70,7 +69,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
-from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.state.durable import make_dir_durably
@@ -482,30 +481,3 @@ class _Restoring:
             await self._host.remove(vm.directory.path)
         else:
             await self._host.remove(vm.directory.restoring)
-
-
-async def pause_or_kill(vm: Vm) -> None:
-    """Pause the guest and keep its QEMU; a QEMU that does not answer is killed."""
-    try:
-        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-            await commands.stop(monitor)
-    except (HostDownError, OutcomeUnknownError):
-        await vm.host.stop_for_good(vm.qemu.process)
-
-
-async def resume_old(vm: Vm) -> None:
-    """Resume the VM that was to be replaced, even if the disk is full."""
-    before = vm.qemu.to_json()
-    try:
-        if await vm.host.read_text(vm.directory.current) != before:
-            await vm.host.write_text(vm.directory.current, before)
-    finally:
-        await let_run(vm)
-
-
-async def let_run(vm: Vm) -> None:
-    """Resume a guest that is paused for a restore."""
-    with suppress(VmckptError):
-        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-            if (await commands.query_status(monitor)).status == "paused":
-                await commands.cont(monitor)
