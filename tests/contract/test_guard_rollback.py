@@ -16,7 +16,8 @@ from vmckpt.fleet.guard import guard, rollback
 from vmckpt.fleet.guard.guard import GuardTools
 from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, GuardRestore, load, save
 from vmckpt.fleet.guard.rollback import GuardOpenError
-from vmckpt.hosts.inventory.inventory import local_host, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import PROCESS, ProcessId
 from vmckpt.jobs.files import JobFiles

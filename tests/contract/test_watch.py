@@ -14,7 +14,7 @@ from vmckpt.codec import builtins
 from vmckpt.errors import VmckptError, VmLostError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.handle import attach

@@ -12,8 +12,9 @@ from tests.unreadable import nothing_is_listed
 from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.entries import parse_entry
-from vmckpt.hosts.inventory.inventory import all_hosts, check_name, find_host, state_dir
+from vmckpt.hosts.inventory.inventory import all_hosts, check_name, find_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal

@@ -53,7 +53,8 @@ from vmckpt.errors import (
 )
 from vmckpt.events.types import Event, Note, unheard
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import all_hosts, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.jobs.files import new_run
 from vmckpt.jobs.handle import Handle, begin
 from vmckpt.jobs.kind import JobKind

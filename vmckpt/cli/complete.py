@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vmckpt.errors import VmckptError
-from vmckpt.hosts.inventory.inventory import all_entries, runs_dir, state_dir
+from vmckpt.hosts.inventory.directories import runs_dir, state_dir
 
 VMS, CHECKPOINTS = "vms", "checkpoints"
 # A name has at most 40 characters: more names than this are no help.
@@ -87,7 +87,7 @@ def _schedules() -> list[str]:
 
 _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "VM": _vms,
-    "HOST": lambda: [entry.name for entry in all_entries()],
+    "HOST": lambda: ["local", *_stems(state_dir() / "hosts")],
     "CHECKPOINT|VM": lambda: [*_vms(), *_remembered(CHECKPOINTS)],
     "CHECKPOINT": lambda: _remembered(CHECKPOINTS),
     "RUN": lambda: _stems(runs_dir()),

@@ -43,7 +43,7 @@ from vmckpt.forecast.model.forecast import (
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 from vmckpt.forecast.model.link import LinkModel
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.options.migration import (
     DEFAULT_CHANNELS,
     USUAL_DOWNTIME_MS,

@@ -19,7 +19,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.group.services import END_S
-from vmckpt.hosts.inventory.inventory import find_host, local_host, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import find_host, local_host
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import ended
 from vmckpt.sequence.in_thread import in_thread

@@ -20,7 +20,7 @@ from vmckpt.events.types import Emit, Event, PhaseBegan
 from vmckpt.forecast.learned import CALIBRATION, learned
 from vmckpt.forecast.model.link import LinkModel
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.migrate.elsewhere.delegate import migrate_there
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions

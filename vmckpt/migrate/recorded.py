@@ -12,7 +12,7 @@ from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.files import new_run

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.notify.notification import Notification
 from vmckpt.state.documents import Documents, Listing, Schema
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vmckpt.errors import RefusedError, UsageError
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.lease.credentials import read_credentials
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore

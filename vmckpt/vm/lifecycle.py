@@ -14,8 +14,9 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.drained import require_open
-from vmckpt.hosts.inventory.inventory import all_hosts, local_host, state_dir
+from vmckpt.hosts.inventory.inventory import all_hosts, local_host
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session

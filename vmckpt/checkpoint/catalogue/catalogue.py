@@ -23,7 +23,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.files.manifest import Manifest, is_same
 from vmckpt.store.files.naming import meant

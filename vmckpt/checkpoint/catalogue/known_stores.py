@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import RefusedError, StorageError
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.state.documents import Documents, Schema
 from vmckpt.store.files.config import Config
 from vmckpt.store.open import described

@@ -43,7 +43,8 @@ from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.host import Promise
-from vmckpt.hosts.inventory.inventory import check_name, local_host, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
 from vmckpt.preflight.finding import require

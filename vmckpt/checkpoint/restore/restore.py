@@ -63,7 +63,8 @@ from vmckpt.errors import (
     RefusedError,
     VmckptError,
 )
-from vmckpt.hosts.inventory.inventory import local_host, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.preflight.finding import require

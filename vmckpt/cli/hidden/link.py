@@ -10,7 +10,7 @@ from vmckpt.cli.loop import run
 
 def link(directory: Path) -> None:
     """Let the source of a migration in, once it has the token; people have no use for it."""
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.remote.tls import listen
 
     run(listen(directory, state_dir()))

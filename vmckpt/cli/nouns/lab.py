@@ -44,7 +44,7 @@ def up(
 
     Hosts lab-a, lab-b, ... with a network to this machine for their guests.
     """
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.lab.lab import up as lab_up
     from vmckpt.lab.real.build import MachineKit, check_look, usual_packages
     from vmckpt.lab.state import ssh_config
@@ -78,7 +78,7 @@ def up(
 @together
 def status(listing: ListOptions) -> None:
     """Show the lab."""
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.lab.state import read, ssh_config
 
     lab = read(state_dir())
@@ -106,7 +106,7 @@ def down(yes: Yes = False, json: Json = False) -> None:
     from dataclasses import asdict
 
     from vmckpt.checkpoint.catalogue.known_stores import forget_of_host
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.lab.lab import down as lab_down
     from vmckpt.lab.state import lab_directory
     from vmckpt.units import counted
@@ -148,7 +148,7 @@ def demo(
 
 async def _require_qemus(paths: list[Path]) -> None:
     """Before anything is made. Raises UsageError."""
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.local import LocalHost
     from vmckpt.vm.probe import require_qemu
 
@@ -174,6 +174,6 @@ def _installed_qemu() -> Path:
 
 def _inventory() -> set[str]:
     """The names of all hosts but this machine."""
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
 
     return {path.stem for path in (state_dir() / "hosts").glob("*.json")}

@@ -99,7 +99,7 @@ async def collect() -> "list[Metric]":
     """All metrics of now. Hosts that do not answer are `vmckpt_host_up 0`, and tell no more."""
     from vmckpt.events.record import load_all
     from vmckpt.fleet.schedule.status import all_now
-    from vmckpt.hosts.inventory.inventory import runs_dir
+    from vmckpt.hosts.inventory.directories import runs_dir
     from vmckpt.metrics.migrations import migrations
     from vmckpt.metrics.schedules import schedules
 

@@ -36,7 +36,7 @@ def init(
 
     Its key never leaves this machine.
     """
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.pki.authority import make_authority
 
     authority = make_authority(state_dir(), days=days)
@@ -52,7 +52,8 @@ def issue(
     json: Json = False,
 ) -> None:
     """Issue new certificates to hosts, replacing existing ones."""
-    from vmckpt.hosts.inventory.inventory import find_host, state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.hosts.pki.authority import issue as issue_to
 
     issued, lines = [], []
@@ -75,7 +76,8 @@ def show_(
     listing: ListOptions,
 ) -> None:
     """List the certificates of the CA and all hosts."""
-    from vmckpt.hosts.inventory.inventory import all_hosts, find_host, state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
+    from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.hosts.pki.authority import read_authority
 
     authority = read_authority(state_dir())

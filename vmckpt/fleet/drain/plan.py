@@ -17,7 +17,7 @@ from vmckpt.forecast.drain.placement import DrainPlacement, place
 from vmckpt.forecast.drain.timetable import AT_ONCE, Timetable, timetable
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Examined, Finding
 from vmckpt.sequence.steps import all_of

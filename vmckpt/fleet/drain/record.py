@@ -11,7 +11,7 @@ from pathlib import Path
 from vmckpt.forecast.drain.crowding import Past, PastMove
 from vmckpt.forecast.drain.fleet import MoveCost, PlannedMove
 from vmckpt.forecast.drain.timetable import MoveSpan
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.state.documents import Documents, Schema
 
 # Older ones say little about the present.

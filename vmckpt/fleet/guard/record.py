@@ -13,7 +13,7 @@ from typing import Any
 from vmckpt.codec import builtins
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.fleet.schedule.due import ClockReading
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.state.durable import part_of, reserve
 from vmckpt.vm.paths import file_name

@@ -14,7 +14,7 @@ from vmckpt.fleet.schedule.due import ClockReading, Every, ScheduleState, Timing
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
 from vmckpt.fleet.schedule.learned import Interval, LearnedCosts, interval
 from vmckpt.fleet.schedule.request import ScheduleRequest, When
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.replicate.operator.keeping import DailyWindow
 from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.vm.paths import file_name

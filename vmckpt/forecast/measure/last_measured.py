@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vmckpt.errors import StorageError
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.state.durable import write_durably
 
 

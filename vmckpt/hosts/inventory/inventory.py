@@ -1,7 +1,6 @@
 """The hosts: one JSON file each under STATE/hosts, and always `local`, this machine."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host, entry_fields
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.entries import LOCAL, entry_to_json, parse_entry
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.ownership import require_own
 from vmckpt.state.documents import names_in
 from vmckpt.state.durable import write_durably
 
@@ -24,44 +23,6 @@ if TYPE_CHECKING:
     from vmckpt.hosts.ssh.entry import SshEntry
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-
-
-def state_dir() -> Path:
-    """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others.
-
-    Raises RefusedError if another user may write there, UsageError if it is undefined.
-    """
-    if given := os.environ.get("VMCKPT_STATE_DIR"):
-        path = Path(given).absolute()
-    elif os.geteuid() == 0:
-        path = Path("/var/lib/vmckpt")
-    else:
-        path = Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local/state") / "vmckpt"
-    if path not in _own:
-        require_own(path)
-        if path.exists():
-            _own.add(path)
-    return path
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError as exc:
-        raise UsageError(
-            "this user has no state directory",
-            why=f"uid {os.geteuid()} has no account here, and HOME is not set",
-            remedy="name a directory: VMCKPT_STATE_DIR",
-        ) from exc
-
-
-# State directories known to belong to this user alone; a missing one is checked again later.
-_own = set[Path]()
-
-
-def runs_dir() -> Path:
-    """The directory of run records of this machine's commands."""
-    return state_dir() / "runs"
 
 
 def check_name(name: str, what: str) -> str:

@@ -11,7 +11,8 @@ from shlex import quote
 from typing import Self
 
 from vmckpt.errors import BusyError
-from vmckpt.hosts.inventory.inventory import local_host, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.vm.paths import left_file, left_vm

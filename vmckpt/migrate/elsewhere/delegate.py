@@ -14,7 +14,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host, HostEntry, entry_fields
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.jobs.files import JobFiles, new_run
 from vmckpt.jobs.handle import attach, begin

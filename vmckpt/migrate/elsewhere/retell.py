@@ -11,7 +11,7 @@ from vmckpt.errors import NotFoundError, OperationFailedError, OutcomeUnknownErr
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, Progress
-from vmckpt.hosts.inventory.inventory import runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.migrate.elsewhere.watch import JOB_ON
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.vm.inventory import running_operations

@@ -25,7 +25,8 @@ from vmckpt.events.types import Emit, Note, heard_or_not
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
-from vmckpt.hosts.inventory.inventory import all_hosts, runs_dir
+from vmckpt.hosts.inventory.directories import runs_dir
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.jobs.files import earlier_order
 from vmckpt.jobs.handle import Handle, attach
 from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationRequest, MigrationResult

@@ -12,7 +12,8 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import all_hosts, check_name, local_host, state_dir
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import all_hosts, check_name, local_host
 from vmckpt.hosts.processes.process import ProcessId, from_stat
 from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor, MonitorLostError

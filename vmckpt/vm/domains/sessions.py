@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import state_dir
+from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.installing import Need, advice_here
 from vmckpt.sequence.steps import all_of
 from vmckpt.vm.domains.connection import is_installed

@@ -131,7 +131,7 @@ def _members(group: "Group") -> str:
 
 def settle(key: "KeySource | None") -> None:
     """Finish interrupted commits of groups."""
-    from vmckpt.hosts.inventory.inventory import state_dir
+    from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.state.documents import names_in
 
     if not names_in(state_dir() / "groups"):

@@ -19,7 +19,8 @@ def replay(
     from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
     from vmckpt.forecast.model.pilot import replay as play
-    from vmckpt.hosts.inventory.inventory import check_name, runs_dir
+    from vmckpt.hosts.inventory.directories import runs_dir
+    from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.options.reading import policy as read_policy
     from vmckpt.ui.tables import table
 

@@ -23,7 +23,8 @@ def report(
 ) -> None:
     """Compare a migration with its forecast."""
     from vmckpt.events.record import RunRecord
-    from vmckpt.hosts.inventory.inventory import check_name, runs_dir
+    from vmckpt.hosts.inventory.directories import runs_dir
+    from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.ui.charts import require_plotting
     from vmckpt.ui.tables import fields
 

@@ -27,7 +27,7 @@ app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich
 def list_(listing: ListOptions) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
-    from vmckpt.hosts.inventory.inventory import runs_dir
+    from vmckpt.hosts.inventory.directories import runs_dir
     from vmckpt.units import format_time
     from vmckpt.vm.inventory import running_operations
 
@@ -53,7 +53,8 @@ def show_(
 ) -> None:
     """Show one run: request, phases, notes, result."""
     from vmckpt.events.record import RunRecord
-    from vmckpt.hosts.inventory.inventory import check_name, runs_dir
+    from vmckpt.hosts.inventory.directories import runs_dir
+    from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.ui.progress import PHASES
     from vmckpt.ui.tables import fields, in_words, without_empty
     from vmckpt.units import format_time
@@ -128,7 +129,7 @@ def score(json: Json = False) -> None:
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
     from vmckpt.forecast import score as scores
-    from vmckpt.hosts.inventory.inventory import runs_dir
+    from vmckpt.hosts.inventory.directories import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration
 
