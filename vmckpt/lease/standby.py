@@ -13,11 +13,11 @@ class StandbyMove(Enum):
 
     FOLLOW = "the primary is heard, or no term was granted yet: go on receiving"
     STALE = "this replica is not in sync: it must not take over, whatever the primary does"
-    STAND_DOWN = "another took a higher term: this replica is of no use any more"
+    STAND_DOWN = "another took a higher term: this replica is no longer of use"
     CLAIM = "the primary is silent on every path: take its term, so that it cannot go on alone"
     FENCE = "the term is held, but the primary may still act: have it killed, with proof"
     WAIT = "the primary may still act, and its lease run"
-    TAKE = "the primary can act no more: ask the arbiter for the next term"
+    TAKE = "the primary can no longer act: ask the arbiter for the next term"
     RENEW = "the term is held, but its lease has ended: renew it before anything runs"
     PROMOTE = "the term is held and the replica complete: the guest may run here"
 

@@ -379,8 +379,8 @@ async def unknown(pair: Pair) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"it is not known yet where '{pair.source.files.vm_name}' runs",
         why=f"{names} does not answer, or waits for the other end",
-        remedy=f"nothing was started twice; when it answers again: vmckpt migrate --recover "
-        f"{pair.source.files.vm_name}",
+        remedy="the guest was not started twice; when the host answers again, run: "
+        f"vmckpt migrate --recover {pair.source.files.vm_name}",
     )
 
 

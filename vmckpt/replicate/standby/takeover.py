@@ -76,7 +76,7 @@ class TakeOver:
 
     async def settled(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         """The outcome: PROMOTE (the term is held, the primary can no longer act), FOLLOW (it is
-        heard again), STALE or STAND_DOWN (this standby is of no use any more).
+        heard again), STALE or STAND_DOWN (this standby is no longer of use).
         """
         while True:
             move = await self._next(receiving)

@@ -63,7 +63,7 @@ class Backend(ReadableBackend, Protocol):
         """Begin a new object, under an unused name."""
 
     def remove(self, name: str) -> None:
-        """Remove an object durably; a missing one is no error.
+        """Remove an object durably; a missing one is not an error.
 
         Raises RefusedError if the location is append-only for this client.
         """
