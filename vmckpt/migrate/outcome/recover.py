@@ -156,7 +156,7 @@ async def _recover_alone(
             if not await go_on(found, host, note):
                 break
             await leave(found, host)
-        note(f"{silence.what}: what it has of run {found.run} is removed when it answers")
+        note(f"{silence.what}: its leftovers of run {found.run} are removed when it answers")
         return Recovery(found.run, found.vm, host.name, found.step, outcome)
     raise silence
 

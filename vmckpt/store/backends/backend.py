@@ -95,7 +95,7 @@ class OwnFolders(Protocol):
 
 @runtime_checkable
 class Copying(Protocol):
-    """A location in which several others (`bundles/`) may have an object while it is moved."""
+    """A location where an object's content may also be inside other objects (`bundles/`)."""
 
     def holders(self, name: str) -> list[str]:
         """The objects that had it at the last listing."""
