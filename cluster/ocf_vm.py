@@ -208,7 +208,7 @@ def validate_all() -> int:
     if not setting("vm"):
         raise EndError(CONFIGURED, "the parameter vm is missing")
     if re.search(r"[\s/]", setting("vm")) or setting("vm").startswith("-"):
-        raise EndError(CONFIGURED, f"'{setting('vm')}' is no name of a VM")
+        raise EndError(CONFIGURED, f"'{setting('vm')}' is not a name of a VM")
     if any("=" not in pair for pair in setting("hosts").split()):
         raise EndError(CONFIGURED, f"hosts is '{setting('hosts')}', not NODE=HOST NODE=HOST ...")
     if setting("spec") and not os.access(setting("spec"), os.R_OK):

@@ -51,7 +51,7 @@ def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES, any_text: bool = F
     except (ValueError, RecursionError) as exc:
         if isinstance(exc, MalformedError):
             raise
-        raise MalformedError(f"it is no JSON: {exc}") from exc
+        raise MalformedError(f"it is not valid JSON: {exc}") from exc
     return found
 
 
@@ -108,7 +108,7 @@ def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise MalformedError(f"{text} is no number")
+    raise MalformedError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:

@@ -52,7 +52,7 @@ def test_a_vm_that_is_off_is_found_and_told_of(host: LocalHost) -> None:
         assert (await find_own("web", told.append)).name == "web"
         with pytest.raises(RefusedError, match="is stopped"):
             await vm.console()
-        with pytest.raises(UsageError, match="no name for a snapshot"):
+        with pytest.raises(UsageError, match="not a name for a snapshot"):
             await vm.save("../x", print)
         with pytest.raises(NotFoundError, match="no VM 'db'"):
             await find("db", told.append)

@@ -126,7 +126,7 @@ def test_what_is_no_process_proves_nothing(
     transport = tmp_path / "transport"
     transport.write_text('#!/bin/sh\n[ "$1" = cat ] || exec "$@"\n"$@" | cut -c-60\n')
     transport.chmod(0o755)
-    with pytest.raises(OperationFailedError, match="is no process"):
+    with pytest.raises(OperationFailedError, match="is not a process"):
         asyncio.run(Agent((*BY_KILL, str(transport))).fence(target(victim.pid)))
     assert victim.poll() is None
 

@@ -121,7 +121,7 @@ def test_one_machine_is_added_once(operator: Operator, tmp_path: Path) -> None:
 def test_a_path_that_is_relative_is_refused(operator: Operator, option: str) -> None:
     code, refused = operator.add("a", option, "some/where")
     assert (code, refused["error"]["kind"]) == (2, "usage")
-    assert "'some/where' has to be an absolute path" in refused["error"]["why"]
+    assert "'some/where' must be an absolute path" in refused["error"]["why"]
     assert not list(operator.state_dir.rglob("*.json"))
     assert operator.vmckpt("host", "list")[0] == 0
 
@@ -150,7 +150,7 @@ def test_an_address_that_is_not_the_hosts_is_found(operator: Operator, tmp_path:
     operator.add("a", "--state-dir", str(tmp_path / "a"), "--migration-addr", "192.0.2.7")
     report = operator.vmckpt("host", "check", "a")[1]
     [address] = [check for check in report["checks"] if check["code"] == "address"]
-    assert (address["verdict"], address["reason"]) == ("refuse", "192.0.2.7 is no address of a")
+    assert (address["verdict"], address["reason"]) == ("refuse", "192.0.2.7 is not an address of a")
 
 
 def test_a_pasted_remedy_mends_it(operator: Operator, tmp_path: Path) -> None:

@@ -78,4 +78,4 @@ def test_a_policy_is_replayed_over_a_migration_and_nothing_else(tmp_path: Path) 
     told = json.loads(vmckpt(tmp_path, "replay", "moved", "--policy", str(policy), "--json").stdout)
     assert [one["throttle_percent"] for one in told["decisions"]] == [20, 40]
     refused = vmckpt(tmp_path, "replay", "other", "--policy", str(policy))
-    assert (refused.returncode, "is no migration" in refused.stderr) == (2, True)
+    assert (refused.returncode, "is not a migration" in refused.stderr) == (2, True)

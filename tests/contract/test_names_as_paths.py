@@ -55,7 +55,7 @@ def test_a_name_is_one_file_in_its_directory(name: str, short_path: Path) -> Non
         lambda: schedules.lock_path(name),
         lambda: guards.load(name),
     ):
-        with pytest.raises(UsageError, match="is no name for a"):
+        with pytest.raises(UsageError, match="is not a name for a"):
             refused()
 
 
@@ -68,7 +68,7 @@ def test_names_of_domains_are_names_too(name: str) -> None:
 def test_what_is_no_utf_8_is_said_to_be_none(short_path: Path, words: tuple[str, ...]) -> None:
     done = vmckpt(short_path, *words)
     assert done.returncode == 2
-    assert "is no text" in done.stderr
+    assert "is not text" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("store", "init", ""), ("checkpoint", "list", "--store", " ")])

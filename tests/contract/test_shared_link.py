@@ -61,7 +61,7 @@ async def share_by_turns(tmp_path: Path) -> None:
             while not told or not said:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert (told, said) == ([40], ["shared-link: another migration uses the link: "
-                                       "going on, at 40 B/s"])  # fmt: skip
+                                       "continuing, at 40 B/s"])  # fmt: skip
     assert await others_on_the_link(a, b) == 0
     assert not list(tmp_path.glob("*/links/*/*"))
 

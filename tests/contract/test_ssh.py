@@ -119,7 +119,7 @@ def test_a_name_that_nobody_knows(server: Sshd, tmp_path: Path) -> None:
 
 def test_a_name_that_cannot_be_one(server: Sshd, tmp_path: Path) -> None:
     error = refusal(at(server.entry("a", tmp_path), host="x" * 64 + ".invalid"))
-    assert "is no name of a host" in error.why
+    assert "is not a name of a host" in error.why
 
 
 @pytest.mark.parametrize("command", ["/gone/proxy %h", "nc 'unclosed"])
@@ -330,5 +330,5 @@ def test_addresses_are_read(text: str, host: str, user: str | None, port: int | 
     ["", "ssh://", "http://a", "ssh://a:0", "ssh://a:70000", "a b", "-oProxyCommand=x", "a/b"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no address of a host"):
+    with pytest.raises(UsageError, match="is not an address of a host"):
         Address.parse(text)

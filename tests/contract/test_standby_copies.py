@@ -108,7 +108,11 @@ def test_a_qcow2_that_cannot_be_gone_on_from_is_left_as_it_is(tmp_path: Path) ->
     write_overlay(over, SIZE, tmp_path / "below", "raw")
     written(longer, [1], 2 * SIZE)
     mark_as_disks([plain, over], "web")
-    for path, why in ((plain, "no qcow2"), (over, "a backing file"), (longer, f"{2 * SIZE} bytes")):
+    for path, why in (
+        (plain, "not a qcow2"),
+        (over, "a backing file"),
+        (longer, f"{2 * SIZE} bytes"),
+    ):
         before = path.read_bytes()
         with pytest.raises(RefusedError, match="is another disk") as caught:
             prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")

@@ -165,7 +165,7 @@ def test_damage_is_repaired(bench: Bench) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     assert bench.run("check", "--read-data-subset", "1/3", code=11)["error"]["kind"] == "damaged"
-    assert "no part" in bench.run("check", "--read-data-subset", "5", code=2)["error"]["what"]
+    assert "not part" in bench.run("check", "--read-data-subset", "5", code=2)["error"]["what"]
     shown = bench.run("repair")
     assert list(shown["lost"]) == [lost]
     assert not shown["applied"]

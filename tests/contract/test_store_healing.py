@@ -442,7 +442,7 @@ def test_part_of_a_store_is_read(hurt: Damaged) -> None:
         assert hurt.first.id in least.lost
         assert not least.whole
     for text in ("0%", "101%", "3/2", "0/2", "1/x", "5", "nan%"):
-        with pytest.raises(VmckptError, match="no part"):
+        with pytest.raises(VmckptError, match="not part"):
             parse_subset(text)
 
 

@@ -89,7 +89,7 @@ MANIFESTS: dict[str, Any] = {
     "a blob of -1": {**manifest_words(), "blobs": [["b", 1, -1]]},
     "a blob is text": {**manifest_words(), "blobs": ["b12"]},
     "packs are numbers": {**manifest_words(), "packs": [1, 2]},
-    "a pack is no id": {**manifest_words(), "packs": ["zz"]},
+    "a pack is not an id": {**manifest_words(), "packs": ["zz"]},
     "facts is a list": {**manifest_words(), "facts": []},
     "facts is text": {**manifest_words(), "facts": "name"},
     "facts are deep": {**manifest_words(), "facts": {"x": deep(500)}},

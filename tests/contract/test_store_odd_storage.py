@@ -112,7 +112,7 @@ def test_a_list_that_is_cut_at_a_pages_end_is_not_taken_for_a_whole_one(
         return Answer(200, first + b"</ListBucketResult>")
 
     odd.twist = cut
-    with pytest.raises(StorageError, match="no list"):
+    with pytest.raises(StorageError, match="not a list"):
         backend.names("packs")
     odd.twist = Losses.twist
     assert backend.names("packs") == {"a": 0, "b": 0, "c": 0}

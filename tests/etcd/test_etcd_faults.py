@@ -199,7 +199,7 @@ def test_a_write_that_etcd_has_no_space_for_may_be_done_all_the_same(tmp_path: P
         (b"", "is malformed"),
         (b"220 mail.example ESMTP\r\n", "is malformed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "is malformed"),
-        (b"HTTP/1.1 200 OK\r\n\r\n[]", "no object"),
+        (b"HTTP/1.1 200 OK\r\n\r\n[]", "not an object"),
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "none of etcd's"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"header":{}}', "none of etcd's"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20), "no end"),
@@ -238,10 +238,10 @@ def test_where_nobody_listens_nothing_was_asked() -> None:
     "url", ["", "127.0.0.1:2379", "ftp://a", "http://", "http://a:x", "http://a/b", "https://"]
 )
 def test_what_is_no_endpoint_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="is no endpoint"):
+    with pytest.raises(UsageError, match="is not an endpoint"):
         Gateway(url)
 
 
 def test_a_store_takes_an_endpoint() -> None:
-    with pytest.raises(UsageError, match="no endpoint"):
+    with pytest.raises(UsageError, match="not an endpoint"):
         EtcdStore([])

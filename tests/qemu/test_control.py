@@ -66,8 +66,8 @@ def test_a_guest_is_slowed_by_policy_and_two_that_move_at_once_share_the_link() 
         alone = shared(found)
         for record in found:
             notes = [event["text"] for event in record["events"] if event.get("code") == SHARED]
-            assert notes[0] == "another migration uses the link: going on, at 19.1 MiB/s"
-        assert "alone again: going on, at 38.1 MiB/s" in str(found[1]["events"])
+            assert notes[0] == "another migration uses the link: continuing, at 19.1 MiB/s"
+        assert "alone again: continuing, at 38.1 MiB/s" in str(found[1]["events"])
         assert alone > 0.55 * LIMIT
 
 

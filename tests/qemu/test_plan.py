@@ -105,7 +105,7 @@ def comes_back_in_time(made: World) -> None:
     back = made.vmckpt("migrate", "one", "lab-a", *wishes)
     assert time.monotonic() - began_s < 30
     assert back.code == 0, back.stderr
-    assert "no calm came within" in back.stderr
+    assert "no calm moment within" in back.stderr
     assert "contrary to the forecast" not in back.stderr
 
 

@@ -297,7 +297,7 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
         ("-drive file=/dev/fdset/3,if=virtio", "open descriptor"),
         ("-drive file=fat:rw:/dir", "'fat:' images"),
         ("-hda /x.qcow2", "does not use it any more"),
-        ("-object sev-guest,id=s", "such an object"),
+        ("-object sev-guest,id=s", "this type of object"),
         ("-nic user,smb=/srv", "smb="),
         ("-append <vmckpt:dir>", "vmckpt's own mark"),
         ('-machine {"type":"q35"}', "in JSON"),

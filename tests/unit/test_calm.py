@@ -42,7 +42,7 @@ def waited(for_s: float, pages: list[float]) -> tuple[int, list[str]]:
 def test_a_look_that_would_end_too_late_is_not_begun() -> None:
     looks, told = waited(0.9 * LOOK_S, [100.0])
     assert looks == 0
-    assert told == ["no calm came within 1.80 s: going on"]
+    assert told == ["no calm moment within 1.80 s: continuing"]
 
 
 def test_what_was_measured_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

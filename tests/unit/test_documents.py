@@ -30,7 +30,7 @@ def test_a_record_is_read_as_it_was_written(notes: Documents[Note]) -> None:
     assert (notes.names(), notes.load("n"), notes.load_all().records) == ([], None, {})
     notes.remove("n")
     notes.save("n", Note("first"))
-    notes.save("n", Note("a\udcff", (1.0, 2.5)))  # of a path that is no UTF-8
+    notes.save("n", Note("a\udcff", (1.0, 2.5)))  # of a path that is not valid UTF-8
     notes.save("m", Note("other"))
     assert notes.load("n") == Note("a\udcff", (1.0, 2.5))
     assert list(notes.load_all().require_sound()) == [Note("other"), notes.load("n")]
@@ -45,8 +45,8 @@ def test_a_record_is_read_as_it_was_written(notes: Documents[Note]) -> None:
     [
         (b"", "it is empty, as a power cut leaves a file"),
         (b"\0\0\0", "it is empty, as a power cut leaves a file"),
-        (b"{", "it is no JSON"),
-        (b"\xff", "it is no JSON"),
+        (b"{", "it is not valid JSON"),
+        (b"\xff", "it is not valid JSON"),
         (b"[]", "it holds a list, not an object"),
         (b'{"text": "a"}', "written by another version of vmckpt"),
         (b'{"format": 1, "text": "a"}', "written by another version of vmckpt"),
@@ -54,7 +54,7 @@ def test_a_record_is_read_as_it_was_written(notes: Documents[Note]) -> None:
         (b'{"format": 2}', "missing required field `text`"),
         (b'{"format": 2, "text": 1}', r"Expected `str`, got `int` - at `\$.text`"),
         (b'{"format": 2, "text": "a", "text": "b"}', "'text' occurs twice"),
-        (b'{"format": 2, "text": "a", "times": [NaN]}', "NaN is no number"),
+        (b'{"format": 2, "text": "a", "times": [NaN]}', "NaN is not a number"),
     ],
 )
 def test_damage_is_named_with_what_to_do_and_hides_no_other(

@@ -94,7 +94,7 @@ def test_a_frame_that_is_cut_off_is_the_end() -> None:
 
 
 def test_payloads_that_make_no_sense_are_named() -> None:
-    with pytest.raises(ProtocolError, match="a message of kind ANSWER: it is no JSON"):
+    with pytest.raises(ProtocolError, match="a message of kind ANSWER: it is not valid JSON"):
         assert Frame(RpcFrameKind.ANSWER, 1, b"{").json
     with pytest.raises(ProtocolError, match="CREDIT"):
         assert Frame(RpcFrameKind.CREDIT, 1, b"abc").credit_bytes

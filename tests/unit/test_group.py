@@ -71,7 +71,7 @@ def test_a_checkpoint_says_which_group_it_is_of() -> None:
 
 @pytest.mark.parametrize("names", [[], ["web"], ["web", "db", "web"]])
 def test_a_group_is_several_each_once(names: list[str]) -> None:
-    with pytest.raises(UsageError, match="no group"):
+    with pytest.raises(UsageError, match="not a group"):
         require_group(names)
 
 

@@ -116,7 +116,7 @@ def test_a_check_says_what_it_asks(text: str, kind: CheckKind, words: tuple[str,
 
 @pytest.mark.parametrize("text", ["", "tcp:", "tcp:0", "tcp:http", "tcp:1.2.3.4:99999", "'a"])
 def test_what_is_no_check_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no health check"):
+    with pytest.raises(UsageError, match="is not a health check"):
         parse_check(text, None)
 
 

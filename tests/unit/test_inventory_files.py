@@ -106,8 +106,8 @@ def test_an_unknown_host_is_not_found_and_the_known_are_named(state: Path) -> No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "it is no JSON"),
-        ("[]", "it has to be an object"),
+        ("", "it is not valid JSON"),
+        ("[]", "it must be an object"),
         ("{}", "state_dir"),
         ('{"state_dir": "/a"}', "migration_address"),
         ('{"state_dir": 7, "migration_address": "x"}', "got `int` - at `$.state_dir`"),
@@ -138,7 +138,7 @@ def test_a_malformed_inventory_file_is_named(state: Path, text: str, reason: str
 
 def test_a_host_has_a_name_as_a_vm_has(state: Path) -> None:
     add_host(state, "Lab A")
-    with pytest.raises(UsageError, match="'Lab A' is no name for a host"):
+    with pytest.raises(UsageError, match="'Lab A' is not a name for a host"):
         all_hosts()
 
 
@@ -151,7 +151,7 @@ def test_good_names_are_taken(name: str) -> None:
     "name", ["", "-a", ".a", "..", "_a", "A", "a/b", "a b", "a\n", "ä", "x" * 41, "a\0"]
 )
 def test_bad_names_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name for a VM"):
+    with pytest.raises(UsageError, match="is not a name for a VM"):
         check_name(name, "VM")
 
 
@@ -248,7 +248,7 @@ def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None
     asyncio.run(JOURNAL.write((host,)))
     path = vm_dir(host.state_dir, "web").journal
     path.write_text(path.read_text().replace('"transfer"', '"teleport"'))
-    with pytest.raises(StorageError, match="damaged: 'teleport' is no step"):
+    with pytest.raises(StorageError, match="damaged: 'teleport' is not a step"):
         asyncio.run(MigrationJournal.read(host, "web"))
 
 

@@ -209,7 +209,7 @@ def test_a_run_is_drawn_with_and_without_a_forecast() -> None:
 def test_what_was_done_on_the_way_is_drawn_and_company_on_the_link_teaches_nothing() -> None:
     record = run()
     assert moved(record) is not None
-    note = {"event": "Note", "at_s": 0.5, "text": "another migration uses the link: going on"}
+    note = {"event": "Note", "at_s": 0.5, "text": "another migration uses the link: continuing"}
     record.events.append(note | {"code": "shared-link"})
     _, rates, *_ = figure(record).axes
     assert [text.get_text() for text in rates.texts] == ["another migration uses the link"]

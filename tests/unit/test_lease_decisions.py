@@ -113,7 +113,7 @@ def test_the_text_of_a_record_does_not_change() -> None:
     ("old", "new", "why"),
     [
         ('"format":1', '"format":2', "another vmckpt"),
-        ("{", "", "it is no JSON"),
+        ("{", "", "it is not valid JSON"),
         ('"term":3', '"term":0', "term"),
         ('"term":3', '"term":true', "got `bool` - at `.*term`"),
         ('"in_sync":"r1"', '"in_sync":7', "in_sync"),
@@ -121,7 +121,7 @@ def test_the_text_of_a_record_does_not_change() -> None:
         ('"drift":0.01', '"drift":0.7', "no lease lasts"),
         ('"drift":0.01', '"drift":"0"', "got `str` - at `.*drift`"),
         ('{"duration_s":1.0,"drift":0.01}', "[]", "Expected `object`"),
-        ('"term":3', '"term":', "it is no JSON"),
+        ('"term":3', '"term":', "it is not valid JSON"),
     ],
 )
 def test_a_record_that_is_damaged_is_no_record(old: str, new: str, why: str) -> None:

@@ -146,7 +146,7 @@ def test_who_belongs_together_goes_together_and_to_those_who_stay() -> None:
     assert where(place(movers, rooms)) == {"web": "h2", "db": "h2"}
     (first, second) = place(movers, [room("h2", 5, together=shop), rooms[2]]).stay.values()
     assert "h2: 5.00 GiB free, 6.00 GiB needed" in first
-    assert "h3: those it has to be with are on h2" in second
+    assert "h3: those it must be with are on h2" in second
     assert "with web, db" in first
 
 
@@ -158,7 +158,7 @@ def test_a_vm_that_has_to_be_with_vms_of_two_hosts_stays() -> None:
         room("h2", 8, together=frozenset({"mail"})),
     ]
     (reason,) = place([both], rooms).stay.values()
-    assert "h1: those it has to be with are on h2" in reason
+    assert "h1: those it must be with are on h2" in reason
 
 
 def test_replicas_go_to_different_hosts_and_the_one_too_many_says_why() -> None:

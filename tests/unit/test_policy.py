@@ -56,7 +56,7 @@ def test_a_policy_is_read_and_survives_its_record() -> None:
         ('most = "1s"', 'most = "1h"', "line 7"),
         ('most = "1s"', "", "most"),
         ("stalls = 6", "stalls = 6\nmoon = 1", "moon"),
-        ("stall_percent", "[stall_percent", "no TOML"),
+        ("stall_percent", "[stall_percent", "not valid TOML"),
         ('do = "postcopy"', 'do = "throttle"', "by_percent"),
         ('do = "postcopy"', 'do = "throttle"\nby_percent = 5', "most_percent"),
         ('do = "postcopy"', 'do = "throttle"\nby_percent = 5\nmost_percent = 100', "line 13"),

@@ -37,7 +37,7 @@ def test_an_agent_is_used_between_machines_and_refused_on_one() -> None:
     with pytest.raises(RefusedError, match="one machine"):
         kept(wishes, THERE)
     for text in ("", "  ", "'"):
-        with pytest.raises(UsageError, match="no command"):
+        with pytest.raises(UsageError, match="not a command"):
             wishes._replace(fence=text).options(HERE, FAR)
 
 

@@ -91,7 +91,7 @@ def test_a_window_leaves_out_what_is_not_in_it() -> None:
     "expression", ["", "nonsense", "61 * * * *", "* * * *", "0 0 0 * * *", "0 0 31 2 *"]
 )
 def test_what_is_no_expression_is_refused(expression: str) -> None:
-    with pytest.raises(UsageError, match="is no calendar expression"):
+    with pytest.raises(UsageError, match="is not a calendar expression"):
         Calendar.parse(expression, ALWAYS)
 
 

@@ -116,7 +116,7 @@ MALFORMED = [
     ("a name that is too long", f'name = "{"x" * 41}"\nmemory = "1G"\n', 1, "name", "40"),
     ("a name that is a number", 'name = 7\nmemory = "1G"\n', 1, "name", "text in quotes"),
     ("memory without a unit's text", 'name = "web"\nmemory = 512\n', 2, "memory", "text in quotes"),
-    ("memory that is no size", 'name = "web"\nmemory = "a line"\n', 2, "memory", "'a line'"),
+    ("memory that is not a size", 'name = "web"\nmemory = "a line"\n', 2, "memory", "'a line'"),
     ("too little memory", 'name = "web"\nmemory = "8M"\n', 2, "memory", "at least 16"),
     ("memory with odd bytes", 'name = "web"\n\nmemory = "100MB"\n', 3, "memory", "whole number"),
     ("no vCPU", SMALL + "vcpus = 0\n", 3, "vcpus", "at least 1"),
@@ -127,7 +127,7 @@ MALFORMED = [
     ("an unknown table", SMALL + '\n[network]\ntap = "t0"\n', 4, "network", "no such key"),
     ("a relative base", SMALL + 'base = "here"\n', 3, "base", "absolute"),
     ("a boot without kernel", SMALL + '[boot]\ncmdline = "x"\n', 3, "boot.kernel", "missing"),
-    ("an empty path", SMALL + '[boot]\nkernel = ""\n', 4, "boot.kernel", "no path"),
+    ("an empty path", SMALL + '[boot]\nkernel = ""\n', 4, "boot.kernel", "not a path"),
     ("a boot that is text", SMALL + 'boot = "vmlinuz"\n', 3, "boot", "a table"),
     ("a table for an array", SMALL + '[disks]\npath = "a"\n', 3, "disks", "an array"),
     ("an array of text", SMALL + 'disks = ["a.qcow2"]\n', 3, "disks", "array of tables"),
@@ -201,7 +201,7 @@ def test_a_mistake_names_its_line_and_key(text: str, line: int, key: str, reason
 
 
 def test_what_is_no_toml_names_its_line() -> None:
-    with pytest.raises(UsageError, match=r"web\.toml is no TOML.*line 2"):
+    with pytest.raises(UsageError, match=r"web\.toml is not valid TOML.*line 2"):
         parse('name = "web"\nmemory = \n')
 
 
@@ -283,5 +283,5 @@ def test_what_qemu_is_given_as_json_can_be_written_as_json(table: str, value: st
 
 @pytest.mark.parametrize("more", ["x = " + "[" * 5000, "vcpus = " + "9" * 5000])
 def test_a_spec_that_no_one_writes_is_an_error_of_its_own(more: str) -> None:
-    with pytest.raises(UsageError, match="is no TOML"):
+    with pytest.raises(UsageError, match="is not valid TOML"):
         parse_spec(f'name = "web"\nmemory = "64M"\n{more}\n', "web.toml", Path("/"))

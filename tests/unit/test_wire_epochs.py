@@ -155,7 +155,7 @@ def test_frames_out_of_place_are_named() -> None:
     fed(assembler, inbound, [b"".join(made.begin(1, Begin(0, 0, 0)))])
     with pytest.raises(WireError, match="comes too early"):
         fed(assembler, inbound, [b"".join(made.begin(2, Begin(0, 0, 0)))])
-    for frame, words in ((FrameKind.HELLO, "no part"), (FrameKind.ACK, "no part")):
+    for frame, words in ((FrameKind.HELLO, "not part"), (FrameKind.ACK, "not part")):
         head = FrameHead(0, frame, 2, 1, 0, 0, 0)
         with pytest.raises(WireError, match=words):
             assembler.take(head, memoryview(b""))
@@ -240,8 +240,8 @@ def test_messages_come_back_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        (b"\xff", "no JSON"),
-        (b"[]", "no object"),
+        (b"\xff", "not valid JSON"),
+        (b"[]", "not an object"),
         (replace(HELLO, protocol=2).encode()[0], "HELLO is of protocol 2, here is 5"),
         (b'{"vm":"web","protocol":5}', "lacks disks"),
         (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),

@@ -216,7 +216,7 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
     if facts.platform.keys() != _PLATFORM.keys() or not all(
         rule.fullmatch(str(facts.platform[name])) for name, rule in _PLATFORM.items()
     ):
-        raise UnknownFactsError("its platform is no machine type, accelerator and CPU")
+        raise UnknownFactsError("its platform is not a machine type, accelerator and CPU")
     if facts.memory_bytes != spec.memory_bytes or spec.vcpus > MOST_VCPUS:
         raise UnknownFactsError("its memory or vCPUs are not those of its spec")
     if facts.kind == EPOCH:

@@ -20,8 +20,8 @@ class History:
 
     `sequence` is the largest number of any of its checkpoints (`store.manifest`). `stores` are
     those it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`. `version` is the
-    store's version of `last` (`Backend.versions`), if that was taken: another checkpoint that takes
-    its place has another one. "": not known.
+    store's version of `last` (`Backend.versions`) if `last` was taken rather than restored; it
+    reveals a checkpoint that replaced it. "": not known.
     """
 
     last: str | None = None

@@ -226,8 +226,8 @@ async def _standing(entry: CatalogueEntry, *, trust: bool) -> tuple[str, bool]:
 
 
 async def _end_what_is_cut_off(host: Host, name: str) -> None:
-    """Recover first: the interrupted restore's record, which the next one replaces, lists the
-    disks.
+    """Recover an interrupted restore first: its record lists the disks, and the next restore
+    replaces that record.
     """
     vm = await read_vm(host, name)
     if vm is not None and await restore_is_cut_off(vm):

@@ -184,14 +184,14 @@ def _to_complete() -> list[str] | None:
 
 
 def _require_text(words: Sequence[str]) -> None:
-    """Raises UsageError: what is no UTF-8 could not be written down. A guard's command may be."""
+    """Raises UsageError: only valid UTF-8 can be recorded. A guard's command may be other bytes."""
     ours = takewhile(lambda word: word != "--", words) if words[:1] == ["guard"] else words
     for word in ours:
         try:
             word.encode()
         except UnicodeEncodeError as exc:
             raise UsageError(
-                f"'{word}' is no text", why="it is not UTF-8", remedy="write it in UTF-8"
+                f"'{word}' is not text", why="it is not UTF-8", remedy="write it in UTF-8"
             ) from exc
 
 

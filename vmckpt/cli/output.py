@@ -1,4 +1,4 @@
-"""What every command has: `--json`, the loop that it runs on, how it tells what came of it."""
+"""What every command has: `--json`, the loop that it runs on, how it reports its outcome."""
 
 from typing import Annotated
 

@@ -22,7 +22,7 @@ async def attach(host: Host, console: Path) -> None:
     """
     if not sys.stdin.isatty():
         raise UsageError(
-            "stdin is no terminal",
+            "stdin is not a terminal",
             why="a console needs one",
             remedy="read the console's log instead: see `console_log` in `vmckpt vm show`",
         )

@@ -81,7 +81,7 @@ class HeldOutput:
     async def is_filling(self) -> bool:
         """Whether an inner buffer may soon be full. Counts from the first call of an epoch.
 
-        False for a NIC that is no virtio device, and if QEMU does not answer.
+        False for a NIC that is not a virtio device, and if QEMU does not answer.
         """
         for netdev in self._netdevs:
             with suppress(CommandRefusedError, MonitorLostError):

@@ -31,9 +31,9 @@ async def wait_for_calm(
         rates.append(measured.working_set_bytes / measured.took_s)
         if is_calm(rates):
             most = format_rate(max(rates))
-            tell(f"calm: '{name}' dirties {format_rate(rates[-1])}, at most it was {most}")
+            tell(f"calm: '{name}' dirties {format_rate(rates[-1])}; its highest rate was {most}")
             return
-    tell(f"no calm came within {format_duration(for_s)}: going on")
+    tell(f"no calm moment within {format_duration(for_s)}: continuing")
 
 
 def is_calm(rates: Sequence[float]) -> bool:

@@ -67,7 +67,7 @@ def require_group(names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or len(names) < 2:
         raise UsageError(
-            f"{', '.join(names) or 'nothing'} is no group",
+            f"{', '.join(names) or 'nothing'} is not a group",
             why=f"'{twice[0]}' is in it twice" if twice else "it takes two VMs at least",
             remedy="write --group WEB,DB,...; one VM alone needs none",
         )

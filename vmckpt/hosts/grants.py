@@ -145,7 +145,7 @@ def _require_file(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise RefusedError(
             f"{path} cannot be given to a VM's own user",
-            why="it is no file",
+            why="it is not a file",
             remedy="put the file itself there",
         )
 

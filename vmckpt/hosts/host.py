@@ -107,11 +107,11 @@ class HostEntry:
     def __post_init__(self) -> None:
         for path in (self.state_dir, self.heartbeats, self.libvirt):
             if path is not None and not path.is_absolute():
-                raise ValueError(f"'{path}' has to be an absolute path")
+                raise ValueError(f"'{path}' must be an absolute path")
         if self.migration_ports is not None:
             first, last = self.migration_ports
             if not 0 < first <= last < 65536:
-                raise ValueError(f"migration_ports {first}-{last} have to be from 1 to 65535")
+                raise ValueError(f"migration_ports {first}-{last} must be from 1 to 65535")
         if self.vm_uids is not None:
             make_uids(*self.vm_uids)
 
@@ -289,7 +289,7 @@ class Host(Protocol):
         """Sorted names in a directory; empty if it is missing."""
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory durably; a missing one is no error. StorageError."""
+        """Remove a file or a whole directory durably; it may be missing. Raises StorageError."""
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""

@@ -305,7 +305,7 @@ class LocalHost(HostEntry):
             raise StorageError(
                 f"cannot give {exc.filename or 'a file'} on {self.name} to a VM's own user",
                 why=exc.strerror or str(exc),
-                remedy="vmckpt has to be root there, on a file system that keeps owners; or: "
+                remedy="run vmckpt as root there, on a file system that keeps owners; or: "
                 f"vmckpt host set {self.name} --vm-uids none",
             ) from exc
 
@@ -327,7 +327,7 @@ class LocalHost(HostEntry):
                 return []
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; a missing one is no error. Raises StorageError."""
+        """Remove a file or a whole directory; it may be missing. Raises StorageError."""
         try:
             if path.is_dir() and not path.is_symlink():
                 import shutil

@@ -39,7 +39,7 @@ def make_uids(first: int, last: int) -> Uids:
 def parse_uids(text: str) -> Uids:
     """The inverse of `str`. Raises ValueError."""
     if not (found := _RANGE.fullmatch(text)):
-        raise ValueError(f"'{text}' is no range, FIRST-LAST")
+        raise ValueError(f"'{text}' is not a range, FIRST-LAST")
     return make_uids(int(found[1]), int(found[2]))
 
 

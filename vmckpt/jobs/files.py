@@ -92,7 +92,7 @@ def forget_old(state_dir: Path, kind: str, kept_s: float, now_unix_s: float) -> 
     """Remove jobs of a kind that were last written to `kept_s` ago, finished or not.
 
     Includes jobs of earlier versions, which used other directories. What cannot be removed stays:
-    it is no reason for the next job to fail.
+    it is not a reason for the next job to fail.
     """
     earlier = (*state_dir.glob("checkpointing/*/"), *state_dir.glob(f"{DIRECTORY}/*/job.json"))
     paths = [path.parent if path.is_file() else path for path in earlier]

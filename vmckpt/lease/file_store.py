@@ -124,7 +124,7 @@ class FileStore:
             raise StorageError(
                 f"cannot write the lease of '{vm}'",
                 why=f"{exc.filename or self._versions(vm)}: {exc.strerror}",
-                remedy="make room, or check the permissions of the directory; it has to be on a "
+                remedy="make room, or check the permissions of the directory; it must be on a "
                 "file system with hard links",
             ) from exc
         try:

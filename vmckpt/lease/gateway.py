@@ -91,7 +91,7 @@ class Gateway:
             while some := await reader.read(_MOST_BYTES):
                 answer += some
                 if len(answer) > _MOST_BYTES:
-                    raise GatewayUnansweredError("its answer has no end")
+                    raise GatewayUnansweredError("its answer is too long")
         except OSError as exc:
             raise GatewayUnansweredError(f"the connection broke: {exc}") from exc
         finally:
@@ -128,7 +128,7 @@ def _parsed(answer: bytes) -> dict[str, Any]:
             f"its answer is malformed: {type(exc).__name__}: {exc}"
         ) from exc
     if not isinstance(value, dict):
-        raise GatewayUnansweredError("its answer is malformed: it is no object")
+        raise GatewayUnansweredError("its answer is malformed: it is not an object")
     if response.status == 200:
         header = value.get("header")
         if not isinstance(header, dict) or not str(header.get("revision")).isdecimal():
@@ -142,7 +142,7 @@ def _parsed(answer: bytes) -> dict[str, Any]:
 
 def _no_endpoint(url: str, why: str) -> UsageError:
     return UsageError(
-        f"'{url}' is no endpoint of etcd",
+        f"'{url}' is not an endpoint of etcd",
         why=why,
         remedy="write e.g. http://127.0.0.1:2379, or https://etcd-1:2379",
     )

@@ -10,7 +10,7 @@ class ReplicaStanding(Enum):
 
     SOLO = "no replica may take over: the standby is stale"
     IN_SYNC = "a replica may take over"
-    UNSETTLED = "a write about it has no answer yet: it may be either"
+    UNSETTLED = "a write that changes this is unanswered: either may be true"
 
 
 class PrimaryMove(Enum):
@@ -18,7 +18,7 @@ class PrimaryMove(Enum):
 
     STAND_DOWN = "a higher term was granted: this guest never runs again"
     STOP_GUEST = "the lease is about to end: no vCPU runs and no output leaves until it is renewed"
-    RECORD_SOLO = "the standby is silent: record that it is stale, then go on without it"
+    RECORD_SOLO = "the standby is silent: record that it is stale, then continue without it"
     RENEW = "ask for the lease to be renewed"
     SERVE = "nothing is due"
 

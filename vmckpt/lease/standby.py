@@ -11,13 +11,13 @@ from vmckpt.lease.rule import Claimant, Holding, SeenRecord, is_entitled, wait_s
 class StandbyMove(Enum):
     """What is due."""
 
-    FOLLOW = "the primary is heard, or no term was granted yet: go on receiving"
+    FOLLOW = "the primary is heard, or no term has been granted yet: continue receiving"
     STALE = "this replica is not in sync: it must not take over, whatever the primary does"
-    STAND_DOWN = "another took a higher term: this replica is of no use any more"
-    CLAIM = "the primary is silent on every path: take its term, so that it cannot go on alone"
+    STAND_DOWN = "another took a higher term: this replica is no longer of use"
+    CLAIM = "the primary is silent on every path: take its term, so that it cannot continue alone"
     FENCE = "the term is held, but the primary may still act: have it killed, with proof"
-    WAIT = "the primary may still act, and its lease run"
-    TAKE = "the primary can act no more: ask the arbiter for the next term"
+    WAIT = "the primary may still act, and its lease may not have ended"
+    TAKE = "the primary can no longer act: ask the arbiter for the next term"
     RENEW = "the term is held, but its lease has ended: renew it before anything runs"
     PROMOTE = "the term is held and the replica complete: the guest may run here"
 
@@ -26,7 +26,7 @@ class Fencing(Enum):
     """What can be done about a silent primary."""
 
     NONE = "no agent, or it was tried and gave no proof"
-    READY = "an agent that was not tried yet"
+    READY = "an agent that has not been tried yet"
     UNDER_WAY = "an agent at work"
 
 

@@ -194,7 +194,7 @@ class MissingPages:
         for start, end, offset in self._mappings:
             if start <= address < end:
                 return (address - start + offset) & -PAGE_BYTES
-        raise ValueError(f"a fault at {address:#x}, which is none of the RAM's")
+        raise ValueError(f"a fault at {address:#x}, outside the guest's RAM")
 
     def _within(self, first: int, end: int) -> list[tuple[Mapping, int, int]]:
         found = []

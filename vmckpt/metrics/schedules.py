@@ -12,7 +12,7 @@ Status = Mapping[str, Any]
 
 
 class _ScheduleFamily(NamedTuple):
-    """A family, and its value in a schedule's status; None: there is none."""
+    """A metric family, and how its value is read from a schedule's status (None: not available)."""
 
     name: str
     kind: type[GaugeMetricFamily | CounterMetricFamily]

@@ -53,7 +53,7 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
         raise OperationFailedError(
             f"the move of '{vm.name}' was undone",
             why="the QEMU that had its disks for the move has ended",
-            remedy=f"it is off on {vm.host.name}, as before; move it again",
+            remedy=f"it is still off on {vm.host.name}; run the migration again",
         ) from exc
     finally:
         # A cancellation comes too late here: the block's work is done.

@@ -142,7 +142,7 @@ class SharedLink:
         if share.others == 1:
             words = "another migration uses the link"
         speed = f", at {format_rate(share.bytes_per_s)}" if self._limit else ""
-        self._note(SHARED_LINK, f"{words}: going on{speed}")
+        self._note(SHARED_LINK, f"{words}: continuing{speed}")
 
 
 @asynccontextmanager

@@ -136,7 +136,7 @@ def _words(command: str | None) -> tuple[str, ...]:
         return tuple(shlex.split(command or ""))
     except ValueError as exc:
         raise UsageError(
-            f"'{command}' is no command", why=str(exc), remedy="quote it as for a shell"
+            f"'{command}' is not a command", why=str(exc), remedy="quote it as for a shell"
         ) from exc
 
 

@@ -137,9 +137,9 @@ class MigrationOptions:
     method: Method = option(
         Method.AUTO,
         "--method",
-        "auto: pre-copy that throttles a guest which dirties memory faster than the link; "
-        "hybrid: pre-copy, then post-copy if it does not converge; stop: paused while memory "
-        "is sent.",
+        "auto: pre-copy that throttles a guest which dirties memory faster than the link can "
+        "carry it; hybrid: pre-copy, then post-copy if it does not converge; stop: the guest is "
+        "paused while memory is sent.",
         about=About.MEMORY,
     )
     max_downtime_ms: int = option(
@@ -223,7 +223,7 @@ class MigrationOptions:
     postcopy_bandwidth_bytes_per_s: int = option(
         0,
         "--postcopy-bandwidth RATE",
-        "Maximum bandwidth in post-copy for pages that the guest does not wait for, per second.",
+        "Maximum bandwidth per second in post-copy for pages that the guest is not waiting for.",
         read=reading.rate_bytes_per_s,
         about=About.MEMORY | About.UNFORECAST,
     )

@@ -28,7 +28,7 @@ def parse_policy(text: str, name: str) -> Policy:
     try:
         data = parse_toml(text)
     except MalformedError as exc:
-        raise UsageError(f"{name} is no TOML", why=str(exc), remedy="fix that line") from exc
+        raise UsageError(f"{name} is not valid TOML", why=str(exc), remedy="fix that line") from exc
     top = TomlTable(data, TableSource(text, name, Path()), ())
     policy = Policy(
         rules=tuple(_rule(table) for table in top.tables("when")),

@@ -72,8 +72,8 @@ def cache_bytes(text: str) -> int:
     size = parse_size_bytes(text)
     if size < _LEAST_CACHE_BYTES or size & (size - 1):
         raise UsageError(
-            f"--xbzrle-cache {text} is no size for it",
-            why="QEMU takes a power of two, a page at least",
+            f"--xbzrle-cache {text} is not a valid cache size",
+            why="QEMU requires a power of two of at least one page",
             remedy="write e.g. --xbzrle-cache 256MiB",
         )
     return size

@@ -54,7 +54,7 @@ def shared(vm: Vm) -> Iterator[Finding]:
     elif vm.ram_is_shared:
         yield Finding("memory-file", OK, "its memory is a named file")
     else:
-        reason = "its memory is no named file of its own"
+        reason = "its memory is not a named file of its own"
         yield Finding("memory-file", REFUSE, reason, _from_a_spec(vm))
 
 

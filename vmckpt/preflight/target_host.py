@@ -183,7 +183,7 @@ async def bridge(target: Host, name: str) -> AsyncIterator[Finding]:
         yield Finding("bridge", OK, f"{name} on {target.name}")
         return
     await target.require_up()
-    why = done.stderr.strip() or "it is no bridge"
+    why = done.stderr.strip() or "it is not a bridge"
     remedy = f"create it, or {_name_a_bridge(target)}"
     yield Finding("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
 

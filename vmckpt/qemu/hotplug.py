@@ -34,7 +34,7 @@ async def unplug(monitor: Monitor, ids: Sequence[str], timeout_s: float) -> None
     """Return when all of `ids`, the functions of one card, are gone; the first is function 0.
 
     QEMU's reply alone means nothing: the guest has to release the device, and QEMU reports when it
-    has (DEVICE_DELETED). Devices already gone are no error. Raises UnplugRefusedError,
+    has (DEVICE_DELETED). Devices already gone are not an error. Raises UnplugRefusedError,
     TimedOutError (the guest has not answered, and may still release it), OutcomeUnknownError.
     """
     loop = asyncio.get_running_loop()

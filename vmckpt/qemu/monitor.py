@@ -272,7 +272,7 @@ class Monitor:
             yield Events(listener, self)
 
     async def close(self) -> None:
-        """Disconnect. A QEMU that has quit already is no error."""
+        """Disconnect. A QEMU that has quit already is not an error."""
         try:
             await self._client.disconnect()
         except (QMPError, EOFError, OSError):
@@ -305,7 +305,7 @@ class Events:
         try:
             convert(EVENTS.get(name, object), event.get("data"))
         except MalformedError as exc:
-            raise self._monitor.malformed(f"what it tells of itself ({name})", str(exc)) from exc
+            raise self._monitor.malformed(f"its description of itself ({name})", str(exc)) from exc
         return event
 
 

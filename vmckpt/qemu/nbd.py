@@ -78,7 +78,7 @@ class NbdExport:
             self._send_request(_BLOCK_STATUS, at, min(end - at, _MOST_STATUS_BYTES))
             came = self._status(self._contexts[context])
             if not came or not all(length for length, _ in came):
-                raise self._broken("it says nothing of a part of the disk")
+                raise self._broken("its answer does not cover the whole disk")
             for length, flags in came:
                 yield Extent(at, min(length, end - at), bool(flags & flag))
                 at += length

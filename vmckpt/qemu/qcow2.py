@@ -63,7 +63,7 @@ def read_clusters(fd: int) -> Clusters:
         snapshots, _, features, _, _, _, _,
     ) = _HEADER.unpack(head)  # fmt: skip
     if magic != _MAGIC or version not in (2, 3):
-        raise UnfitError("it is no qcow2 image")
+        raise UnfitError("it is not a qcow2 image")
     features = features if version > 2 else 0
     if bits != CLUSTER_BITS:
         raise UnfitError("its clusters are not of 64 KiB")

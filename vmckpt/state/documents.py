@@ -180,7 +180,7 @@ class Documents(Generic[T]):
         return names_in(self.directory)
 
     def remove(self, name: str) -> None:
-        """Remove a record durably; a missing one is no error. Raises StorageError."""
+        """Remove a record durably; a missing one is not an error. Raises StorageError."""
         path = self.path(name)
         with storage_errors(f"remove {path}"):
             remove_durably(path)

@@ -104,7 +104,7 @@ def part_of(path: Path) -> Path:
 def rename_durably(path: Path, name: str) -> None:
     """Rename a file within its directory; durable when this returns. Raises StorageError.
 
-    A missing file is no error.
+    A missing file is not an error.
     """
     with storage_errors(f"rename {path} to {name}"):
         if path.exists():
@@ -113,7 +113,7 @@ def rename_durably(path: Path, name: str) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file; it does not return after a power cut. A missing one is no error. OSError."""
+    """Remove a file; it does not return after a power cut. It may be missing. Raises OSError."""
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):

@@ -139,7 +139,7 @@ class _Check:
             pack_name(pack_id, generation) for pack_id, generation, _ in every(self._opened.backend)
         }
         for name in sorted(known):
-            self._found(name, "it is no pack")
+            self._found(name, "it is not a pack")
         for name in sorted(sizes[BUNDLES]):
             if not is_bundle(name):
                 self._found(f"{BUNDLES}/{name}", "nothing of a store is called so")

@@ -263,7 +263,7 @@ class Store:
             raise self._not_found(checkpoint_id)
 
     def unpin(self, pin: Pin) -> None:
-        """Remove the pin; a missing one is no error. Raises StorageError."""
+        """Remove the pin; a missing one is not an error. Raises StorageError."""
         self.opened.backend.remove(pin.name)
 
     def _require_whole(self, checkpoint_id: str, maps: Maps, index: Index) -> None:

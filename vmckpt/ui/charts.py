@@ -21,8 +21,8 @@ def require_plotting(path: Path, kinds: tuple[str, ...] = KINDS) -> None:
     """Raises UsageError for another file type, RefusedError when matplotlib is missing."""
     if path.suffix not in kinds:
         raise UsageError(
-            f"'{path}' is no kind of picture",
-            why=f"its name has to end in {' or '.join(kinds)}",
+            f"'{path}' is not a supported picture file",
+            why=f"its name must end in {' or '.join(kinds)}",
             remedy=f"write e.g. picture{kinds[0]}",
         )
     if find_spec("matplotlib") is None:

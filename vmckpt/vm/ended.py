@@ -44,18 +44,19 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
     if lost := _lost(await host.read_text(files.missing)):
         return (
             f"it was ended because a page of its checkpoint could not be read ({lost}): restore "
-            "another one; `vmckpt checkpoint verify` says which are whole"
+            "another checkpoint; `vmckpt checkpoint verify` says which are intact"
         )
     if not await host.exists(files.memory(spec.ram_dir)):
-        return f"its QEMU is gone with its memory: {host.name} was restarted, or it was killed"
+        return f"its QEMU and its memory are gone: {host.name} was restarted, or QEMU was killed"
     if await host.free_bytes(spec.ram_dir) < _PAGE_BYTES:
         return (
-            f"its QEMU died of SIGBUS: {spec.ram_dir} on {host.name}, where its memory is, is full"
+            f"its QEMU died of SIGBUS: {spec.ram_dir} on {host.name}, which holds its memory, "
+            "is full"
         )
     words = await last_words(host, files.stderr)
     return (
-        f"its QEMU was ended by a signal while the guest ran ({words or 'it says nothing'}): "
-        f"see the kernel's log of {host.name}, which tells of SIGKILL where memory ran out"
+        f"a signal ended its QEMU while the guest ran ({words or 'no message'}): see the kernel's "
+        f"log on {host.name}, which reports a SIGKILL if memory ran out"
     )
 
 

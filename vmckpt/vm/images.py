@@ -175,7 +175,7 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
                         kept[str(path)] = f"{', '.join(image.users)} on {other.name}"
             here = await looked_at(host, [path], await files_of_domains(host))
             if not here:
-                kept[str(path)] = "it is no image file"
+                kept[str(path)] = "it is not an image file"
             for image in here:
                 if image.users:
                     kept[str(path)] = ", ".join(image.users)
@@ -296,7 +296,7 @@ async def _said(host: Host) -> list[_Said]:
 
 @dataclass(frozen=True, slots=True)
 class _ReaderRequest:
-    """A job's request: the checkpoint that it reads; a fork's is in its options."""
+    """The part of a job's request that names the checkpoint it reads (a fork has it in `wish`)."""
 
     checkpoint: str | None = None
     wish: "_ReaderRequest | None" = None

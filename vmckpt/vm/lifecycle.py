@@ -283,7 +283,7 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
             f"a migration of '{vm.name}' was interrupted at this moment",
-            why="it has to be ended first",
+            why="it must be ended first",
             remedy=f"try again, which ends it: vmckpt vm show {vm.name}",
         )
     now = await read_vm(vm.host, vm.name)
@@ -302,7 +302,7 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
     if await now.host.exists(now.directory.restoring):
         raise BusyError(
             f"a restore of '{vm.name}' was interrupted at this moment",
-            why="it has to be ended first: by it the VM has its disks",
+            why="it must be ended first: by it the VM has its disks",
             remedy=f"try again, which ends it: vmckpt vm show {vm.name}",
         )
     if whole and await now.host.exists(now.qemu.files.missing) and await now.is_alive():

@@ -289,7 +289,7 @@ def file_name(name: str, what: str) -> str:
     """
     if name in (".", "..") or "/" in name or "\0" in name or not _fits(name):
         raise UsageError(
-            f"'{name[:80]}' is no name for a {what}",
+            f"'{name[:80]}' is not a name for a {what}",
             why=f"it is empty, a path, or longer than {MOST_NAME_BYTES} bytes",
             remedy=f"write the name of the {what} alone",
         )

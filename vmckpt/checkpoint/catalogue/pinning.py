@@ -28,8 +28,8 @@ def check_reason(text: str) -> str:
     """Return `text`. Raises UsageError unless it is one line, not empty and not too long."""
     if not text.strip() or not text.isprintable() or len(text) > MOST_TEXT:
         raise UsageError(
-            "that is no reason for a pin",
-            why=f"it has to be one line of printable text, 1 to {MOST_TEXT} characters",
+            "that is not a reason for a pin",
+            why=f"it must be one line of printable text, 1 to {MOST_TEXT} characters",
             remedy="write e.g. --reason 'before the upgrade of 12 May'",
         )
     return text

@@ -42,7 +42,7 @@ def require_safe(spec: Spec, own: Spec | None, *, plugged: bool) -> None:
             f"the checkpoint of '{spec.name}' was not taken by this site, and needs more than "
             "its own guest",
             why="; ".join(found),
-            remedy="do not restore it, or if you trust it with all of this: --trust",
+            remedy="do not restore it; or, if you trust it with all of the above, add --trust",
         )
 
 

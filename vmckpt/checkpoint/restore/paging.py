@@ -201,7 +201,7 @@ async def is_whole(host: Host, qemu: Qemu) -> bool:
         raise VmLostError(
             f"'{qemu.files.vm_name}' was ended: a page of its memory could not be read",
             why=missing.lost,
-            remedy="restore another checkpoint; `vmckpt checkpoint verify` says which are whole",
+            remedy="restore another checkpoint; `vmckpt checkpoint verify` says which are intact",
         )
     return False
 

@@ -109,7 +109,7 @@ def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
 def carried_out(
     work: "Callable[[Show], Awaitable[DrainResult]]", title: str, *, as_json: bool
 ) -> None:
-    """Do it, shown as it goes; print how it ended, and end with its exit code."""
+    """Run it, showing progress; print the outcome, and exit with its code."""
     from vmckpt.cli.found import keep_sessions
     from vmckpt.ui.drain import display
 

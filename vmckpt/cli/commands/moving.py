@@ -31,7 +31,7 @@ def move(
     *,
     as_json: bool,
 ) -> None:
-    """Move a VM, and show it: as it goes, and what came of it."""
+    """Migrate a VM; show its progress and its outcome."""
     show_outcome(run(_migrate(vm, target, options, forecast)), as_json=as_json)
 
 

@@ -27,7 +27,10 @@ def notify(
     webhook: Webhook = None,
     event: Events = None,
     undelivered: Annotated[
-        bool, typer.Option("--undelivered", help="List what was not delivered, and send nothing.")
+        bool,
+        typer.Option(
+            "--undelivered", help="List undelivered notifications instead of sending one."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

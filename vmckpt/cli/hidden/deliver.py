@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def deliver(
     text: Annotated[str, typer.Argument(help="The notification, as JSON.", metavar="JSON")],
 ) -> None:
-    """Deliver a notification as config.toml says; people have no use for it."""
+    """Deliver a notification as config.toml says (internal)."""
     from vmckpt.errors import VmckptError
     from vmckpt.hosts.processes.scheduling import come_last
     from vmckpt.notify.delivery import deliver as deliver_

@@ -4,7 +4,7 @@ from vmckpt.cli.loop import run
 
 
 def far_side() -> None:
-    """Answer another vmckpt on standard input and output; people have no use for it."""
+    """Answer another vmckpt on standard input and output (internal)."""
     from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.remote.stdio import serve_stdio
 

@@ -9,7 +9,7 @@ from vmckpt.cli.loop import run
 
 
 def link(directory: Path) -> None:
-    """Let the source of a migration in, once it has the token; people have no use for it."""
+    """Let the source of a migration in, once it has the token (internal)."""
     from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.remote.tls import listen
 

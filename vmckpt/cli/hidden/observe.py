@@ -9,13 +9,13 @@ from vmckpt.cli.output import run
 
 
 def observe(
-    pid: Annotated[int, typer.Argument(help="The process of QEMU.")],
-    ram_file: Annotated[Path, typer.Argument(help="The guest's memory.")],
-    ram_bytes: Annotated[int, typer.Argument(help="How much of it there is.")],
-    for_s: Annotated[float, typer.Argument(help="Seconds.")],
-    lock: Annotated[Path, typer.Argument(help="The lock is held by another process.")],
+    pid: Annotated[int, typer.Argument(help="Process id of QEMU.")],
+    ram_file: Annotated[Path, typer.Argument(help="File of the guest's memory.")],
+    ram_bytes: Annotated[int, typer.Argument(help="Size of the guest's memory, in bytes.")],
+    for_s: Annotated[float, typer.Argument(help="Duration of the measurement, in seconds.")],
+    lock: Annotated[Path, typer.Argument(help="Lock file; tracking ends once it is taken.")],
 ) -> None:
-    """Track the pages that a QEMU of this machine dirties; people have no use for it."""
+    """Track the pages that a QEMU of this machine dirties (internal)."""
     import json
 
     from vmckpt.forecast.measure.dirty_rate import track

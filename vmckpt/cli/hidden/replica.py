@@ -35,7 +35,7 @@ def replica(
     ],
     standby_is_dead: StandbyIsDead = False,
 ) -> None:
-    """Replicate as was written down there; people have no use for it.
+    """Replicate as was written down there (internal).
 
     With --standby-is-dead, `release` takes the term from a standby.
     """

@@ -81,8 +81,8 @@ def _address(listen: str) -> tuple[str, int]:
     address, _, port = listen.rpartition(":")
     if not address or not port.isdecimal() or int(port) > 65535:
         raise UsageError(
-            f"'{listen}' is no address to listen on",
-            why="it has to be ADDR:PORT",
+            f"'{listen}' is not an address to listen on",
+            why="it must be ADDR:PORT",
             remedy=f"write e.g. --listen {LISTEN}",
         )
     return address.strip("[]"), int(port)

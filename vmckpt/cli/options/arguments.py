@@ -142,7 +142,7 @@ def seconds_until(clock: str, now: "datetime") -> float:
     good = hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2
     if not good or int(hours) > 23 or int(minutes) > 59:
         raise UsageError(
-            f"'{clock}' is no time of day", why="it has to be HH:MM", remedy="write e.g. 02:00"
+            f"'{clock}' is not a time of day", why="it must be HH:MM", remedy="write e.g. 02:00"
         )
     today = now.replace(hour=int(hours), minute=int(minutes), second=0, microsecond=0)
     # Subtracting times of one zone compares wall clocks: only in UTC is the difference the time
@@ -167,7 +167,7 @@ def _share(percent: str | None) -> float | None:
     number = percent.removesuffix("%")
     if number == percent or not number.isdecimal() or int(number) > 100:
         raise UsageError(
-            f"'{percent}' is no slowdown",
+            f"'{percent}' is not a slowdown",
             why="it is a whole number of percent, 0% to 100%",
             remedy="write e.g. --max-slowdown 20%",
         )

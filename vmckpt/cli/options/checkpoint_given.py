@@ -34,7 +34,7 @@ def given_tags(given: list[str]) -> dict[str, str]:
     for text in given:
         if not re.fullmatch(r"[^=\s]+=\S*", text):
             raise UsageError(
-                f"'{text}' is no tag", why="it has to be key=value", remedy="write e.g. by=ci"
+                f"'{text}' is not a tag", why="it must be key=value", remedy="write e.g. by=ci"
             )
     pairs = [text.partition("=") for text in given]
     return {key: value for key, _, value in pairs}

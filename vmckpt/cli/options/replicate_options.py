@@ -152,7 +152,7 @@ def _words(fence: str | None) -> tuple[str, ...]:
         words, why = (), str(exc)
     if not words:
         raise UsageError(
-            f"--fence {fence!r} is no command",
+            f"--fence {fence!r} is not a command",
             why=why,
             remedy="name a program and its arguments as a shell would take them",
         )

@@ -116,6 +116,6 @@ async def _processors(host: Host) -> int:
 def _tells_not(host: Host, path: str) -> HostDownError:
     return HostDownError(
         f"{host.name} does not report its resources",
-        why=f"{path} says nothing",
-        remedy="look there",
+        why=f"{path} has no usable content",
+        remedy=f"check {path} on {host.name}",
     )

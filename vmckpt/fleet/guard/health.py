@@ -55,7 +55,7 @@ def parse_command(text: str) -> tuple[str, ...]:
 
 def _no_command(text: str, why: str) -> UsageError:
     remedy = "write it as for a shell, quotes closed"
-    return UsageError(f"'{text}' is no command", why=why, remedy=remedy)
+    return UsageError(f"'{text}' is not a command", why=why, remedy=remedy)
 
 
 def parse_check(text: str, address: str | None) -> HealthCheck:
@@ -67,7 +67,7 @@ def parse_check(text: str, address: str | None) -> HealthCheck:
     if text.startswith("tcp:"):
         where, _, port = text.removeprefix("tcp:").rpartition(":")
         if not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
-            raise _no_check(text, "it has to be tcp:PORT or tcp:ADDRESS:PORT")
+            raise _no_check(text, "it must be tcp:PORT or tcp:ADDRESS:PORT")
         found = where.strip("[]") or address
         return HealthCheck(CheckKind.TCP, (found or "", port), text)
     try:
@@ -78,7 +78,7 @@ def parse_check(text: str, address: str | None) -> HealthCheck:
 
 def _no_check(text: str, why: str) -> UsageError:
     remedy = "give agent, tcp:PORT, http://..., or a command"
-    return UsageError(f"'{text}' is no health check", why=why, remedy=remedy)
+    return UsageError(f"'{text}' is not a health check", why=why, remedy=remedy)
 
 
 def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool) -> None:

@@ -83,7 +83,7 @@ class Calendar:
             CronSim(expression, datetime.fromtimestamp(0, day.zone))
         except CronSimError as exc:
             raise UsageError(
-                f"'{expression}' is no calendar expression",
+                f"'{expression}' is not a calendar expression",
                 why=str(exc),
                 remedy="write five fields as in crontab(5): '0 3 * * *' is at 3:00 each day",
             ) from exc

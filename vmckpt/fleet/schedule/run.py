@@ -251,7 +251,7 @@ class _Running:
             error = as_error(self._record.name, exc)
             text = f"expired checkpoints, or their space, remain: {error}"
             self._tell("not-pruned", text)
-            return "" if isinstance(error, BusyError) else text  # another gc is no problem
+            return "" if isinstance(error, BusyError) else text  # another gc is not a problem
         if gone.clocks:
             self._tell("note", gone.clocks)
         if gone.names:

@@ -88,7 +88,7 @@ def _units(
             if any(room.name not in one.costs for one in group):
                 closed.setdefault(room.name, "it is not allowed there")
             elif away := next((there for there in homes if there and room.name not in there), None):
-                closed[room.name] = f"those it has to be with are on {', '.join(sorted(away))}"
+                closed[room.name] = f"those it must be with are on {', '.join(sorted(away))}"
             else:
                 candidates.append(room.name)
         memory_bytes = sum(one.memory_bytes for one in group)

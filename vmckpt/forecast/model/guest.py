@@ -45,7 +45,7 @@ class Guest:
 
     @property
     def loads(self) -> list[Load]:
-        """What it may dirty during the migration; all equally likely."""
+        """The possible loads during the migration, all equally likely."""
         if self.course is None:
             return [OnAverage(self.curve)]
         return [From(self.course, start_s) for start_s in self.course.starts_s()]

@@ -10,7 +10,7 @@ from vmckpt.forecast.model.least_squares import Row, not_negative
 
 # The least error of a forecast, however well it fits the past.
 LEAST_SPREAD = 0.06
-# Pages that take less than this do not count in a downtime.
+# Pages that take less time than this do not count towards a downtime.
 FEW_PAGES_S = 0.02
 # Moves that differ by this many pages sent during the downtime show what such a page costs, once
 # there are this many pairs of them.

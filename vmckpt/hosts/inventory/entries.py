@@ -37,14 +37,14 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
 
             shared, reached = convert(HostEntry, given), convert(_Reached, given)
             if reached.ssh_config and not reached.ssh_config.is_absolute():
-                raise ValueError(f"'{reached.ssh_config}' has to be an absolute path")
+                raise ValueError(f"'{reached.ssh_config}' must be an absolute path")
             return SshEntry(
                 **entry_fields(shared),
                 address=Address.parse(reached.address, reached.ssh_config),
                 vmckpt=reached.vmckpt,
             )
         case other:
-            raise ValueError(f"{other!r} is no kind of host: '{LOCAL}' and '{SSH}' are")
+            raise ValueError(f"{other!r} is not a kind of host: '{LOCAL}' and '{SSH}' are")
 
 
 def entry_to_json(entry: "LocalHost | SshEntry") -> dict[str, Any]:

@@ -32,7 +32,7 @@ def check_name(name: str, what: str) -> str:
     """
     if not _NAME.fullmatch(name) or len(name) > 40:
         raise UsageError(
-            f"'{name}' is no name for a {what}",
+            f"'{name}' is not a name for a {what}",
             why="names match [a-z0-9][a-z0-9._-]* and have at most 40 characters",
             remedy="choose another name",
         )
@@ -155,7 +155,7 @@ async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | No
     """Contact a host that is to be added. Raises UsageError, HostDownError."""
     with describing(name):
         if state_dir is not None and not state_dir.is_absolute():
-            raise ValueError(f"'{state_dir}' has to be an absolute path")
+            raise ValueError(f"'{state_dir}' must be an absolute path")
     session = _session(name, address, vmckpt, state_dir)
     try:
         return await session.greeting()
@@ -183,7 +183,7 @@ def _read(path: Path) -> "LocalHost | SshEntry":
     try:
         data = parse(path.read_bytes(), any_text=True)
         if not isinstance(data, dict):
-            raise MalformedError("it has to be an object")
+            raise MalformedError("it must be an object")
         return parse_entry(check_name(path.stem, "host"), data)
     except ValueError as exc:
         raise UsageError(

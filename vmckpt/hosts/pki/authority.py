@@ -231,7 +231,7 @@ def _read_key(path: Path) -> "EllipticCurvePrivateKey":
     except (OSError, ValueError, TypeError) as exc:
         raise _damaged(path, exc) from exc
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise _damaged(path, TypeError("it is no elliptic-curve key"))
+        raise _damaged(path, TypeError("it is not an elliptic-curve key"))
     return key
 
 

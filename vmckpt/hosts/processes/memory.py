@@ -25,7 +25,7 @@ def available_bytes(host: str) -> int:
 
 
 def _left_in(root: Path) -> list[int]:
-    """The rest below each existing limit; always one value, which is no limit."""
+    """The rest below each existing limit; always one value, which is not a limit."""
     found = [1 << 62]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -176,7 +176,7 @@ class RemoteHost(HostEntry):
         return await self._ask(Host.list_dir, path)
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; a missing one is no error. Raises StorageError."""
+        """Remove a file or a whole directory; it may be missing. Raises StorageError."""
         await self._ask(Host.remove, path)
 
     async def free_bytes(self, directory: Path) -> int:

@@ -146,7 +146,7 @@ class _Server:
             answer = await getattr(self._host, name)(**unbind(question, given))
             return pack(answer)
         else:
-            raise broken(f"'{name}' is no question")
+            raise broken(f"'{name}' is not a question")
         return None
 
     async def _lock(self, path: Path, owner: Owner) -> None:

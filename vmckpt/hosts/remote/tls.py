@@ -76,7 +76,7 @@ class _ListenAnswer:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 1 << 16:
-            raise ValueError(f"{self.port} is no port")
+            raise ValueError(f"{self.port} is not a port")
 
 
 async def have_listen(

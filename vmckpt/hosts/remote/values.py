@@ -44,7 +44,7 @@ def unpack(kind: Any, value: Any) -> Any:
     try:
         return _unpack(kind, value)
     except (TypeError, ValueError, AttributeError) as exc:
-        raise broken(f"{reprlib.repr(value)} is no {kind}: {exc}") from exc
+        raise broken(f"{reprlib.repr(value)} is not a {kind}: {exc}") from exc
 
 
 def _unpack(kind: Any, value: Any) -> Any:
@@ -155,6 +155,6 @@ def unpack_error(value: Any) -> VmckptError:
     name, what, why, remedy = words
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
-        raise broken(f"'{name}' is no class of errors")
+        raise broken(f"'{name}' is not a class of errors")
     what, why, remedy = (text[:MOST_TEXT] for text in (what, why, remedy))
     return kind(what, why=why, remedy=remedy)

@@ -29,7 +29,7 @@ async def request(url: str, json_body: bytes | None = None) -> HttpAnswer:
     """
     parts = urlsplit(url)
     if not parts.hostname or parts.scheme not in _PORTS:
-        raise ValueError(f"'{url}' is no URL of a web server")
+        raise ValueError(f"'{url}' is not a URL of a web server")
     port = parts.port or _PORTS[parts.scheme]
     secure = True if parts.scheme == "https" else None
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -53,7 +53,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
     while not _HEAD_END.search(head) and (more := await reader.read(_MOST_HEAD_BYTES)):
         head += more
         if len(head) > _MOST_HEAD_BYTES:
-            raise ValueError("the header of its answer has no end")
+            raise ValueError("the header of its answer is too long")
     return bytes(head)
 
 

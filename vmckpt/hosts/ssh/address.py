@@ -31,8 +31,8 @@ class Address(NamedTuple):
         port = int(found["port"]) if found and found["port"] else None
         if found is None or port == 0 or (port or 0) > 65535:
             raise UsageError(
-                f"'{text}' is no address of a host",
-                why="it has to look like ssh://USER@HOST:PORT; user and port may be left out",
+                f"'{text}' is not an address of a host",
+                why="it must look like ssh://USER@HOST:PORT; user and port may be left out",
                 remedy="e.g. ssh://root@192.0.2.7",
             )
         return cls(found["host"] or found["v6"], found["user"], port, config)

@@ -41,7 +41,7 @@ def unreachable(
             why = f"the name '{host}' cannot be resolved: {exc.strerror}"
             remedy = "fix the name, or give an address: vmckpt host set NAME --address ssh://..."
         case ValueError():
-            why = f"'{host}' is no name of a host: {exc}"
+            why = f"'{host}' is not a name of a host: {exc}"
             remedy = "fix the name, or give an address: vmckpt host set NAME --address ssh://..."
         case ConnectionRefusedError():
             why = f"nothing listens on port {port} of {host}"

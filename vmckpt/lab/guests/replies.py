@@ -118,7 +118,7 @@ def parse_fields(request: str, line: str) -> dict[str, str]:
     """The `key=value` words of an `ok` line; unknown ones are kept, so that guests may report more.
 
     Raises GuestRefusedError with the guest's own words for `error`, GuestSilentError for a line
-    that is neither (the other end is no test guest, or the stream is out of step).
+    that is neither (the other end is not a test guest, or the stream is out of step).
     """
     status, _, rest = line.partition(" ")
     if status == "error":

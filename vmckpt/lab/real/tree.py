@@ -1,7 +1,7 @@
-"""The root of a host that looks like a machine: what it sees where.
+"""The file system of a simulated host: where each directory comes from.
 
-    /           this machine's, and what the host writes goes to memory of its own
-    /usr        with the packages of images/hosts.py over it
+    /           this machine's; the host's writes go to memory of its own
+    /usr        with the packages of images/hosts.py on top
     /etc        with a name, users and settings of its own
     /var/lib/vmckpt, /var/lib/libvirt, /var/log     folders of its own on this machine's disk
     /dev, /dev/shm, /home, /proc, /root, /run, /sys, /tmp     its own

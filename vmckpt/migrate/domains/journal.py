@@ -148,5 +148,5 @@ def _dir() -> Path:
 
 
 def _file_name(vm: str) -> str:
-    # A name that is no file name (libvirt forbids "/") has no journal.
+    # A name that is not a file name (libvirt forbids "/") has no journal.
     return vm.replace("/", "_")

@@ -180,7 +180,7 @@ async def unknown(
         )
     elif silent:
         names = " and ".join(host.name for host in silent)
-        remedy = f"nothing was started twice; start libvirtd on {names}, then: {again}"
+        remedy = f"the guest was not started twice; start libvirtd on {names}, then run: {again}"
     elif view.source is EndState.WAITING and view.target in (EndState.OFF, EndState.ABSENT):
         remedy = (
             f"it was sent, and {source.name} does not know whether it started: if the log of "

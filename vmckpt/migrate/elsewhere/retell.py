@@ -39,7 +39,7 @@ async def retell(run: str, emit: Emit) -> MigrationReport:
     """
     record = _record(run)
     if record.result is None:
-        emit(Note(0.0, "waiting", "another command here shows it as it goes; this one at its end"))
+        emit(Note(0.0, "waiting", "another command here shows its progress; this one its outcome"))
         record = await _ended(run)
     for event in _events(record):
         emit(event)

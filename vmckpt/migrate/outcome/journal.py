@@ -63,10 +63,10 @@ class MigrationJournal:
 
     def __post_init__(self) -> None:
         if self.step not in STEPS:
-            raise ValueError(f"'{self.step}' is no step")
+            raise ValueError(f"'{self.step}' is not a step")
         for name in (self.run, self.source_qemu, self.target_qemu):
             if not _NAME.fullmatch(name):
-                raise ValueError(f"'{name}' is no name")
+                raise ValueError(f"'{name}' is not a name")
 
     @property
     def stopped(self) -> bool:

@@ -74,7 +74,7 @@ async def undo_or_leave(
         if not may_leave:
             raise
         await leave(journal, pair.source.host)
-        note(f"what {pair.target.host.name} has of it is removed when it answers: {exc}")
+        note(f"leftovers on {pair.target.host.name} are removed when it answers: {exc}")
         return False
     return True
 

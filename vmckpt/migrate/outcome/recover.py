@@ -156,7 +156,7 @@ async def _recover_alone(
             if not await go_on(found, host, note):
                 break
             await leave(found, host)
-        note(f"{silence.what}: what it has of run {found.run} is removed when it answers")
+        note(f"{silence.what}: its leftovers of run {found.run} are removed when it answers")
         return Recovery(found.run, found.vm, host.name, found.step, outcome)
     raise silence
 
@@ -379,8 +379,8 @@ async def unknown(pair: Pair) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"it is not known yet where '{pair.source.files.vm_name}' runs",
         why=f"{names} does not answer, or waits for the other end",
-        remedy=f"nothing was started twice; when it answers again: vmckpt migrate --recover "
-        f"{pair.source.files.vm_name}",
+        remedy="the guest was not started twice; when the host answers again, run: "
+        f"vmckpt migrate --recover {pair.source.files.vm_name}",
     )
 
 

@@ -297,7 +297,7 @@ def _stuck(why: str) -> OperationFailedError:
     return OperationFailedError(
         "a copy of a disk does not end on the source",
         why=why,
-        remedy="the guest continues; its QEMU has to be restarted before the next move",
+        remedy="the guest continues; its QEMU must be restarted before the next move",
     )
 
 

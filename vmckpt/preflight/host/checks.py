@@ -211,7 +211,7 @@ async def _address(host: Host, paste: Paste) -> Finding:
     remedy = remedies.address(shown.stdout, paste)
     words = {word.partition("/")[0] for word in shown.stdout.split()}
     if shown.returncode == 0 and address not in words:
-        return Finding("address", REFUSE, f"{address} is no address of {host.name}", remedy)
+        return Finding("address", REFUSE, f"{address} is not an address of {host.name}", remedy)
     if loopback and not host.is_this_machine:
         reason = f"no other machine reaches {host.name} at {address}"
         return Finding("address", WARN, reason, remedy)

@@ -151,14 +151,14 @@ class WritableImage:
 
 @contextmanager
 def opened(path: Path, image_format: str) -> Iterator[WritableImage]:
-    """The image at `path`, for the block. Raises OSError; ValueError: it is no copy, see `made`."""
+    """The image at `path`, for the block. Raises OSError; ValueError if not a copy, see `made`."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         if image_format == "raw":
             yield WritableImage(fd, os.fstat(fd).st_size)
             return
         found = read_clusters(fd)
         if not found.are_all_there:
-            raise ValueError(f"{path} is no copy of a disk")
+            raise ValueError(f"{path} is not a copy of a disk")
         yield WritableImage(fd, found.size_bytes, found.places)
 
 

@@ -233,6 +233,6 @@ async def _end_jobs(monitor: Monitor) -> None:
             raise OperationFailedError(
                 "a mirror of a disk does not end",
                 why=f"{jobs[0].id} is '{jobs[0].status}'",
-                remedy="the guest continues; its QEMU has to be restarted before it is moved",
+                remedy="the guest continues; its QEMU must be restarted before it is moved",
             )
         await asyncio.sleep(BRIEF_S)

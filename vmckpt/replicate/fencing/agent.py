@@ -16,7 +16,7 @@ The contract, for authors of agents:
 
 Exit status 0: check - it can fence; fence - *proved*: none of these processes will ever act again
 (they are seen to be gone, or the machine's power is seen to be off). Anything else, a timeout
-included, proves nothing, and is no reason to take over. The first line of standard output
+included, proves nothing, and is not a reason to take over. The first line of standard output
 says what was seen; standard error says what went wrong. Fencing what is already dead succeeds.
 """
 

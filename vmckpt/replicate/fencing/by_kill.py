@@ -111,7 +111,7 @@ class ProcessStat(NamedTuple):
 def parse_stats(text: str) -> Iterator[tuple[int, ProcessStat]]:
     """Each process's pid and stat. Raises ValueError if there is anything else."""
     if other := _STAT.sub("", text).strip():
-        raise ValueError(f"'{other}' is no process")
+        raise ValueError(f"'{other}' is not a process")
     for pid, state, numbers in _STAT.findall(text):
         fields = [state, *numbers.split()]
         yield int(pid), ProcessStat(state, int(fields[17]), int(fields[19]))

@@ -77,7 +77,7 @@ async def end_stale(vm: Vm) -> None:
     if not await vm.host.stop_for_good(vm.qemu.process):
         raise OperationFailedError(
             f"QEMU {vm.qemu.process.pid} on {vm.host.name} does not end",
-            why=f"'{vm.name}' continues elsewhere, but the process here survives SIGKILL",
+            why=f"'{vm.name}' continues elsewhere, but its process here survived SIGKILL",
             remedy="it is stuck in the kernel: check its storage",
         )
 

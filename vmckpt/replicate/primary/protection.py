@@ -137,7 +137,7 @@ class Protection:
             try:
                 if await self._vm.host.stop_for_good(self._vm.qemu.process):
                     return
-                self._why = f"QEMU {pid} survives SIGKILL: waiting for its end"
+                self._why = f"QEMU {pid} has not ended after SIGKILL: waiting for it"
             except OutcomeUnknownError as exc:
                 self._why = f"waiting for the end of QEMU {pid}: {exc.why}"
             await asyncio.sleep(RETRY_S)

@@ -76,7 +76,7 @@ class TakeOver:
 
     async def settled(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         """The outcome: PROMOTE (the term is held, the primary can no longer act), FOLLOW (it is
-        heard again), STALE or STAND_DOWN (this standby is of no use any more).
+        heard again), STALE or STAND_DOWN (this standby is no longer of use).
         """
         while True:
             move = await self._next(receiving)
@@ -203,7 +203,7 @@ class TakeOver:
             if not await self._request.primary.stop_for_good(which):
                 raise OperationFailedError(
                     f"process {which.pid} of the primary does not end",
-                    why="it survives SIGKILL",
+                    why="it has not ended after SIGKILL",
                     remedy="it is stuck in the kernel: the standby waits until its lease expires",
                 )
         self._dead = holding

@@ -62,7 +62,7 @@ def decode_beat(data: bytes, key: bytes) -> Beat:
     """Decode a datagram that `encode_beat` made with the same key. Raises WireError."""
     said, mac = data[: _BEAT.size], data[_BEAT.size :]
     if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, said, "sha256"), mac):
-        raise senseless("a datagram is no heartbeat", f"{len(data)} bytes from another sender")
+        raise senseless("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
     magic, sender, number, heard = _BEAT.unpack(said)
     if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
         raise senseless("a heartbeat is none of ours", f"{magic!r} of sender {sender}")

@@ -184,14 +184,16 @@ class Assembler:
             return self._commit(now, messages.decode_commit(payload))
         if head.kind not in _PARTS:
             raise senseless(
-                f"{head} is no part of an epoch", "a frame of another kind was expected"
+                f"{head} is not part of an epoch", "a frame of another kind was expected"
             )
         self._part(now, head, payload)
         return None
 
     def _begin(self, head: FrameHead, begin: Begin) -> None:
         if self._open is not None:
-            raise senseless(f"{head} comes too early", f"epoch {self._open.number} has no end yet")
+            raise senseless(
+                f"{head} comes too early", f"epoch {self._open.number} is not complete yet"
+            )
         if begin.base != self.last or head.epoch <= self.last:
             raise senseless(
                 f"epoch {head.epoch} does not fit",

@@ -26,5 +26,5 @@ def damaged(what: str, why: str) -> DamagedFrameError:
 
 
 def senseless(what: str, why: str) -> WireError:
-    """The error for what arrived intact but is no valid message."""
+    """The error for what arrived intact but is not a valid message."""
     return WireError(what, why=why, remedy="report this; install the same vmckpt on both sides")

@@ -295,9 +295,9 @@ def _json_object(payload: Buffer, kind: str) -> dict[str, Any]:
     try:
         value = parse(bytes(payload))
     except MalformedError as exc:
-        raise senseless(f"{kind} is no JSON", str(exc)) from exc
+        raise senseless(f"{kind} is not valid JSON", str(exc)) from exc
     if not isinstance(value, dict):
-        raise senseless(f"{kind} is no object", f"it is {type(value).__name__}")
+        raise senseless(f"{kind} is not an object", f"it is {type(value).__name__}")
     protocol = value.get("protocol", PROTOCOL)
     if protocol != PROTOCOL:
         raise WireError(

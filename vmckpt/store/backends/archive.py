@@ -138,7 +138,9 @@ class ArchiveBackend(_Objects):
         size = os.fstat(self._fd).st_size
         trailer = self.pread(max(0, size - _TRAILER_BYTES), _TRAILER_BYTES)
         if self.pread(0, len(MAGIC)) != MAGIC or len(trailer) < _TRAILER_BYTES:
-            raise damaged(f"{self.place} cannot be read", "it is no exported file, or not whole")
+            raise damaged(
+                f"{self.place} cannot be read", "it is not an exported file, or not whole"
+            )
         (length,) = _SIZE.unpack_from(trailer)
         start = size - _TRAILER_BYTES - length
         table = self.pread(start, length) if start > 0 else b""

@@ -63,7 +63,7 @@ class Backend(ReadableBackend, Protocol):
         """Begin a new object, under an unused name."""
 
     def remove(self, name: str) -> None:
-        """Remove an object durably; a missing one is no error.
+        """Remove an object durably; a missing one is not an error.
 
         Raises RefusedError if the location is append-only for this client.
         """
@@ -95,7 +95,7 @@ class OwnFolders(Protocol):
 
 @runtime_checkable
 class Copying(Protocol):
-    """A location in which several others (`bundles/`) may have an object while it is moved."""
+    """A location where an object's content may also be inside other objects (`bundles/`)."""
 
     def holders(self, name: str) -> list[str]:
         """The objects that had it at the last listing."""

@@ -222,7 +222,7 @@ class S3Backend:
                 if self._is_whole(start, found):
                     break
             else:
-                raise self._error(folder, "what it answers is no list of what is there")
+                raise self._error(folder, "its answer is not a list of objects")
         return {
             entry["path"].removeprefix(start): entry
             for entry in found

@@ -91,7 +91,7 @@ def command(place: str) -> list[str]:
     found = _PLACE.fullmatch(place)
     if found is None:
         raise UsageError(
-            f"'{place}' is no store",
+            f"'{place}' is not a store",
             why="one over SSH is ssh://[USER@]HOST[:PORT]/DIRECTORY",
             remedy="write it so",
         )

@@ -54,7 +54,7 @@ def parse_subset(text: str) -> Subset:
     if (found := _PERCENT.fullmatch(text)) and 0 < float(found[1]) <= 100:
         return Subset(percent=float(found[1]))
     raise UsageError(
-        f"'{text}' is no part of a store",
+        f"'{text}' is not part of a store",
         why=f"it is N%, more than 0 and up to 100, or n/t with n from 1 to t, t up to {MOST_PARTS}",
         remedy="write e.g. 5%, or 1/7 (tomorrow 2/7, and so on)",
     )

@@ -40,7 +40,7 @@ _LENGTH = struct.Struct(">I")
 _LEVEL = 3
 # Nearly always includes the whole manifest.
 _FIRST_BYTES = 16 << 10
-# Limits: a larger file is no valid checkpoint.
+# Limits: a larger file is not a valid checkpoint.
 _MOST_MANIFEST_BYTES = 256 << 20
 _MOST_MAPS_BYTES = 2 << 30
 

@@ -243,7 +243,7 @@ def _require_typed(config: Config, place: str, name: str) -> None:
     except (ValueError, TypeError) as exc:
         raise _damaged_config(place, name, str(exc)) from exc
     if not right:
-        raise _damaged_config(place, name, "it says nothing that a store is")
+        raise _damaged_config(place, name, "it does not describe a store")
 
 
 def _copies(backend: Backend) -> dict[str, Read | None]:

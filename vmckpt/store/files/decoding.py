@@ -123,7 +123,7 @@ def id_of(value: Any) -> bytes:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number of JSON")
 
 
 def _not(value: Any, wanted: str) -> ValueError:

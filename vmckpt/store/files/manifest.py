@@ -21,7 +21,7 @@ from vmckpt.store.files.decoding import (
 # For RAM, and for disks.
 PAGE_CHUNK_BYTES = 4 << 10
 BLOCK_CHUNK_BYTES = 64 << 10
-# Limits: beyond them a file is no valid checkpoint. Chunks: 16 TiB of RAM, 256 TiB of a disk.
+# Limits: beyond them a file is not a valid checkpoint. Chunks: 16 TiB of RAM, 256 TiB of a disk.
 MOST_CHUNKS = 1 << 32
 MOST_CHUNK_BYTES = 1 << 20
 MOST_PARTS = 1 << 12

@@ -108,7 +108,7 @@ def orphans(opened: Opened, checkpoints: Callable[[], Iterable[str]]) -> dict[st
 
 
 def damaged_pins(opened: Opened) -> dict[str, str]:
-    """The objects that are no valid pins, and why. Raises StorageError."""
+    """The objects that are not valid pins, and why. Raises StorageError."""
     found = {}
     for name in opened.backend.names(PINS):
         parts = _NAME.fullmatch(name)

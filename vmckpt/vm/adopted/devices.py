@@ -86,9 +86,9 @@ def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str |
         if settings["driver"].startswith(start):
             return why
     if "bus" not in settings:
-        return "vmckpt does not carry hot-plugged processors and memory"
+        return "vmckpt does not support hot-plugged processors and memory"
     if "chardev" in settings:
-        return "vmckpt does not carry hot-plugged character devices"
+        return "vmckpt does not support hot-plugged character devices"
     if "drive" in settings and settings["id"] not in nodes:
         return "there is no image in it"
     return None
@@ -114,7 +114,7 @@ def object_(draft: Draft, option: Option) -> None:
             settings = settings.put("file", str(draft.file(path, option)))
         draft.add("object", settings)
     elif not _LEFT_BEHIND.match(kind):
-        draft.refuse_option(option, "vmckpt does not know how to carry such an object")
+        draft.refuse_option(option, "vmckpt does not support this type of object")
 
 
 def _memory(draft: Draft, option: Option, settings: Settings) -> Settings:

@@ -162,7 +162,7 @@ def _shows(drive_now: GuestDrive, image: NamedImage) -> bool:
 
 def _disk(draft: Draft, now: GuestDrive, number: int, image: NamedImage) -> AdoptedDisk:
     if now.driver not in FORMATS:
-        draft.refuse(f"the image '{now.file}'", f"vmckpt does not carry the format {now.driver}")
+        draft.refuse(f"the image '{now.file}'", f"vmckpt does not support the format {now.driver}")
     # QEMU generated the node name of a -drive; another QEMU would choose a different one.
     node = now.node if image.leaf_of_blockdev or image.node else f"vmckpt-disk{number}"
     path = _own(draft, image.path)

@@ -103,7 +103,7 @@ def _begin(options: Sequence[Option], facts: AdoptedFacts) -> Draft:
     if any(holes.MARK in word for word in facts.argv):
         draft.refuse("the command line", f"it has the text '{holes.MARK}', vmckpt's own mark")
     if any("\ufffd" in word for word in facts.argv):
-        draft.refuse("the command line", "it has bytes that are no UTF-8")
+        draft.refuse("the command line", "it has bytes that are not valid UTF-8")
     return draft
 
 

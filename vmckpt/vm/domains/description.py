@@ -15,7 +15,7 @@ _UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "
 
 
 class DomainDisk(NamedTuple):
-    """One disk. `path` is None if its source is no file or block device (see `kind`)."""
+    """One disk. `path` is None if its source is not a file or block device (see `kind`)."""
 
     target: str
     kind: str

@@ -138,9 +138,11 @@ def _limits(table: TomlTable) -> dict[str, int]:
     limits = table.free("limits_s")
     for name, value in limits.items():
         if name not in PHASES:
-            raise table.wrong("limits_s", f"'{name}' is no phase", f"they are: {', '.join(PHASES)}")
+            raise table.wrong(
+                "limits_s", f"'{name}' is not a phase", f"they are: {', '.join(PHASES)}"
+            )
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise table.wrong("limits_s", f"{name} is no whole number of seconds", "fix it")
+            raise table.wrong("limits_s", f"{name} is not a whole number of seconds", "fix it")
     return limits
 
 

@@ -136,7 +136,9 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
     try:
         data = parse_toml(text)
     except MalformedError as exc:
-        raise UsageError(f"{source} is no TOML", why=str(exc), remedy="fix that line") from exc
+        raise UsageError(
+            f"{source} is not valid TOML", why=str(exc), remedy="fix that line"
+        ) from exc
     top = TomlTable(data, TableSource(text, source, base), ())
     if top.has("base"):
         top = TomlTable(data, TableSource(text, source, top.absolute("base")), ())

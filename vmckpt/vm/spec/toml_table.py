@@ -93,7 +93,7 @@ class TomlTable:
             return default
         value = self.data[key]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.wrong(key, f"it has to be {_KINDS[kind]}, not {value!r}", "fix its type")
+            raise self.wrong(key, f"it must be {_KINDS[kind]}, not {value!r}", "fix its type")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -104,7 +104,7 @@ class TomlTable:
         """An integer, at least `least`."""
         value = int(self._get(key, int, default))
         if value < least:
-            raise self.wrong(key, f"it has to be at least {least}", "choose a larger number")
+            raise self.wrong(key, f"it must be at least {least}", "choose a larger number")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -115,14 +115,14 @@ class TomlTable:
         """An array of strings; empty if it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, str) for item in items):
-            raise self.wrong(key, "it has to be an array of texts", "put each in quotes")
+            raise self.wrong(key, "it must be an array of texts", "put each in quotes")
         return tuple(items)
 
     def integers(self, key: str) -> tuple[int, ...]:
         """An array of integers; empty if it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            raise self.wrong(key, "it has to be an array of whole numbers", "fix it")
+            raise self.wrong(key, "it must be an array of whole numbers", "fix it")
         return tuple(items)
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -134,7 +134,7 @@ class TomlTable:
         value = self.text(key, default)
         if value not in values:
             raise self.wrong(
-                key, f"it has to be one of {', '.join(values)}, not '{value}'", "choose one of them"
+                key, f"it must be one of {', '.join(values)}, not '{value}'", "choose one of them"
             )
         return value
 
@@ -158,14 +158,14 @@ class TomlTable:
         """A path, made absolute against the spec's directory."""
         text = self.text(key, default)
         if not text or "\0" in text:
-            raise self.wrong(key, "it is no path", "name a file")
+            raise self.wrong(key, "it is not a path", "name a file")
         return self._source.base / text
 
     def absolute(self, key: str) -> Path:
         """An absolute path."""
         path = Path(self.text(key))
         if not path.is_absolute():
-            raise self.wrong(key, "it has to be an absolute path", "begin it with /")
+            raise self.wrong(key, "it must be an absolute path", "begin it with /")
         return path
 
     def table(self, key: str) -> "TomlTable | None":
@@ -182,7 +182,7 @@ class TomlTable:
         """The whole table, with QEMU's keys: it can be written as JSON."""
         for key, value in self.data.items():
             if not _is_plain(value):
-                why = "it has to be text, a number, true or false, or an array or a table of those"
+                why = "it must be text, a number, true or false, or an array or a table of those"
                 raise self.wrong(key, why, "put it in quotes")
         return dict(self.data)
 
@@ -190,7 +190,7 @@ class TomlTable:
         """An array of tables; empty if it is missing."""
         items = self._get(key, list, [])
         if not all(isinstance(item, dict) for item in items):
-            raise self.wrong(key, "it has to be an array of tables", f"write [[{key}]]")
+            raise self.wrong(key, "it must be an array of tables", f"write [[{key}]]")
         return [TomlTable(item, self._source, (key, number)) for number, item in enumerate(items)]
 
     def no_more_keys(self) -> None:

@@ -215,7 +215,7 @@ async def _make_taps(host: Host, user: VmUser) -> None:
             raise OperationFailedError(
                 f"cannot make {name} on {host.name}",
                 why=done.stderr.strip() or f"ip exited with {done.returncode}",
-                remedy="vmckpt has to be root there, with /dev/net/tun",
+                remedy="run vmckpt as root there, with access to /dev/net/tun",
             )
 
 

@@ -357,12 +357,12 @@ def prune(
     key = stored.key()
     there = catalogue(stored.store, key, vm)
     for error in there.silent:
-        warn(f"left alone: {error.what}: {error.why}")
+        warn(f"not pruned: {error.what}: {error.why}")
     whose = chosen(there.entries, vm, run(identities(vm, all_hosts())), vm_id)
     if whose.others:
         warn(
-            f"left alone: {len(whose.others)} checkpoints of another '{vm}', or taken before VMs "
-            f"had ids; to prune them: --vm-id ID (see vmckpt checkpoint list {vm})"
+            f"not pruned: {len(whose.others)} checkpoints of another VM named '{vm}', or from "
+            f"before VMs had ids; to prune them: --vm-id ID (see vmckpt checkpoint list {vm})"
         )
     decisions, clocks = run(prune_(whose.mine, rule, wanted, key, apply=apply))
     if clocks:

@@ -34,7 +34,7 @@ def check(
     elif names and len(names) > 1:
         raise UsageError(
             "several hosts are named",
-            why="one host can be shown in full; --fixes shows the problems of several",
+            why="only one host can be shown in full; --fixes shows the problems of several hosts",
             remedy="name one host, or add --fixes",
         )
     else:

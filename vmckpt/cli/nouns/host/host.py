@@ -245,7 +245,7 @@ def _uids(text: str | None) -> "Uids | None":
         return parse_uids(text)
     except ValueError as exc:
         raise UsageError(
-            f"'{text}' are no uids for VMs",
+            f"'{text}' are not uids for VMs",
             why=str(exc),
             remedy="write FIRST-LAST, e.g. --vm-uids 2000000000-2099999999, or none",
         ) from exc
@@ -273,7 +273,7 @@ def _ports(text: str | None) -> tuple[int, int] | None:
     if first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536:
         return int(first), int(last)
     raise UsageError(
-        f"'{text}' is no range of ports", why="it has to be FIRST-LAST", remedy="e.g. 49152-49215"
+        f"'{text}' is not a range of ports", why="it must be FIRST-LAST", remedy="e.g. 49152-49215"
     )
 
 
@@ -314,7 +314,7 @@ def calibrate(
     if memory_bytes < LEAST_BYTES or memory_bytes % (1 << 20):
         raise UsageError(
             f"--size {size} does not do",
-            why=f"it has to be whole MiB, at least {format_size(LEAST_BYTES)}",
+            why=f"it must be whole MiB, at least {format_size(LEAST_BYTES)}",
             remedy="write e.g. --size 256M",
         )
 

@@ -29,7 +29,7 @@ def replay(
     allowed_ms = record.request.get("max_downtime_ms")
     if not isinstance(allowed_ms, int):
         raise UsageError(
-            f"run '{run}' is no migration",
+            f"run '{run}' is not a migration",
             why=f"it is of '{record.operation}': policies apply to migrations",
             remedy="name another: vmckpt runs list",
         )

@@ -297,7 +297,7 @@ def gc(
             f"gc merges {sum(len(one.packs) for one in plan.merges)} small packs"
         )
     if plan.damaged:
-        text += f"\nleft alone, being damaged: {', '.join(plan.damaged)}"
+        text += f"\nnot collected, because damaged: {', '.join(plan.damaged)}"
     if done.healed:
         text += f"\n{done.healed} damaged chunks healed: their content was stored again since"
     for pack, count in done.lost.items():

@@ -128,7 +128,7 @@ def jobs(cards: list[Gpu]) -> list[User]:
         if user.devices and not any(re.fullmatch(r"nvidia\d+", name) for name in user.devices):
             only = ", ".join(user.devices)
             raise HookError(
-                f"{who} has only {only} open: it is no job that can be locked", "end it"
+                f"{who} has only {only} open: it is not a job that can be locked", "end it"
             )
         if user.shares and cards and cards[0].driver < IPC_DRIVER:
             why = f"{who} shares device memory with others (CUDA IPC), which is not supported"
