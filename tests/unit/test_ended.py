@@ -71,11 +71,11 @@ def test_memory_that_did_not_come_yet_is_no_cause(tmp_path: Path, told: str | No
     spec, files = left(tmp_path, HEAD + RUNS)
     if told is not None:
         files.missing.write_text(told)
-    assert "by a signal" in asyncio.run(ending(host(tmp_path, 1 << 30), spec, files))
+    assert "a signal ended its QEMU" in asyncio.run(ending(host(tmp_path, 1 << 30), spec, files))
 
 
 def test_a_page_that_could_not_be_had_is_the_cause(tmp_path: Path) -> None:
     spec, files = left(tmp_path, HEAD + RUNS)
     files.missing.write_text('{"lost": "pack 07 is damaged"}')
     words = asyncio.run(ending(host(tmp_path, 1 << 30), spec, files))
-    assert "(pack 07 is damaged): restore another one" in words
+    assert "(pack 07 is damaged): restore another checkpoint" in words
