@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,19 +77,20 @@ def test_a_qemu_that_gives_state_without_end_fills_no_memory(
     monitor: Any = SimpleNamespace(label="web")
 
     async def main() -> None:
-        with _received() as (writer, came):
+        with ExitStack() as at_last:
+            with _received() as (writer, came):
+                at_last.enter_context(open_fd(writer))
 
-            def write() -> None:
-                with suppress(BrokenPipeError):
-                    for _ in range(1000):
-                        os.write(writer, bytes(1 << 16))
+                def write() -> None:
+                    with suppress(BrokenPipeError):
+                        for _ in range(1000):
+                            os.write(writer, bytes(1 << 16))
 
-            with open_fd(writer):
                 writing = asyncio.ensure_future(asyncio.to_thread(write))
                 with pytest.raises(OperationFailedError, match="does not give the state"):
                     await DeviceMigration(monitor, monitor, came).state()
                 assert len(came.result()) <= (1 << 20) + PIPE_BYTES
-        await writing
+            await writing  # the pipe has no reader any more
 
     asyncio.run(main())
 

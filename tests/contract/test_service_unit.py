@@ -34,6 +34,7 @@ def test_systemd_accepts_them(tmp_path: Path) -> None:
 def test_each_starts_a_command_that_exists() -> None:
     started = {unit.name: COMMAND.findall(unit.read_text()) for unit in UNITS}
     assert started == {
+        "vmckpt-autostart.service": ["vm start --autostart"],
         "vmckpt-drain.service": ["drain local --reason shutdown $OPTIONS"],
         "vmckpt-metrics.service": ["metrics serve"],
         "vmckpt-replicate@.service": ["replicate keep %i $HOSTS $OPTIONS"],

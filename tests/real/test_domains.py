@@ -168,8 +168,7 @@ def test_a_domain_is_paused_resumed_and_rebooted(domain: Machines) -> None:
     assert domain.virsh("lab-a", "domid", name) == before
 
     async def booted() -> None:
-        async with loaded(domain, GUEST):
-            pass
+        await (await GUEST.control(domain.lab)).close()
 
     asyncio.run(booted())  # so that it hears its power button
     domain.ok("vm", "reboot", name, "--timeout", "80s")
