@@ -201,7 +201,7 @@ def test_a_guest_whose_answer_has_no_end_is_not_read_to_it(
     with talking(_Endless) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/{path}"
         [found] = ailments(monkeypatch, "running", url)
-    assert "no end" in found
+    assert "too long" in found
     assert _Endless.sent < 32 << 20
 
 
