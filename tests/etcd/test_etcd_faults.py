@@ -202,7 +202,7 @@ def test_a_write_that_etcd_has_no_space_for_may_be_done_all_the_same(tmp_path: P
         (b"HTTP/1.1 200 OK\r\n\r\n[]", "not an object"),
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "none of etcd's"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"header":{}}', "none of etcd's"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20), "no end"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20), "too long"),
     ],
 )
 def test_another_service_grants_nothing(answer: bytes, why: str) -> None:
@@ -243,5 +243,5 @@ def test_what_is_no_endpoint_is_refused(url: str) -> None:
 
 
 def test_a_store_takes_an_endpoint() -> None:
-    with pytest.raises(UsageError, match="not an endpoint"):
+    with pytest.raises(UsageError, match="no endpoint"):
         EtcdStore([])

@@ -108,9 +108,10 @@ async def kvm_obstacle(host: Host) -> str | None:
 
 
 async def _binary(host: Host) -> Executable:
-    """The binary that host.qemu names. Raises RefusedError."""
+    """The binary that host.qemu names. Raises RefusedError, HostDownError."""
     if found := await host.find_executable(host.qemu):
         return found
+    await host.require_up()  # on one that is down there is nothing
     raise RefusedError(
         f"{host.name} has no QEMU",
         why=f"'{host.qemu}' is not there or not executable",
