@@ -25,7 +25,7 @@ from vmckpt.lab.guests.labguest import LabGuest
 
 NAME, PATIENCE_S, SETTLE_S = "bench", 60.0, 3.0
 LOAD = "rate=20M set=64M pattern=uniform content=text"
-ROUNDS, CHECKPOINTS, REPLICATED_S = 3, 5, 20.0
+ROUNDS, CHECKPOINTS, REPLICATED_S = 2, 5, 15.0
 SCREEN = """
 [[devices]]
 driver = "VGA"
