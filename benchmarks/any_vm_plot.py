@@ -19,6 +19,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     checkpoints = result.get("checkpoints", {})
     _dots(left, {cell: seen["pause_ms"] for cell, seen in checkpoints.items()})
     left.axhline(10.0, color=_LIMIT, linestyle="--", linewidth=1, label="limit of the median")
+    left.set_ylim(top=12.0)
     left.set_title("Longest pause of a checkpoint (ms)", fontsize=10, loc="left")
     left.legend(fontsize=8)
     told = result.get("replication", {})
@@ -35,5 +36,5 @@ def _dots(axes: Axes, cells: Mapping[str, list[float]]) -> None:
     labels = [cell.replace(" with", "\nwith") for cell in cells]
     axes.set_xticks(range(len(cells)), labels)
     axes.tick_params(axis="x", labelsize=8)
+    axes.margins(x=0.15, y=0.15)
     axes.set_ylim(bottom=0)
-    axes.margins(x=0.15)
