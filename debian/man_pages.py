@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmckpt import __version__
-from vmckpt.cli.described import CommandLine, Described, described
+from vmckpt.cli.tree.described import CommandLine, Described, described
 from vmckpt.replicate.fencing import by_kill
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from vmckpt.cli.described import CommandLine, Described, described
+from vmckpt.cli.tree.described import CommandLine, Described, described
 
 ROOT = Path(__file__).resolve().parents[1]
 _PUBLISHED = (

@@ -26,7 +26,7 @@ from vmckpt.checkpoint.disks.stored_disks import stored_disks
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.inventory.inventory import all_hosts
-from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
+from vmckpt.qemu.disks.qcow2 import CLUSTER_BYTES, read_clusters
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, AreaFacts, Manifest
 from vmckpt.store.files.pack import PACKS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.complete import CHECKPOINTS, VMS, remember, remember_new
+from vmckpt.cli.tree.complete import CHECKPOINTS, VMS, remember, remember_new
 
 pytestmark = pytest.mark.contract
 SHELLS = {"bash": "complete_bash", "zsh": "complete_zsh", "fish": "complete_fish"}
@@ -99,7 +99,7 @@ def test_no_name_is_a_command_of_the_shell(state: Path, name: str, shell: str) -
 def test_names_that_cannot_be_written_end_no_command(tmp_path: Path) -> None:
     """Half a character, which JSON can have; and any that the locale has not."""
     code = (
-        "from vmckpt.cli.complete import *; import vmckpt.cli.complete as c;"
+        "from vmckpt.cli.tree.complete import *; import vmckpt.cli.tree.complete as c;"
         r"remember(VMS, ['\u65e5', 'a\ud800', 'web']); print(ascii(c._remembered(VMS)))"
     )
     done = subprocess.run(

@@ -12,8 +12,8 @@ import pytest
 
 from tests.store_work import make
 from vmckpt.checkpoint.catalogue.place import open_or_create
-from vmckpt.checkpoint.group_line import Line
-from vmckpt.checkpoint.group_member import joined
+from vmckpt.checkpoint.group.line import Line
+from vmckpt.checkpoint.group.member import joined
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError
 from vmckpt.group.head import GroupHead
 from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle, settle_left

@@ -20,7 +20,7 @@ import pytest
 
 from tests.malformed import mutated
 from tests.scripted_qmp import GREETING
-from vmckpt.checkpoint.group_line import Line
+from vmckpt.checkpoint.group.line import Line
 from vmckpt.devices.contract import read_answer
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.events.lines import Lines

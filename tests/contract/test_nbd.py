@@ -10,7 +10,7 @@ import pytest
 
 from vmckpt.epoch.disks import filled
 from vmckpt.errors import OperationFailedError
-from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
+from vmckpt.qemu.disks.nbd import ALLOCATION, NbdExport, bitmap_context
 
 SIZE = 1 << 20
 Chunks = list[tuple[int, bytes]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.qemu.nbd_server import MOST_BYTES, serving
+from vmckpt.qemu.disks.nbd_server import MOST_BYTES, serving
 
 SIZE = 1 << 20
 GO, EXPORT_NAME, STRUCTURED_REPLY, ABORT = 7, 1, 8, 2

@@ -6,9 +6,9 @@ import pytest
 
 from tests.ram_writer import CARD_PAGES, PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
-from vmckpt.memory import process_memory
-from vmckpt.memory.guest_ram import GuestRam
-from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.private import process_memory
+from vmckpt.memory.private.guest_ram import GuestRam
+from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.tracker import tracking
 

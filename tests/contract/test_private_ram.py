@@ -9,9 +9,9 @@ import pytest
 
 from tests.ram_writer import CARD_PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
-from vmckpt.memory import guest_ram
 from vmckpt.memory.dirty_pages import find_mappings
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private import guest_ram
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.tracker import Tracker, tracking
 

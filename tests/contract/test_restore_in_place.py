@@ -12,7 +12,7 @@ import pytest
 from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home
-from vmckpt.checkpoint.group_member import ALONE
+from vmckpt.checkpoint.group.member import ALONE
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore import _Restoring

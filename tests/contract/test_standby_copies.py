@@ -16,7 +16,7 @@ import pytest
 from tests.qcow2 import read_qcow2
 from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
-from vmckpt.qemu.qcow2 import CLUSTER_BYTES
+from vmckpt.qemu.disks.qcow2 import CLUSTER_BYTES
 from vmckpt.replicate.disks.copies import StandbyFile, discard, mark_as_disks, prepare, read_mark
 from vmckpt.replicate.disks.image import WritableImage, opened
 from vmckpt.replicate.disks.journal import DisksJournal, journal_of

@@ -10,7 +10,7 @@ import pytest
 from tests.ram_writer import PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.memory.dirty_pages import Mapping
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.memory.tracker import Tracker, tracking

@@ -16,7 +16,7 @@ from tests.qemu import world
 from tests.qemu.world import World, eventually
 from tests.ram_writer import Writer
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.memory.tracker import tracking
 

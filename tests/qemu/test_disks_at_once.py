@@ -11,8 +11,8 @@ import pytest
 
 from tests.qemu.world import eventually, qemu
 from vmckpt.epoch.disks import DisksAtOnce
+from vmckpt.qemu.disks.nbd import NbdExport
 from vmckpt.qemu.monitor import Monitor, session
-from vmckpt.qemu.nbd import NbdExport
 from vmckpt.vm.paths import QemuDir
 
 BLOCK = 65536

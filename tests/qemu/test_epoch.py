@@ -17,8 +17,8 @@ from vmckpt.epoch.head import others
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.lab.guests.labguest import LabGuest
-from vmckpt.memory.guest_ram import GuestRam
-from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.private.guest_ram import GuestRam
+from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, mapped
 from vmckpt.qemu import commands
 from vmckpt.qemu.device_state import query_ram_blocks

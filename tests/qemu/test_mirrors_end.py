@@ -17,7 +17,8 @@ from vmckpt.errors import VmckptError
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.migrate.outcome.ends import COPY_PREFIX, End
 from vmckpt.migrate.steps import disks as migrated
-from vmckpt.qemu import block, commands, nbd_server
+from vmckpt.qemu import block, commands
+from vmckpt.qemu.disks import nbd_server
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks import mirrors as replicated
 from vmckpt.vm.inventory import read_vm

@@ -19,7 +19,7 @@ from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.epoch import Pages
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.lab.guests.labguest import LabGuest
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session

@@ -9,9 +9,9 @@ import click
 import pytest
 import typer.main
 
-from vmckpt.cli.examples import examples
 from vmckpt.cli.main import FORMER, command_line
-from vmckpt.cli.renamed import renamed
+from vmckpt.cli.tree.examples import examples
+from vmckpt.cli.tree.renamed import renamed
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from vmckpt.cli import defaults
 from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+from vmckpt.cli.tree import defaults
 from vmckpt.errors import UsageError
 from vmckpt.state import config_files
 

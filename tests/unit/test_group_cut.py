@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import virtual_time
-from vmckpt.checkpoint.group_line import SILENT_S, Line
-from vmckpt.checkpoint.group_member import TOGETHER_S, Hold, Member, MemberHost, Stopped
+from vmckpt.checkpoint.group.line import SILENT_S, Line
+from vmckpt.checkpoint.group.member import TOGETHER_S, Hold, Member, MemberHost, Stopped
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut, restore
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import virtual_time
-from vmckpt.checkpoint.group_line import Line
+from vmckpt.checkpoint.group.line import Line
 from vmckpt.errors import OperationFailedError
 from vmckpt.group.head import GroupHead
 from vmckpt.group.turns import MemberSite, turns

@@ -10,8 +10,8 @@ import pytest
 import typer.main
 
 from vmckpt.cli import main
-from vmckpt.cli.common import add_common
 from vmckpt.cli.options.listing import Form, ListOptions, asks_for_json
+from vmckpt.cli.tree.verbosity import add_verbosity
 from vmckpt.errors import UsageError
 from vmckpt.events.trace import flags, untrace
 from vmckpt.events.types import Note
@@ -105,7 +105,7 @@ def ran(*words: str) -> SimpleNamespace:
         found.quiet, found.plain, found.flags = is_quiet(), is_plain(), flags()
 
     root = click.Group("root", commands={"go": go})
-    add_common(root)
+    add_verbosity(root)
     root(list(words), standalone_mode=False)
     return found
 

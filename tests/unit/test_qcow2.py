@@ -11,7 +11,7 @@ import pytest
 
 from tests.qcow2 import read_qcow2
 from vmckpt.checkpoint.disks.qcow2 import write_image, write_overlay
-from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
+from vmckpt.qemu.disks.qcow2 import CLUSTER_BYTES, read_clusters
 
 COUNT = 20
 

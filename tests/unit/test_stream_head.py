@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.epoch.head import MOST_OTHER_BYTES, ReadHead, readable
 from vmckpt.errors import OperationFailedError
-from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu.stream_head import RamBlock, stream_head
 

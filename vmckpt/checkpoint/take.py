@@ -18,7 +18,7 @@ import numpy as np
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.place import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
-from vmckpt.checkpoint.group_member import ALONE, Alone, Hold, Member, Stopped
+from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.memory_passes import MemoryPasses
 from vmckpt.checkpoint.origin import marked
@@ -42,8 +42,8 @@ from vmckpt.preflight.checkpoint import capture_checks
 from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
+from vmckpt.qemu.disks.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.qemu.monitor import Monitor, session
-from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.checkpoint_file import CHECKPOINTS

@@ -14,11 +14,11 @@ from typer.core import TyperGroup
 
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
-from vmckpt.cli.common import add_common
-from vmckpt.cli.defaults import default_map
 from vmckpt.cli.options.listing import asks_for_json
 from vmckpt.cli.output import end_running, print_error
-from vmckpt.cli.renamed import renamed
+from vmckpt.cli.tree.defaults import default_map
+from vmckpt.cli.tree.renamed import renamed
+from vmckpt.cli.tree.verbosity import add_verbosity
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 from vmckpt.state.config_files import are_there
 
@@ -76,7 +76,7 @@ class _Sections(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        add_common(self)
+        add_verbosity(self)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each section in turn, its columns as wide as those of all."""
@@ -156,11 +156,11 @@ def main(*, with_defaults: bool = True) -> int:
         # `get_group` would be without completion.
         command = cast("click.Group", typer.main.get_command(app))
         if partial is not None:
-            from vmckpt.cli.complete import add_names
+            from vmckpt.cli.tree.complete import add_names
 
             add_names(command)
         if not {"-h", "--help"}.isdisjoint(words):
-            from vmckpt.cli.examples import add_examples
+            from vmckpt.cli.tree.examples import add_examples
 
             add_examples(command)
         found = None

@@ -29,7 +29,7 @@ from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.processes.kernel import page_tracking
 from vmckpt.hosts.processes.scheduling import in_real_time
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.runs import union
 from vmckpt.memory.tracker import Tracker, tracking

@@ -19,7 +19,7 @@ from vmckpt.epoch.head import (
     has_only_roms,
 )
 from vmckpt.epoch.migrated import require_bounded
-from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import device_state
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor

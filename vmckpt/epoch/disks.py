@@ -21,8 +21,8 @@ from vmckpt.deadlines import retry
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.qemu import block
 from vmckpt.qemu.block import DiskDevice
+from vmckpt.qemu.disks.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
-from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.users.users import let_write_here, made_by

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from vmckpt.errors import OperationFailedError
-from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu.monitor import Events
 from vmckpt.qemu.stream_head import RamBlock, stream_head

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vmckpt.epoch.devices import ram_blocks
 from vmckpt.epoch.head import ram_block, readable
 from vmckpt.errors import OperationFailedError, RefusedError
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import Vm
 

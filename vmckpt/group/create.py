@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.group_member import TOGETHER_S
+from vmckpt.checkpoint.group.member import TOGETHER_S
 from vmckpt.checkpoint.jobs import Take
 from vmckpt.checkpoint.operate import StoreJob, taking
 from vmckpt.errors import UsageError, VmckptError

@@ -2,15 +2,15 @@
 
 It uses no clock: all members reach a step before any gets the next one. A member that fails, is
 silent or late aborts it for all. Members protect themselves against a dead head
-(`checkpoint/group_member.py`).
+(`checkpoint/group/member.py`).
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from vmckpt.checkpoint.group_line import Line, given_up
-from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
+from vmckpt.checkpoint.group.line import Line, given_up
+from vmckpt.checkpoint.group.member import FAILED, TOGETHER_S, VOID
 from vmckpt.codec import convert
 from vmckpt.foreign import MalformedError
 from vmckpt.group.turns import MemberSite, turns

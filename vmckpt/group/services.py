@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
-from vmckpt.checkpoint.group_member import HEAD_S
+from vmckpt.checkpoint.group.line import MOST_LINE_BYTES, Line
+from vmckpt.checkpoint.group.member import HEAD_S
 from vmckpt.checkpoint.jobs import RESTORE
 from vmckpt.checkpoint.operate import StoreJob, begun
 from vmckpt.errors import HostDownError, VmckptError

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from vmckpt.memory.comparison import compared
 from vmckpt.memory.dirty_pages import DirtyPages, Mapping, mappings_of, tracked_at
-from vmckpt.memory.guest_ram import GuestRam, PrivateRam, private_ram
-from vmckpt.memory.other_blocks import OtherBlocks
+from vmckpt.memory.private.guest_ram import GuestRam, PrivateRam, private_ram
+from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import RamFile, Span, mapped
 from vmckpt.memory.soft_dirty import SoftDirty, is_sound, soft_dirty
 

@@ -1,6 +1,6 @@
 """Configuration of the operator: its files, and the names of its variables.
 
-`cli/defaults.py` reads them; anything may ask whether there are any.
+`cli/tree/defaults.py` reads them; anything may ask whether there are any.
 """
 
 import os

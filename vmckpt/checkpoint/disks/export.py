@@ -13,7 +13,7 @@ from vmckpt.checkpoint.catalogue.place import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, find_disk
 from vmckpt.errors import RefusedError, StorageError, UsageError
-from vmckpt.qemu.qcow2 import tables_bytes
+from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import until_cancelled
 from vmckpt.store.area import Area
 from vmckpt.store.backends.local import NO_LINKS

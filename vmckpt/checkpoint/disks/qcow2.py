@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.qemu.qcow2 import CLUSTER_BYTES, clusters_of, write_at, write_tables
+from vmckpt.qemu.disks.qcow2 import CLUSTER_BYTES, clusters_of, write_at, write_tables
 from vmckpt.state.durable import sync_directory
 
 Chunks = Iterable[tuple["np.ndarray[Any, Any]", Any]]

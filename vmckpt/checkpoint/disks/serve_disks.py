@@ -10,7 +10,7 @@ from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.place import Key, opened
 from vmckpt.checkpoint.disks.stored_disks import DiskReader, StoredDisk, stored_disks
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, VmckptError
-from vmckpt.qemu.nbd_server import serving
+from vmckpt.qemu.disks.nbd_server import serving
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.store.store import Checkpoint

@@ -144,18 +144,7 @@ def plan_copy(
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
     standing.admit(spec, plugged=plugged)
-    if spec.adopted is not None:
-        raise RefusedError(
-            f"the checkpoint cannot become '{name}'",
-            why="its VM was adopted: its name, MACs and disks are in a foreign command line",
-            remedy="restore the VM itself: --in-place, or where there is none of its name",
-        )
-    if any(device.ssh for device in spec.passthrough) and not spec.guest_agent:
-        raise RefusedError(
-            f"the checkpoint cannot become '{name}'",
-            why="its hooks are reached only over SSH, at the original VM's address",
-            remedy="restore the VM itself, or give it the guest agent before a checkpoint is taken",
-        )
+    _require_copyable(spec, name)
     # A copy first has the original's address: at that address the original would answer.
     devices = tuple(device._replace(ssh=None) for device in spec.passthrough)
     nics = tuple(
@@ -188,6 +177,22 @@ def plan_copy(
     copy = _isolated(copy, isolated=not plugged)
     planned = _planned(_renewed(copy), facts, host, new)
     return replace(planned, variables=spec.firmware.vars if spec.firmware else None)
+
+
+def _require_copyable(spec: Spec, name: str) -> None:
+    """Raises RefusedError."""
+    if spec.adopted is not None:
+        raise RefusedError(
+            f"the checkpoint cannot become '{name}'",
+            why="its VM was adopted: its name, MACs and disks are in a foreign command line",
+            remedy="restore the VM itself: --in-place, or where there is none of its name",
+        )
+    if any(device.ssh for device in spec.passthrough) and not spec.guest_agent:
+        raise RefusedError(
+            f"the checkpoint cannot become '{name}'",
+            why="its hooks are reached only over SSH, at the original VM's address",
+            remedy="restore the VM itself, or give it the guest agent before a checkpoint is taken",
+        )
 
 
 def _isolated(spec: Spec, *, isolated: bool) -> Spec:

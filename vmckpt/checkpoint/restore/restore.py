@@ -28,7 +28,7 @@ from vmckpt.checkpoint.facts import (
     machine_from_json,
     usable_facts,
 )
-from vmckpt.checkpoint.group_member import ALONE, Alone, Member
+from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest

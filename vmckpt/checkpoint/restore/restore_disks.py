@@ -40,7 +40,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import REFUSE, WARN, Finding, require
-from vmckpt.qemu.qcow2 import tables_bytes
+from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably

@@ -9,8 +9,8 @@ def config(json: Json = False) -> None:
     """Show the defaults set in files and the environment."""
     import typer.main
 
-    from vmckpt.cli.defaults import settings
     from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+    from vmckpt.cli.tree.defaults import settings
     from vmckpt.state.config_files import files
     from vmckpt.ui.tables import table
 

@@ -42,8 +42,8 @@ def _receivers() -> "Receivers":
     """Those of [notify]: a command that vmckpt starts itself has no defaults otherwise."""
     import typer.main
 
-    from vmckpt.cli.defaults import settings
     from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+    from vmckpt.cli.tree.defaults import settings
     from vmckpt.notify.delivery import Receivers
 
     root = typer.main.get_group(command_line(["notify"]))

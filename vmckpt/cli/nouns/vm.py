@@ -94,7 +94,7 @@ def list_(
     listing: ListOptions,
 ) -> None:
     """List the VMs of all hosts."""
-    from vmckpt.cli.complete import VMS, remember
+    from vmckpt.cli.tree.complete import VMS, remember
     from vmckpt.drivers.find import look_at_all
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.units import format_size

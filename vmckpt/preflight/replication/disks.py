@@ -7,7 +7,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.replication import COPY, SHARED
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
-from vmckpt.qemu.qcow2 import tables_bytes
+from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.shared_storage import is_device, is_shared

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.qemu.qcow2 import UnfitError, read_clusters
+from vmckpt.qemu.disks.qcow2 import UnfitError, read_clusters
 from vmckpt.replicate.disks import placed
 from vmckpt.state.durable import make_dir_durably, sync_directory
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
+from vmckpt.qemu.disks.qcow2 import CLUSTER_BYTES, read_clusters
 from vmckpt.replicate.disks.known import BLOCK_BYTES, blocks_of, digest_of, zero_digest
 from vmckpt.replicate.wire.messages import DiskWrite
 

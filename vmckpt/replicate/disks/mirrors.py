@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from vmckpt.epoch.guarding import standing_still
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
-from vmckpt.qemu import block, commands, nbd_server
+from vmckpt.qemu import block, commands
+from vmckpt.qemu.disks import nbd_server
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
 from vmckpt.replicate.disks.intake import Intake
 from vmckpt.replicate.disks.known import KnownBlocks

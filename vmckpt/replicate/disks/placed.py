@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 
-from vmckpt.qemu.qcow2 import (
+from vmckpt.qemu.disks.qcow2 import (
     CLUSTER_BYTES,
     Clusters,
     clusters_of,

@@ -22,7 +22,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
-from vmckpt.memory.guest_ram import GuestRam
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.preflight.replication.memory import primary_bytes

@@ -79,8 +79,8 @@ def create(
         return
     from vmckpt.checkpoint.asked import TakeOptions
     from vmckpt.checkpoint.operate import create as create_
-    from vmckpt.cli.complete import CHECKPOINTS, remember_new
     from vmckpt.cli.found import find_own
+    from vmckpt.cli.tree.complete import CHECKPOINTS, remember_new
 
     allowed_s = pause_s(max_pause, kind.value)
     tags = given_tags(tag or [])
@@ -134,7 +134,7 @@ def list_(
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import rows
-    from vmckpt.cli.complete import CHECKPOINTS, remember
+    from vmckpt.cli.tree.complete import CHECKPOINTS, remember
 
     key = stored.key()
     groups.settle(key)

@@ -1,4 +1,4 @@
-"""Options that every command has: -q and -v."""
+"""-q and -v, which every command has."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from vmckpt.events.trace import Detail, trace, untrace
 from vmckpt.ui.verbosity import Verbosity, is_plain, is_quiet, set_verbosity
 
 
-def add_common(root: click.Group) -> None:
+def add_verbosity(root: click.Group) -> None:
     """Give `root` and every command below it these options; until it is run, none is given."""
     set_verbosity(Verbosity.USUAL)
     untrace()

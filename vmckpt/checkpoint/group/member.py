@@ -28,7 +28,7 @@ from contextlib import (
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
+from vmckpt.checkpoint.group.line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.epoch.capture import InPause
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.processes.scheduling import in_real_time, own_processors, session_prompt

@@ -7,8 +7,8 @@ from typing import cast
 import click
 import typer.main
 
-from vmckpt.cli.examples import examples
 from vmckpt.cli.main import SECTIONS, command_line
+from vmckpt.cli.tree.examples import examples
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ together with those of the RAM file: in offsets behind the file's end.
 from collections.abc import Iterator, Sequence
 
 from vmckpt.memory.dirty_pages import Mapping
-from vmckpt.memory.process_memory import read_memory
+from vmckpt.memory.private.process_memory import read_memory
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.runs import union
 

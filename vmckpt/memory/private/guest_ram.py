@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.memory.backing import held_by_files
 from vmckpt.memory.dirty_pages import Mapping, populated, present
-from vmckpt.memory.process_memory import read_memory
+from vmckpt.memory.private.backing import held_by_files
+from vmckpt.memory.private.process_memory import read_memory
 from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd
 from vmckpt.memory.runs import union
 

@@ -1,0 +1,1 @@
+"""A checkpoint that is taken together with others."""

@@ -1,0 +1,1 @@
+"""What is done to all commands at once."""

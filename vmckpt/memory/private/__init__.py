@@ -1,0 +1,1 @@
+"""Memory that a QEMU has alone: no other process can map it."""

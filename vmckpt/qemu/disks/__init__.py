@@ -1,0 +1,1 @@
+"""Disk images and the protocol by which QEMU serves them."""
