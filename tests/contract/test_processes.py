@@ -6,29 +6,18 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from vmckpt.fleet.guard.ending import end
 from vmckpt.fleet.guard.worker import WORKER
 from vmckpt.hosts.processes import process, promises
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import ProcessId
-
-PATIENCE_S = 10.0
-
-
-def eventually(holds: Callable[[], object]) -> bool:
-    """Whether `holds` comes true within PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @contextmanager
@@ -67,7 +56,7 @@ ctypes.CDLL(None).syscall(60, 0)
 def test_a_process_whose_first_thread_has_ended_is_alive_until_it_is_killed(tmp_path: Path) -> None:
     with spawned(tmp_path, *python(FIRST_THREAD_ENDS)) as started:
         stat = Path(f"/proc/{started.pid}/stat")
-        assert eventually(lambda: ") Z " in stat.read_text())
+        eventually(lambda: ") Z " in stat.read_text())
         assert process.is_alive(started)
         assert started in process.find_by_user(os.geteuid())
         assert process.kill(started)
@@ -76,9 +65,9 @@ def test_a_process_whose_first_thread_has_ended_is_alive_until_it_is_killed(tmp_
 
 def test_a_process_that_ends_by_itself_is_not_alive(tmp_path: Path) -> None:
     with spawned(tmp_path, "true") as short:
-        assert eventually(lambda: not process.is_alive(short))
+        eventually(lambda: not process.is_alive(short))
         # Reaped, not only ended.
-        assert eventually(lambda: not Path(f"/proc/{short.pid}").exists())
+        eventually(lambda: not Path(f"/proc/{short.pid}").exists())
 
 
 def test_a_process_has_a_session_of_its_own_and_no_terminal(tmp_path: Path) -> None:
@@ -94,7 +83,7 @@ def test_a_process_gets_no_descriptor_of_its_starter(tmp_path: Path) -> None:
         with spawned(tmp_path, "sleep", "60") as sleeper:
             fds = f"/proc/{sleeper.pid}/fd"
             # While it is starting, the loader has its libraries open.
-            assert eventually(lambda: sorted(os.listdir(fds)) == ["0", "1", "2"])
+            eventually(lambda: sorted(os.listdir(fds)) == ["0", "1", "2"])
 
 
 def test_output_is_appended_to_a_private_file(tmp_path: Path) -> None:
@@ -102,7 +91,7 @@ def test_output_is_appended_to_a_private_file(tmp_path: Path) -> None:
     code = "import os; os.write(1, b'out;'); os.write(2, b'err;')"
     for text in ("out;err;", "out;err;out;err;"):
         process.spawn(list(python(code)), log)
-        assert eventually(lambda text=text: log.read_text() == text)  # type: ignore[misc]
+        eventually(lambda text=text: log.read_text() == text)
     assert log.stat().st_mode & 0o777 == 0o600
 
 
@@ -129,7 +118,7 @@ def test_a_zombie_has_ended() -> None:
         running = process.identify(child.pid)
         assert running is not None
         child.kill()
-        assert eventually(lambda: process.identify(child.pid) is None)
+        eventually(lambda: process.identify(child.pid) is None)
         # Nobody has reaped it: the pid is still there.
         assert Path(f"/proc/{child.pid}").exists()
         assert not process.is_alive(running)
@@ -158,7 +147,7 @@ def test_no_such_process() -> None:
 def test_a_process_that_does_not_end_is_said_not_to(tmp_path: Path) -> None:
     code = "import signal, sys; signal.signal(15, 1); print(flush=True); signal.pause()"
     with spawned(tmp_path, *python(code)) as stubborn:
-        assert eventually((tmp_path / "log").read_text)
+        eventually((tmp_path / "log").read_text)
         assert not process.kill(stubborn, signal.SIGTERM, wait_s=0.05)
         assert process.is_alive(stubborn)
 
@@ -167,7 +156,7 @@ def test_processes_are_found_by_what_only_they_were_given(tmp_path: Path) -> Non
     mark = f"-pidfile\0{tmp_path}/pid"
     with spawned(tmp_path, *python("input = 1; import signal; signal.pause()"), *mark.split("\0")):
         # The kernel shows a new program's arguments a moment after it has begun.
-        assert eventually(lambda: process.find_by_argument(mark))
+        eventually(lambda: process.find_by_argument(mark))
         assert process.find_by_argument(f"-pidfile\0{tmp_path}/pidx") == []
         (found,) = process.find_by_argument(mark)
         assert process.kill(found)
@@ -216,8 +205,8 @@ def test_the_switch_acts_when_its_starter_dies(tmp_path: Path, number: signal.Si
     with starter(tmp_path, "60") as (child, done):
         assert not done.exists()
         child.send_signal(number)
-        assert eventually(done.exists)
-        assert eventually(lambda: "rescued" in (tmp_path / "log").read_text())
+        eventually(done.exists)
+        eventually(lambda: "rescued" in (tmp_path / "log").read_text())
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
@@ -225,7 +214,7 @@ def test_the_switch_outlives_its_starters_process_group(tmp_path: Path) -> None:
     # Ctrl-\\ and a closed terminal reach the whole group.
     with starter(tmp_path, "60") as (child, done):
         os.killpg(child.pid, signal.SIGKILL)
-        assert eventually(done.exists)
+        eventually(done.exists)
 
 
 def test_a_released_switch_does_nothing(tmp_path: Path) -> None:
@@ -250,7 +239,7 @@ def test_a_switch_is_released_by_an_error_too(tmp_path: Path) -> None:
 def test_a_watcher_that_was_killed_does_no_harm(tmp_path: Path) -> None:
     done = tmp_path / "done"
     with armed(["/usr/bin/touch", str(done)], tmp_path / "log"):
-        assert eventually(lambda: process.find_by_argument(str(done)))
+        eventually(lambda: process.find_by_argument(str(done)))
         for watcher in process.find_by_argument(str(done)):
             process.kill(watcher)
     assert not done.exists()
@@ -313,7 +302,7 @@ def test_a_command_that_acts_at_a_death_waits_until_all_threads_have_ended(tmp_p
     )
     with spawned(tmp_path, *python(dying)) as starter:
         stat = Path(f"/proc/{starter.pid}/stat")
-        assert eventually(lambda: ") Z " in stat.read_text())
+        eventually(lambda: ") Z " in stat.read_text())
         environment = {"VMCKPT_STATE_DIR": str(tmp_path), "VMCKPT_STARTER": str(starter.pid)}
         with subprocess.Popen(
             [sys.executable, "-m", "vmckpt.cli.entry", "host", "list", "--json"],

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from vmckpt.fleet.schedule.record import ScheduleRecord, add, load, new_record
 from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.fleet.schedule.run import DONE, clock
@@ -42,16 +43,13 @@ def every(seconds: float) -> ScheduleRecord:
     return load("web")
 
 
-def eventually(found: Callable[[], bool]) -> None:
-    given_up_s = time.monotonic() + PATIENCE_S
-    while not found():
-        assert time.monotonic() < given_up_s, load("web")
-        time.sleep(0.02)
-
-
 def made_once(place: Path) -> list[str]:
     """The ids of all checkpoints, each of which was made once; nobody is at one any more."""
-    eventually(lambda: not find_by_argument(f"tests.schedule_service\0{place}"))
+    eventually(
+        lambda: not find_by_argument(f"tests.schedule_service\0{place}"),
+        PATIENCE_S,
+        lambda: str(load("web")),
+    )
     log = (place / "log").read_text().split()
     assert len(log) == len(set(log)), "a checkpoint was made twice"
     assert set(log) == {path.name for path in (place / "made").iterdir()}
@@ -69,7 +67,7 @@ def test_kills_at_any_moment_neither_miss_nor_double_a_run(place: Path) -> None:
         killed.communicate()
     last = begin(place, "serve")
     number = load("web").state.number
-    eventually(lambda: load("web").state.number > number + 1)
+    eventually(lambda: load("web").state.number > number + 1, PATIENCE_S, lambda: str(load("web")))
     last.send_signal(signal.SIGTERM)
     out, err = last.communicate(timeout=PATIENCE_S)
     assert (last.returncode, err) == (0, "")
@@ -85,7 +83,7 @@ def test_kills_at_any_moment_neither_miss_nor_double_a_run(place: Path) -> None:
 def test_of_two_schedulers_one_says_who_the_other_is(place: Path) -> None:
     every(3600.0)
     first = begin(place, "serve")
-    eventually(lambda: load("web").last_done_s is not None)
+    eventually(lambda: load("web").last_done_s is not None, PATIENCE_S, lambda: str(load("web")))
     for verb in ("serve", "run-due"):
         second = begin(place, verb)
         _, err = second.communicate(timeout=PATIENCE_S)

@@ -13,8 +13,9 @@ from typing import Any
 from tests import nested
 from tests.nested import SLOWNESS, hosts, tell
 from tests.qemu import world
-from tests.qemu.world import World, eventually
+from tests.qemu.world import World
 from tests.ram_writer import Writer
+from tests.waiting import eventually
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES

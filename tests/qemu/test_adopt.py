@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.qemu.world import Done, World, eventually, image, loaded, qemu, world
+from tests.qemu.world import Done, World, image, loaded, qemu, world
 from tests.qemu.world import kill as kill_command
+from tests.waiting import eventually
 from vmckpt.hosts.lock import held
 from vmckpt.hosts.processes.process import ProcessId, identify, is_alive, kill
 from vmckpt.lab.guests.labguest import LabGuest

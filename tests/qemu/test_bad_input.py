@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import identify
 from vmckpt.lab.guests.labguest import LabGuest
 

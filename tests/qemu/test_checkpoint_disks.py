@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.contract.test_checkpoint_disks import ended, needs_fuse, running
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.store.open import open_store
 from vmckpt.store.transaction import Origin

@@ -7,7 +7,8 @@ import pytest
 
 from tests.jobs import at_work
 from tests.qemu.test_checkpoint import all_there, guest, kill_service, load, sound
-from tests.qemu.world import World, eventually, qemu, world
+from tests.qemu.world import World, qemu, world
+from tests.waiting import eventually
 from vmckpt.store.open import open_store
 from vmckpt.store.sealing.keys import KeyHolder, KeySource
 

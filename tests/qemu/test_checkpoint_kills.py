@@ -9,7 +9,8 @@ import pytest
 
 from tests.jobs import at_work
 from tests.qemu.test_checkpoint import all_there, guest, kill_service, load, sound, take
-from tests.qemu.world import World, eventually, qemu, world
+from tests.qemu.world import World, qemu, world
+from tests.waiting import eventually
 from vmckpt.qemu import block
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import read_vm

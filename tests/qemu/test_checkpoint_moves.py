@@ -12,7 +12,8 @@ import pytest
 from tests.kinds import Kind, hosts
 from tests.qemu.test_checkpoint import all_there, sound
 from tests.qemu.test_replicate import primary_qemu, promoted, services
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 

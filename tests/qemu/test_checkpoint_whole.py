@@ -11,7 +11,8 @@ import pytest
 from tests.jobs import at_work
 from tests.qemu.test_adopt import BLOCKDEV, HAND, adopt, by_hand
 from tests.qemu.test_checkpoint import all_there, console, guest, load, sound
-from tests.qemu.world import World, eventually, qemu, world
+from tests.qemu.world import World, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import is_alive
 from vmckpt.lab.guests.guest import GuestControl
 from vmckpt.qemu.agent import GuestAgent

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, kill, qemu, world
+from tests.qemu.world import World, image, kill, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.memory.ram_file import PAGE_BYTES

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.kinds import EVERY_KIND, Kind, hosts
-from tests.qemu.world import World, eventually, fill, image, loaded, qemu
+from tests.qemu.world import World, fill, image, loaded, qemu
+from tests.waiting import eventually
 from vmckpt.hosts.processes import process
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import eventually, qemu
+from tests.qemu.world import qemu
+from tests.waiting import eventually
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.qemu.disks.nbd import NbdExport
 from vmckpt.qemu.monitor import Monitor, session

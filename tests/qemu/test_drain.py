@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, qemu, read, world
+from tests.qemu.world import World, image, qemu, read, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 # Slow enough for several to be under way when it is killed.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.test_drain import guests, homes
-from tests.qemu.world import COMMAND, COMMAND_TIMEOUT_S, World, eventually, image, qemu, world
+from tests.qemu.world import COMMAND, COMMAND_TIMEOUT_S, World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 UNITS = Path(__file__).parents[2] / "units"

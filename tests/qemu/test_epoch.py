@@ -9,7 +9,8 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, loaded, qemu, world
+from tests.qemu.world import World, image, loaded, qemu, world
+from tests.waiting import eventually
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, StandsStillError, capturing
 from vmckpt.epoch.epoch import Epoch, Pages

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import eventually, qemu
+from tests.qemu.world import qemu
+from tests.waiting import eventually
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.qemu.test_checkpoint import guest
-from tests.qemu.world import eventually, image, qemu, world
+from tests.qemu.world import image, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
-from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, send, world
+from tests.qemu.world import COMMAND, Done, World, image, qemu, send, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import find_by_argument, identify
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.store.files.config import CONFIG
@@ -227,7 +228,8 @@ def test_a_killed_worker_leaves_nothing_beside_the_rollback(
     """All that saw to the command's end is killed; of the command, a daemon runs."""
     daemon = f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 3600' &)"
     mark = tmp_path / "begun"
-    command = begin(made, "--", "sh", "-c", f"{daemon}; touch {mark}; sleep 3600")
+    started = f"until test -s {tmp_path}/pid; do sleep 0.02; done"
+    command = begin(made, "--", "sh", "-c", f"{daemon}; {started}; touch {mark}; sleep 3600")
     eventually(lambda: mark.exists() or command.poll() is not None, 90, "the command is run")
     workers = set(find_by_argument(f"touch {mark}")) & set(find_by_argument("guard.worker"))
     send(signal.SIGKILL, workers)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.kinds import EVERY_KIND, hosts
-from tests.qemu.world import World, eventually, image, loaded, qemu, read
+from tests.qemu.world import World, image, loaded, qemu, read
+from tests.waiting import eventually
 from vmckpt.hosts.processes import process
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.abilities import SENDING_SPEED, USUAL_SPEED

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.kinds import VERSIONS
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.local import LocalHost
 from vmckpt.qemu.inside import query_networks
 from vmckpt.qemu.monitor import session

@@ -13,7 +13,8 @@ import pytest
 
 from tests.qemu import kvm_qemu
 from tests.qemu.test_replicate import NAME, services, sides
-from tests.qemu.world import World, eventually, qemu, world
+from tests.qemu.world import World, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import find_by_argument
 
 KVM = Path("/dev/kvm")

@@ -6,7 +6,8 @@ import pytest
 
 from tests.kinds import VERSIONS
 from tests.qemu.test_checkpoint import guest
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 MIB = 1 << 20

@@ -18,7 +18,8 @@ from tests.qemu.test_replicate import (
     protected,
     services,
 )
-from tests.qemu.world import World, eventually
+from tests.qemu.world import World
+from tests.waiting import eventually
 
 
 def notified(out: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import find_by_argument, identify
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import shape_link

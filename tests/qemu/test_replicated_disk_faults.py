@@ -22,7 +22,8 @@ from tests.qemu.test_replicated_disks import (
     protected,
     told_of_disk,
 )
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.errors import HostDownError
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands

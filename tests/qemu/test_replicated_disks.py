@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.qemu.test_replicate import is_only_on, promoted, services, sides
-from tests.qemu.world import World, eventually, image, loaded, qemu, world
+from tests.qemu.world import World, image, loaded, qemu, world
+from tests.waiting import eventually
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.epoch import Pages
 from vmckpt.epoch.output import HeldOutput

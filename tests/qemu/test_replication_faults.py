@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from tests.counting import Counting
-from tests.qemu.world import World, eventually, fill, image, qemu, world
+from tests.qemu.world import World, fill, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.lab.guests.guest import GuestControl

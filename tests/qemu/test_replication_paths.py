@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.counting import Counting
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import eventually, qemu
+from tests.qemu.world import qemu
+from tests.waiting import eventually
 from vmckpt.qemu import block, commands, device_state, inside, shapes
 from vmckpt.qemu.abilities import learn
 from vmckpt.qemu.compare import describe

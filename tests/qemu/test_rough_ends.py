@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from tests.qemu.world import COMMAND, World, eventually, image, loaded, qemu, world
+from tests.qemu.world import COMMAND, World, image, loaded, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 ONE = "one"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.operate import create
 from vmckpt.errors import RefusedError

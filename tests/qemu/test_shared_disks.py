@@ -19,7 +19,8 @@ from tests.qemu.test_replicated_disks import (
     kill_all_of_the_primary,
     told_of_disk,
 )
-from tests.qemu.world import World, eventually, image, qemu, world
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 SHARED = ("--disks", "shared")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, qemu, read, send, world
+from tests.qemu.world import World, image, qemu, read, send, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.proxy import Proxy
-from tests.qemu.world import COMMAND, COMMAND_TIMEOUT_S, Done, eventually, image, kill, qemu
+from tests.qemu.world import COMMAND, COMMAND_TIMEOUT_S, Done, image, kill, qemu
 from tests.sshd import Sshd, sshd
+from tests.waiting import eventually
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lab.guests.labguest import LabGuest

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.wire import captured
-from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
+from tests.qemu.world import World, image, kill, loaded, qemu, world
+from tests.waiting import eventually
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host

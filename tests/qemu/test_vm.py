@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, qemu, read, world
+from tests.qemu.world import World, image, qemu, read, world
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, session

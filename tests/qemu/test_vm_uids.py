@@ -20,7 +20,8 @@ import pytest
 from tests.kinds import VERSIONS
 from tests.qemu.reachable import reachable
 from tests.qemu.test_checkpoint import sound
-from tests.qemu.world import World, eventually, loaded, world
+from tests.qemu.world import World, loaded, world
+from tests.waiting import eventually
 from vmckpt.hosts.uids import parse_uids
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.users.users import TUN, USERFAULTFD, VmUser

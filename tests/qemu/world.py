@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -328,16 +328,6 @@ def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL and collect it."""
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=10)
-
-
-def eventually(true: Any, within_s: float, what: str | Callable[[], str]) -> None:
-    """Wait until `true()` holds; `what` says, or tells at the end, what was waited for."""
-    deadline = time.monotonic() + within_s
-    while not true():
-        if time.monotonic() >= deadline:
-            words = what if isinstance(what, str) else what()
-            raise AssertionError(f"not within {within_s} s: {words}")
-        time.sleep(0.02)
 
 
 def show_evidence(state_dir: Path, *patterns: str) -> None:

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.qemu.world import eventually, image
+from tests.qemu.world import image
 from tests.real.machines import Machines
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.lab.guests.labguest import HEARTBEATS, LabGuest
 

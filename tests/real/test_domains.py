@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.qemu.world import eventually, loaded
+from tests.qemu.world import loaded
 from tests.real.domains import (
     GUEST,
     OWN_DISK,
@@ -16,6 +16,7 @@ from tests.real.domains import (
     stop_libvirtd,
 )
 from tests.real.machines import Machines
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
 SLOWLY = ("--bandwidth", "15MiB/s")

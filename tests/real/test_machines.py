@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 from tests.qemu.small_lab import PROGRAM
-from tests.qemu.world import eventually
 from tests.real.machines import Machines, machines
+from tests.waiting import eventually
 from vmckpt.lab.real.tree import PLAIN_USER
 from vmckpt.lab.state import read
 

@@ -10,8 +10,9 @@ from functools import partial
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, loaded, qemu, reach
+from tests.qemu.world import World, image, loaded, qemu, reach
 from tests.real.machines import Machines, machines
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.real.management import set_operator_link
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.nobody import as_nobody
-from tests.qemu.world import eventually, image, loaded, qemu, reach
+from tests.qemu.world import image, loaded, qemu, reach
 from tests.real.machines import Machines, machines
 from tests.real.obstacles import HOSTS, another_key, full, known_hosts, replaced
+from tests.waiting import eventually
 from vmckpt.lab.guests.labguest import LabGuest
 
 # Of the target, for all that vmckpt keeps there.

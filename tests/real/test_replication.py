@@ -15,8 +15,9 @@ import pytest
 
 from tests.counting import Counting
 from tests.etcd_cluster import Cluster, running
-from tests.qemu.world import eventually, image
+from tests.qemu.world import image
 from tests.real.machines import Machines
+from tests.waiting import eventually
 from vmckpt.hosts.processes.process import find_by_argument, identify
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lab.network import set_link
