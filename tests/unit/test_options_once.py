@@ -1,4 +1,4 @@
-"""An option is declared once, however many commands take it.
+"""An option and an argument are declared once, however many commands take it.
 
 A flag that is declared more often has as many meanings, named here.
 """
@@ -49,6 +49,21 @@ def test_a_flag_is_declared_as_often_as_it_has_meanings() -> None:
     assert {flag: count for flag, count in found.items() if count > 1} == {
         flag: len(meanings) for flag, meanings in MEANINGS.items()
     }
+
+
+def test_an_argument_is_declared_once() -> None:
+    found = Counter(
+        argument for path in (ROOT / "cli").rglob("*.py") for argument in _arguments(path)
+    )
+    assert {argument: count for argument, count in found.items() if count > 1} == {}
+
+
+def _arguments(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":
+            text = ast.unparse(node.slice)
+            if "typer.Argument(" in text:
+                yield text
 
 
 def _declared(folder: Path) -> Iterator[str]:

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from vmckpt.options.migration import MigrationOptions
 
 
+VmName = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
+MaybeVmName = Annotated[
+    str | None, typer.Argument(help="The VM's name.", metavar="VM", show_default=False)
+]
+RunId = Annotated[
+    str, typer.Argument(help="Id of the run (see `vmckpt runs list`).", metavar="RUN")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 Apply = Annotated[
     bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
