@@ -22,7 +22,8 @@ from typing import Any
 from qemu.qmp import ConnectError, QMPClient, QMPError
 
 POLL_S = 0.002
-TIMEOUT_S = 60.0
+# It converges late when others use the machine.
+TIMEOUT_S = 300.0
 CAPABILITIES = ("return-path", "events", "auto-converge")
 
 
