@@ -22,8 +22,7 @@ from typing import Any
 from qemu.qmp import ConnectError, QMPClient, QMPError
 
 POLL_S = 0.002
-# It converges late when others use the machine.
-TIMEOUT_S = 300.0
+TIMEOUT_S = 60.0
 CAPABILITIES = ("return-path", "events", "auto-converge")
 
 
