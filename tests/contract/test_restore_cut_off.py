@@ -18,8 +18,8 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import OK, Finding
 from vmckpt.vm import lifecycle
+from vmckpt.vm.create import run_vm
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.lifecycle import run_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, sweep

@@ -16,8 +16,9 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm import lifecycle
 from vmckpt.vm.adopted import adopt as adopting
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.create import run_vm
 from vmckpt.vm.inventory import homes
-from vmckpt.vm.lifecycle import owner, run_vm
+from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu

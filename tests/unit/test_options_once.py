@@ -23,6 +23,7 @@ MEANINGS = {
     "--disks": ("copied by a migration", "removed with a VM", "copied to a standby"),
     "--every": ("runs of a schedule", "refreshes of a display", "health checks"),
     "--for": ("a measurement", "the watch after a guarded command"),
+    "--format": ("of an image", "of a VM's description"),
     "--force": ("a power cut", "a reset", "the removal of a guard's pin"),
     "--group": ("VMs to take as one", "a group that was taken"),
     "--host": (
@@ -31,7 +32,13 @@ MEANINGS = {
         "whose VMs are listed",
         "from which a VM is removed",
     ),
-    "--name": ("a checkpoint's", "of forks", "a schedule's", "a key's"),
+    "--name": (
+        "a checkpoint's",
+        "of forks",
+        "a schedule's",
+        "a key's",
+        "of a VM that was a domain",
+    ),
     "--qemu": ("a host's", "of a lab's hosts in order", "of a demonstration"),
     "--reason": ("for a pin", "for a drain"),
     "--replace": ("a checkpoint", "a store's key file"),

@@ -119,6 +119,13 @@ class Libvirtd(LibvirtConnection):
             lambda: bool(self._domain(uuid).hasManagedSaveImage(0)),
         )
 
+    async def starts_with_host(self, uuid: str) -> bool:
+        """Whether libvirtd starts the domain when it starts itself."""
+        return await self._ask(
+            "report whether the domain starts with its host",
+            lambda: bool(self._domain(uuid).autostart()),
+        )
+
     # -- a domain's life ---------------------------------------------------------------------
 
     async def start(self, uuid: str) -> None:
@@ -150,6 +157,16 @@ class Libvirtd(LibvirtConnection):
         flags = Xml.SECURE | Xml.INACTIVE
         return await self._ask(
             "show the domain's definition", lambda: str(self._domain(uuid).XMLDesc(flags))
+        )
+
+    async def command_line(self, xml: str) -> str:
+        """The command line, as shells read it, of the QEMU that a domain would have.
+
+        NICs on networks and bridges are taps in it. Raises LibvirtRefusedError.
+        """
+        return await self._ask(
+            "show the command line of its QEMU",
+            lambda: str(self._connection.domainXMLToNative("qemu-argv", xml, 0)),
         )
 
     async def define(self, xml: str) -> None:

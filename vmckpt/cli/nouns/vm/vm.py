@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
-from vmckpt.cli.options.arguments import MaybeVmName, VmName
+from vmckpt.cli.nouns.vm import specs
+from vmckpt.cli.options.arguments import HostOption, MaybeVmName, SpecFile, VmName
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
-HostOption = Annotated[
-    str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
-]
-
 ShutdownLimit = Annotated[
     str,
     typer.Option("--timeout", help="Time limit for the guest's shutdown.", metavar="DURATION"),
@@ -34,14 +31,14 @@ ShutdownLimit = Annotated[
 
 @app.command("run")
 def run_(
-    spec: Annotated[Path, typer.Argument(help="The VM's spec (TOML).")],
+    spec: SpecFile,
     host: HostOption = "local",
     json: Json = False,
 ) -> None:
     """Create a VM from a spec and start it."""
     from vmckpt.drivers.direct import started
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.vm.lifecycle import read_spec, run_vm
+    from vmckpt.vm.create import read_spec, run_vm
 
     vm = run(run_vm(read_spec(spec), find_host(host)))
     _show_started(vm.name, vm.host.name, started(vm), as_json=json)
@@ -81,6 +78,12 @@ def adopt(
     told = "".join(f"\n  note: {one_line(note)}" for note in adoption.notes)
     show(facts, f"{name} is adopted on {vm.host.name} (pid {vm.qemu.process.pid}){told}",
          as_json=json)  # fmt: skip
+
+
+app.command()(specs.define)
+app.command()(specs.edit)
+app.command("import")(specs.import_)
+app.command()(specs.export)
 
 
 @app.command("list")

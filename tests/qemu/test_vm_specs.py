@@ -1,0 +1,85 @@
+"""A VM is defined, edited and exported while it is off."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.qemu.world import World, image, qemu, world
+from vmckpt.lab.guests.labguest import LabGuest
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def made() -> Iterator[World]:
+    with world(qemu("10.0")) as one:
+        yield one
+
+
+@pytest.fixture
+def spec(made: World, tmp_path: Path) -> Path:
+    path = tmp_path / "one.toml"
+    disk = f'\n[[disks]]\npath = "{tmp_path}/one.qcow2"\nsize = "16M"\n'
+    path.write_text(LabGuest("one", 1, image()).spec() + disk)
+    return path
+
+
+def answers(made: World) -> None:
+    async def wait() -> None:
+        control = await LabGuest("one", 1, image()).control(made.lab)
+        await control.close()
+
+    asyncio.run(wait())
+
+
+def test_a_vm_is_defined_edited_and_started(made: World, spec: Path, tmp_path: Path) -> None:
+    defined = made.ok("vm", "define", str(spec), "--host", "lab-a")
+    assert (defined["host"], defined["state"]) == ("lab-a", "stopped")
+    assert made.ok("vm", "show", "one")["state"] == "stopped"
+    assert made.pids("one") == []
+    assert (tmp_path / "one.qcow2").exists()
+    assert made.vmckpt("vm", "define", str(spec), "--host", "lab-a").code == 4
+
+    spec.write_text(spec.read_text().replace('name = "one"', 'name = "one"\nvcpus = 2', 1))
+    made.ok("vm", "edit", "one", "--spec", str(spec))
+    assert made.ok("vm", "show", "one")["vcpus"] == 2
+    assert "vcpus = 2" in made.ok("vm", "export", "one")["text"]
+    made.ok("vm", "start", "one")
+    answers(made)
+    running = made.vmckpt("vm", "edit", "one", "--spec", str(spec))
+    assert running.code == 4, running
+    assert "'one' runs" in running.error["what"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('name = "one"', 'name = "two"', "cannot become 'two'"),
+        ('name = "one"', 'name = "one"\nmachine = "pc-q35-1.0"', "no machine type"),
+        ('name = "one"', 'name = "one"\ncpu = "no-such-cpu"', "no-such-cpu"),
+        ('one.qcow2"\nsize = "16M"', 'other.qcow2"\n', "other.qcow2 is not on lab-a"),
+    ],
+)
+def test_a_spec_that_does_not_start_changes_nothing(
+    made: World, spec: Path, old: str, new: str, why: str
+) -> None:
+    made.ok("vm", "define", str(spec), "--host", "lab-a")
+    before = made.ok("vm", "export", "one")["text"]
+    files = made.files("lab-a")
+    spec.write_text(spec.read_text().replace(old, new, 1))
+    refused = made.vmckpt("vm", "edit", "one", "--spec", str(spec))
+    assert refused.code not in (0, 1), refused
+    assert why in str(refused.error)
+    assert made.ok("vm", "export", "one")["text"] == before
+    assert made.files("lab-a") == files
+    made.ok("vm", "start", "one")
+    answers(made)
+
+
+def test_a_vm_that_was_no_domain_is_not_exported_as_one(made: World, spec: Path) -> None:
+    made.ok("vm", "define", str(spec), "--host", "lab-a")
+    refused = made.vmckpt("vm", "export", "one", "--format", "libvirt")
+    assert refused.code == 4, refused
+    assert "vmckpt vm import" in refused.error["why"]

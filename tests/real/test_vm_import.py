@@ -1,0 +1,61 @@
+"""A libvirt domain that is off becomes a VM of vmckpt's own, and a domain again."""
+
+import asyncio
+
+import pytest
+
+from tests.real.domains import GUEST, OWN_DISK, run_domain, states
+from tests.real.machines import Machines
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
+# What virt-install gives a guest besides its disk.
+DESKTOP = f"""
+<disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>
+<source file='{OWN_DISK}'/><target dev='vda' bus='virtio'/></disk>
+<disk type='file' device='cdrom'><target dev='sda' bus='sata'/><readonly/></disk>
+<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+<input type='tablet' bus='usb'/><graphics type='vnc' autoport='yes'/>
+<video><model type='virtio' heads='1' primary='yes'/></video>
+<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
+
+
+async def answers(made: Machines) -> None:
+    control = await GUEST.control(made.lab)
+    await control.close()
+
+
+def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
+    made = own_disk
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.virsh("lab-a", "undefine", GUEST.name)
+    run_domain(made, "lab-a", disk_xml=DESKTOP)
+    refused = made.vmckpt("vm", "import", GUEST.name)
+    assert refused.code == 4, refused
+    assert refused.error["why"] == "it runs"
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.virsh("lab-a", "autostart", GUEST.name)
+
+    imported = made.ok("vm", "import", GUEST.name)
+    assert (imported["host"], imported["state"]) == ("lab-a", "stopped")
+    assert states(made) == {}
+    facts = made.ok("vm", "show", GUEST.name)
+    assert (facts["driver"], facts["state"]) == ("direct", "stopped")
+    assert made.ok("vm", "start", GUEST.name)["state"] == "running"
+    asyncio.run(answers(made))
+    # What vmckpt does with its own VMs only.
+    taken = made.ok("checkpoint", "create", GUEST.name, "--name", "one")
+    assert taken["longest_pause_ms"] > 0
+    moved = made.ok("migrate", GUEST.name, "lab-b")
+    assert moved["outcome"] == "completed"
+    made.ok("migrate", GUEST.name, "lab-a")
+
+    refused = made.vmckpt("vm", "edit", GUEST.name, "--spec", "/dev/null")
+    assert refused.code != 0, refused
+    made.ok("vm", "stop", GUEST.name, "--force")
+    xml = made.shared / "dom-back.xml"
+    xml.write_text(made.ok("vm", "export", GUEST.name, "--format", "libvirt")["text"])
+    made.virsh("lab-a", "define", str(xml))
+    made.ok("vm", "rm", GUEST.name, "--yes")
+    made.virsh("lab-a", "start", GUEST.name)
+    assert states(made) == {"lab-a": "running"}
+    assert str(OWN_DISK) in made.virsh("lab-a", "domblklist", GUEST.name)
