@@ -103,6 +103,16 @@ class Libvirtd(LibvirtConnection):
         except LibvirtRefusedError:
             return False  # no such network, or a libvirtd without networks
 
+    async def network_bridge(self, name: str) -> str | None:
+        """The bridge of a virtual network; None if it has none, or there is no such network."""
+        try:
+            return await self._ask(
+                "name a network's bridge",
+                lambda: str(self._connection.networkLookupByName(name).bridgeName()),
+            )
+        except LibvirtRefusedError:
+            return None
+
     async def disk_size(self, uuid: str, target: str) -> DiskSize:
         """The size of one disk's image."""
 
