@@ -54,8 +54,13 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     made.ok("vm", "stop", GUEST.name, "--force")
     xml = made.shared / "dom-back.xml"
     xml.write_text(made.ok("vm", "export", GUEST.name, "--format", "libvirt")["text"])
-    made.virsh("lab-a", "define", str(xml))
     made.ok("vm", "rm", GUEST.name, "--yes")
+    made.ok("vm", "import", str(xml), "--host", "lab-a", "--name", "again")
+    made.ok("vm", "start", "again")
+    asyncio.run(answers(made))
+    made.ok("vm", "stop", "again", "--force")
+    made.ok("vm", "rm", "again", "--yes")
+    made.virsh("lab-a", "define", str(xml))
     made.virsh("lab-a", "start", GUEST.name)
     assert states(made) == {"lab-a": "running"}
     assert str(OWN_DISK) in made.virsh("lab-a", "domblklist", GUEST.name)

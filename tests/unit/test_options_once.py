@@ -29,6 +29,7 @@ MEANINGS = {
     "--host": (
         "where a checkpoint is restored",
         "where a VM is made",
+        "where a domain's XML becomes a VM",
         "whose VMs are listed",
         "from which a VM is removed",
     ),

@@ -65,6 +65,7 @@ vm edit
 vm import
     vmckpt vm import web
     vmckpt vm import web --name web2
+    vmckpt vm import web.xml --host h1
 vm export
     vmckpt vm export web
     vmckpt vm export web --format libvirt

@@ -74,20 +74,43 @@ def _edited(text: str) -> str:
 
 
 def import_(
-    domain: Annotated[str, typer.Argument(help="The domain's name.", metavar="DOMAIN")],
+    domain: Annotated[
+        str, typer.Argument(help="The domain's name, or a file of its XML.", metavar="DOMAIN|FILE")
+    ],
     name: Annotated[
         str | None,
         typer.Option("--name", help="Name of the VM. [default: the domain's]", metavar="NAME"),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Host of the VM, with a FILE.", metavar="HOST")
     ] = None,
     json: Json = False,
 ) -> None:
     """Make a stopped libvirt domain a VM of vmckpt's own."""
     from vmckpt.cli.found import find_domain
-    from vmckpt.vm.adopted.from_domain import import_domain
+    from vmckpt.hosts.inventory.inventory import find_host
+    from vmckpt.vm.adopted.from_domain import import_domain, import_xml
 
-    found = run(find_domain(domain))
-    imported = run(import_domain(found, name or domain))
+    if domain.endswith(".xml"):
+        imported = run(import_xml(_read(Path(domain)), find_host(host or "local"), name))
+    elif host is not None:
+        raise UsageError(
+            "--host does not go with a domain's name",
+            why="the VM stays on the domain's host",
+            remedy="leave it out, or name a file of XML (NAME.xml)",
+        )
+    else:
+        imported = run(import_domain(run(find_domain(domain)), name or domain))
     _show_off(imported.vm.name, imported.vm.host.name, imported.notes, as_json=json)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(
+            f"cannot read {path}", why=str(exc), remedy="name a domain, or a file of its XML"
+        ) from exc
 
 
 def export(
