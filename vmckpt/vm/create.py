@@ -118,13 +118,24 @@ async def redefine_vm(vm: Vm, spec: Spec) -> Vm:
         created: list[Path] = []
         try:
             await _create_disks(now.host, spec, created)
-            platform = await settled_platform(spec, now.host)
+            offered = await settled_platform(spec, now.host)
+            platform = kept_platform(now.spec, now.qemu.platform, spec, offered)
             edited = await boot(spec, now.host, platform, starts=False)
             await now.host.write_text(now.directory.spec, spec.text)
         except BaseException:
             await finish(_remove_images(now.host, now.name, created))
             raise
         return edited
+
+
+def kept_platform(old_spec: Spec, old: Platform, spec: Spec, offered: Platform) -> Platform:
+    """The platform after a change of the spec: what that does not touch stays resolved. Pure."""
+    same_accel = spec.accel == old_spec.accel
+    return Platform(
+        old.machine if spec.machine == old_spec.machine else offered.machine,
+        old.accel if same_accel else offered.accel,
+        old.cpu if same_accel and spec.cpu == old_spec.cpu else offered.cpu,
+    )
 
 
 async def _undo_run(host: Host, directory: VmDir, created: Iterable[Path]) -> None:

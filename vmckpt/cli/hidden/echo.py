@@ -10,7 +10,7 @@ from pathlib import Path
 def echo(interface: str, mac: str, address: str, lock: Path, run: str, out: Path) -> None:
     """Probe a guest until SIGTERM; then print what was seen (internal).
 
-    Its output goes to `out`, which is removed when `run` no longer holds the lock and will not read it.
+    Its output goes to `out`, which is removed if `run` gives up the lock and so will not read it.
     """
     from vmckpt.hosts.lock import read_owner
     from vmckpt.hosts.sockets.arp import EVERY_S, watch
