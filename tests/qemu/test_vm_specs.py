@@ -76,10 +76,3 @@ def test_a_spec_that_does_not_start_changes_nothing(
     assert made.files("lab-a") == files
     made.ok("vm", "start", "one")
     answers(made)
-
-
-def test_a_vm_that_was_no_domain_is_not_exported_as_one(made: World, spec: Path) -> None:
-    made.ok("vm", "define", str(spec), "--host", "lab-a")
-    refused = made.vmckpt("vm", "export", "one", "--format", "libvirt")
-    assert refused.code == 4, refused
-    assert "vmckpt vm import" in refused.error["why"]

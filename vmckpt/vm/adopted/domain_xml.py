@@ -1,13 +1,14 @@
-"""libvirt's XML of a VM that was a domain, with the images that it has now. Pure."""
+"""libvirt's XML of a VM of vmckpt's own, with the images that it has now. Pure."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.vm.adopted import holes
+from vmckpt.vm.domains.described import described_domain
 from vmckpt.vm.domains.description import parse_xml
-from vmckpt.vm.spec.spec import Disk, Spec
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.spec.spec import Disk
 
 _NAMESPACES = {
     "qemu": "http://libvirt.org/schemas/domain/qemu/1.0",
@@ -21,15 +22,15 @@ def with_holes(xml: str, disks: Sequence[Disk]) -> str:
     return _replaced(xml, {str(disk.path): holes.disk(n) for n, disk in enumerate(disks)})
 
 
-def domain_of(spec: Spec, state_dir: Path) -> str:
-    """The XML for `virsh define` on the host with that state directory.
-
-    Raises RefusedError if the VM was no domain.
-    """
-    if spec.adopted is None or not spec.adopted.domain:
+def domain_of(vm: Vm) -> str:
+    """The XML for `virsh define` on the VM's host. Raises RefusedError if there is none of it."""
+    spec, state_dir = vm.spec, vm.host.state_dir
+    if spec.adopted is None:
+        return described_domain(spec, vm.qemu.platform, state_dir, vm.host.bridge)
+    if not spec.adopted.domain:
         raise RefusedError(
             f"'{spec.name}' cannot be described for libvirt",
-            why="only a VM that was made of a domain (`vmckpt vm import`) can",
+            why="it is known by QEMU's command line, since it was adopted",
             remedy="write the domain's XML by hand, from `vmckpt vm export` and its images",
         )
     paths = {holes.disk(n): str(disk.on(state_dir)) for n, disk in enumerate(spec.disks)}

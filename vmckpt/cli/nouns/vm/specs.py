@@ -127,7 +127,7 @@ def export(
     vm = run(find_own(name))
     text = vm.spec.text
     if export_format is ExportFormat.LIBVIRT:
-        text = domain_of(vm.spec, vm.host.state_dir)
+        text = domain_of(vm)
     facts = {"vm": vm.name, "host": vm.host.name, "format": export_format.value, "text": text}
     show(facts, text.removesuffix("\n"), as_json=json)
 
