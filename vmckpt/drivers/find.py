@@ -87,7 +87,7 @@ async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     """
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory.inventory import all_hosts
-    from vmckpt.migrate.outcome.left import without_stale
+    from vmckpt.migrate.outcome.stale import without_stale
     from vmckpt.vm.inventory import look_all
 
     everywhere = all_hosts() if hosts is None else hosts
