@@ -39,7 +39,7 @@ class _Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _ProbeOutput:
     """What the probe printed: figures, or why it has none."""
 
     received: int = 0
@@ -70,7 +70,7 @@ class Echo:
             within_s=LAST_S + 2.0,
         )
         await self.host.remove(self.out)
-        said = convert(_Said, parse(text)) if text else _Said()
+        said = convert(_ProbeOutput, parse(text)) if text else _ProbeOutput()
         if not said.received:
             return None
         return Silence(said.received, said.lost, said.longest_gap_ms, said.silent_ms, 0)
