@@ -39,7 +39,7 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     assert (imported["host"], imported["state"]) == ("lab-a", "stopped")
     assert states(made) == {}
     facts = made.ok("vm", "show", GUEST.name)
-    assert (facts["driver"], facts["state"]) == ("direct", "stopped")
+    assert (facts["driver"], facts["state"]) == ("qemu", "stopped")
     assert made.ok("vm", "start", GUEST.name)["state"] == "running"
     asyncio.run(answers(made))
     # What vmckpt does with its own VMs only.

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
-from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import MigrationPlan
@@ -137,7 +137,7 @@ class DirectVm(NamedTuple):
         self,
         target: Host,
         options: "MigrationOptions",
-        emit: Emit,
+        emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport | Recovery":
         """Migrate it; between two remote hosts a job on the source does the work.
@@ -173,13 +173,13 @@ class DirectVm(NamedTuple):
 
         return await measure(self.vm, for_s)
 
-    async def save(self, name: str, emit: Emit) -> VmSnapshot:
+    async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""
         from vmckpt.checkpoint import savevm
 
         return _snapshot(await savevm.save(self.vm, name, emit))
 
-    async def load(self, name: str, emit: Emit) -> VmSnapshot:
+    async def load(self, name: str, emit: "Emit") -> VmSnapshot:
         """Return to a snapshot."""
         from vmckpt.checkpoint import savevm
 
@@ -191,7 +191,7 @@ class DirectVm(NamedTuple):
 
         return [_snapshot(snapshot) for snapshot in await savevm.list_all(self.vm)]
 
-    async def delete(self, name: str, emit: Emit) -> None:
+    async def delete(self, name: str, emit: "Emit") -> None:
         """Delete a snapshot."""
         from vmckpt.checkpoint import savevm
 

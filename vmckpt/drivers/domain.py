@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
 from vmckpt.errors import RefusedError
-from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.domain_snapshots import LibvirtSnapshot
+    from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import MigrationPlan
@@ -125,7 +125,7 @@ class LibvirtDomain:
         self,
         target: Host,
         options: "MigrationOptions",
-        emit: Emit,
+        emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport":
         """Have libvirt migrate it live. Domains are not forecast."""
@@ -145,13 +145,13 @@ class LibvirtDomain:
 
         return await measure_domain(self.domain, for_s)
 
-    async def save(self, name: str, emit: Emit) -> VmSnapshot:
+    async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Have libvirt take a snapshot; it reports no progress."""
         from vmckpt.checkpoint import domain_snapshots
 
         return _snapshot(await domain_snapshots.save(self.domain, name))
 
-    async def load(self, name: str, emit: Emit) -> VmSnapshot:
+    async def load(self, name: str, emit: "Emit") -> VmSnapshot:
         """Have libvirt return to a snapshot."""
         from vmckpt.checkpoint import domain_snapshots
 
@@ -163,7 +163,7 @@ class LibvirtDomain:
 
         return [_snapshot(taken) for taken in await domain_snapshots.list_all(self.domain)]
 
-    async def delete(self, name: str, emit: Emit) -> None:
+    async def delete(self, name: str, emit: "Emit") -> None:
         """Have libvirt delete a snapshot."""
         from vmckpt.checkpoint import domain_snapshots
 
