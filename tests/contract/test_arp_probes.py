@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address
-from pathlib import Path
 
 import pytest
 
@@ -75,6 +74,5 @@ def test_where_nobody_answers_nothing_is_heard(far: tuple[str, str]) -> None:
 
 
 def test_an_interface_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match="No such device"):
         seen("vk-nowhere", 0.1)
-    assert not Path("/sys/class/net/vk-nowhere").exists()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
-from pathlib import Path
 from typing import NamedTuple
 
 EVERY_S = 0.005
@@ -109,9 +108,9 @@ def watch(
 
     `go_on` is called after each probe.
     """
-    mine = bytes.fromhex(Path(f"/sys/class/net/{interface}/address").read_text().replace(":", ""))
-    request, echoes = probe(mine, theirs, address), Echoes()
     with _opened(interface) as sock:
+        mine: bytes = sock.getsockname()[4]
+        request, echoes = probe(mine, theirs, address), Echoes()
         next_s, until_s, enough = time.monotonic(), math.inf, math.inf
         while time.monotonic() < until_s and echoes.received < enough:
             echoes.sent(time.clock_gettime_ns(time.CLOCK_REALTIME))
