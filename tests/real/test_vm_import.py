@@ -1,10 +1,12 @@
 """A libvirt domain that is off becomes a VM of vmckpt's own, and a domain again."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from tests.real.domains import GUEST, OWN_DISK, run_domain, states
+from tests.qemu.world import image
+from tests.real.domains import GUEST, OWN_DISK, remove_domain, run_domain, states
 from tests.real.machines import Machines
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
@@ -44,7 +46,7 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     asyncio.run(answers(made))
     # What vmckpt does with its own VMs only.
     taken = made.ok("checkpoint", "create", GUEST.name, "--name", "one")
-    assert taken["longest_pause_ms"] > 0
+    assert taken["pause_ms"] > 0
     moved = made.ok("migrate", GUEST.name, "lab-b")
     assert moved["outcome"] == "completed"
     made.ok("migrate", GUEST.name, "lab-a")
@@ -64,3 +66,20 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     made.virsh("lab-a", "start", GUEST.name)
     assert states(made) == {"lab-a": "running"}
     assert str(OWN_DISK) in made.virsh("lab-a", "domblklist", GUEST.name)
+
+
+def test_a_vm_that_its_spec_describes_becomes_a_domain(real_lab: Machines) -> None:
+    made, guest = real_lab, replace(GUEST, image=image())
+    try:
+        made.run_guest(guest, "lab-a")
+        asyncio.run(answers(made))
+        made.ok("vm", "stop", guest.name, "--force")
+        xml = made.shared / "dom-own.xml"
+        xml.write_text(made.ok("vm", "export", guest.name, "--format", "libvirt")["text"])
+        made.virsh("lab-a", "define", str(xml))
+        made.ok("vm", "rm", guest.name, "--yes")
+        made.virsh("lab-a", "start", guest.name)
+        asyncio.run(answers(made))
+        assert states(made) == {"lab-a": "running"}
+    finally:
+        remove_domain(made)
