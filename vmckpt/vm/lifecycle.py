@@ -58,11 +58,11 @@ def read_spec(path: Path) -> Spec:
     return parse_spec(anchored(parse_spec(text, str(path), base), base), str(path), base)
 
 
-async def run_vm(spec: Spec, host: Host) -> Vm:
+async def run_vm(spec: Spec, host: Host, *, silent_are_off: bool = False) -> Vm:
     """Create the VM on `host` and start it; on an error nothing of it remains.
 
-    Raises RefusedError if the inventory has a VM of that name anywhere, or the host is drained;
-    BusyError if there may soon be one.
+    `silent_are_off`: no host that does not answer runs it. Raises RefusedError if the inventory has
+    a VM of that name anywhere, or the host is drained; BusyError if there may soon be one.
     """
     await host.require_up()
     directory = vm_dir(host.state_dir, spec.name)
@@ -70,7 +70,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
     name_lock = local_host().lock(state_dir() / "names" / spec.name, owner("vm run"))
     async with name_lock, host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
         await require_open(host)  # a drain writes its mark first, then looks for locks
-        if taken := await homes(spec.name, all_hosts()):
+        if taken := await homes(spec.name, all_hosts(), silent_are_off=silent_are_off):
             raise RefusedError(
                 f"there is a VM '{spec.name}' already",
                 why=f"on host {taken[0].host.name}",
