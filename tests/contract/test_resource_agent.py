@@ -3,6 +3,7 @@
 A stop that fails has its node fenced, with all guests there; a monitor that fails restarts its VM.
 """
 
+import asyncio
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 from cluster.ocf_vm import CONFIGURED, GENERIC, INSTALLED, NOT_RUNNING, SUCCESS
+from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.outcome.journal import MigrationJournal
 
 pytestmark = pytest.mark.contract
 SOURCE = Path(__file__).parents[2] / "cluster/ocf_vm.py"
@@ -203,3 +206,27 @@ def test_parameters_of_other_actions_keep_no_vm_from_being_stopped(node: Node) -
     assert node.does("validate-all", {}, hosts=more["hosts"]) == CONFIGURED
     moving = {"CRM_meta_migrate_target": "node-2", "hosts": "node-1"}
     assert node.does("migrate_to", {"vm list": [listed("running")]}, **moving) == CONFIGURED
+
+
+def test_it_reads_what_vmckpt_says(node: Node, tmp_path: Path) -> None:
+    """The lists above are scripted; these are real ones, of a machine without QEMUs."""
+    command = node.path / "vmckpt"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m vmckpt.cli.entry "$@"\n')
+    state, damaged = tmp_path / "state", tmp_path / "state/vms/db"
+    damaged.mkdir(parents=True, mode=0o700)
+    for name in ("spec.toml", "vm.json"):
+        (damaged / name).write_text("")
+    journal = MigrationJournal(
+        "r1", "web", "gone", "local", "qa", "qb", "/nowhere", was_running=True, step="verify"
+    )
+    asyncio.run(journal.write((LocalHost("local", state, "127.0.0.1"),)))
+    more = {"host": "local", "state_dir": str(state)}
+    found = {vm: node.does("monitor", {}, vm=vm, **more) for vm in ("db", "web", "other")}
+    assert found == {"db": GENERIC, "web": NOT_RUNNING, "other": NOT_RUNNING}
+    environment = os.environ | {"VMCKPT_STATE_DIR": str(state)}
+    done = subprocess.run(
+        [str(command), "vm", "list", "--json"], env=environment, capture_output=True, check=True
+    )
+    said = json.loads(done.stdout)
+    assert [one["vm"] for one in said["silent"]] == ["db"]
+    assert said["arrivals"] == [{"host": "local", "vm": "web"}]
