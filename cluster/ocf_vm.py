@@ -12,14 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from xml.sax.saxutils import escape
 
 SUCCESS, GENERIC, ARGUMENTS, UNIMPLEMENTED, INSTALLED, CONFIGURED, NOT_RUNNING = 0, 1, 2, 3, 5, 6, 7
 # Exit codes of vmckpt (docs/exit-codes-and-json.md).
-NOT_FOUND, BUSY = 3, 5
+NOT_FOUND, BUSY, UNKNOWN = 3, 5, 9
+JOB_HELD = "job-held"
 OFF = ("stopped", "crashed", "nostate")
+# Operations in which a VM is off for moments, and runs again.
+BEGINNINGS = ("vm start", "vm reboot", "checkpoint restore")
 POLL_S = 1.0
+# How long a QEMU, or a libvirtd that is restarted, may leave a question without an answer.
+PATIENCE_S = 15.0
+# For ending an interrupted operation: it may wait for other hosts.
+SETTLE_S = 60.0
 # Kept of an action's time for what follows a guest that does not shut down.
 FORCE_S = 15.0
 DEFAULT_TIMEOUT_S = 120.0
@@ -55,6 +62,17 @@ ADVICE = {
 }
 
 
+class Seen(NamedTuple):
+    """The VM on the hosts asked. `is_all`: they would have said if they had another.
+
+    `has_arrived`: on one of them an interrupted migration of it left something.
+    """
+
+    vm: dict[str, Any] | None
+    is_all: bool
+    has_arrived: bool
+
+
 class EndError(Exception):
     """The action ends with this status, and why."""
 
@@ -79,20 +97,29 @@ def deadline_s() -> float:
     return BEGAN_S + (int(limit) / 1000.0 if limit.isdecimal() else DEFAULT_TIMEOUT_S)
 
 
-def vmckpt(*words: str) -> tuple[int, dict[str, Any]]:
-    """Run a command to its end: its exit code and result."""
+def time_left_s() -> float:
+    """The rest of the action's time."""
+    return deadline_s() - time.monotonic()
+
+
+def vmckpt(*words: str, within_s: float | None = None) -> tuple[int, dict[str, Any]]:
+    """Run a command to its end: its exit code and result. BUSY if it is ended after `within_s`."""
     environment = dict(os.environ)
     environment.setdefault("HOME", "/root")
     if setting("state_dir"):
         environment["VMCKPT_STATE_DIR"] = setting("state_dir")
-    done = subprocess.run(
-        ["vmckpt", *words, "--json"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["vmckpt", *words, "--json"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=within_s,
+        )
+    except subprocess.TimeoutExpired:
+        return BUSY, {}
     try:
         result = json.loads(done.stdout)
     except ValueError:
@@ -113,34 +140,64 @@ def require(status: int, *words: str) -> dict[str, Any]:
         code, result = vmckpt(*words)
         if code == 0:
             return result
-        if code != BUSY or time.monotonic() + POLL_S > deadline_s():
+        if code != BUSY or time_left_s() < POLL_S:
             raise EndError(status, reason(result))
         time.sleep(POLL_S)
 
 
-def look(*words: str) -> tuple[dict[str, Any] | None, bool]:
-    """The VM on the hosts asked, and whether all of them answered."""
+def look(*words: str) -> Seen:
+    """The VM, on the hosts that the words name. Another VM that cannot be read does not count."""
+    name = setting("vm")
     found = require(GENERIC, "vm", "list", *words)
-    vms = [vm for vm in found["vms"] if vm["name"] == setting("vm")]
+    vms = [vm for vm in found["vms"] if vm["name"] == name]
     if len(vms) > 1:
         on = ", ".join(f"{vm['host']} ({vm['state']})" for vm in vms)
         remedy = "remove it where it is outdated: vmckpt vm rm VM --host HOST"
-        raise EndError(GENERIC, f"{setting('vm')} is on several hosts: {on}; {remedy}")
-    return (vms[0] if vms else None), not found["silent"]
+        raise EndError(GENERIC, f"{name} is on several hosts: {on}; {remedy}")
+    is_all = not any(one["vm"] in (None, name) for one in found["silent"])
+    has_arrived = any(one["vm"] == name for one in found["arrivals"])
+    return Seen(vms[0] if vms else None, is_all, has_arrived)
+
+
+def look_here() -> Seen:
+    """The VM on this node, which is asked again for a while if it cannot say."""
+    until_s = time.monotonic() + min(PATIENCE_S, time_left_s() / 4)
+    while True:
+        seen = look("--host", setting("host"))
+        if can_say(seen) or time.monotonic() + POLL_S > until_s:
+            return seen
+        time.sleep(POLL_S)
+
+
+def can_say(seen: Seen) -> bool:
+    """Whether it is known if the VM runs there."""
+    if seen.vm is None:
+        return seen.is_all
+    begins = seen.vm["state"] in OFF and seen.vm.get("operation") in BEGINNINGS
+    return not begins and seen.vm["state"] != "unreachable"
+
+
+def settle() -> None:
+    """End what was interrupted, as by the loss of a node, whatever comes of it."""
+    vmckpt("vm", "show", setting("vm"), within_s=max(1.0, min(SETTLE_S, time_left_s() / 3)))
 
 
 def state_here() -> int:
     """SUCCESS, NOT_RUNNING or GENERIC, as a monitor action reports the VM on this node.
 
-    Only this node is asked: an answer must not depend on others.
+    Only this node is asked: an answer must not depend on others. But a guest that an interrupted
+    migration brought here may run although the VM is not at home here yet: that is ended first.
     """
-    vm, answered = look("--host", setting("host"))
-    if not answered:
+    seen = look_here()
+    if seen.vm is None and seen.has_arrived:
+        settle()
+        seen = look_here()
+    if seen.vm is None and not seen.is_all:
         raise EndError(GENERIC, f"{setting('host')} does not answer")
-    if vm is None or vm["state"] in OFF:
+    if seen.vm is None or seen.vm["state"] in OFF:
         return NOT_RUNNING
     # An operation pauses a guest for moments.
-    return SUCCESS if vm["state"] == "running" or vm.get("operation") else GENERIC
+    return SUCCESS if seen.vm["state"] == "running" or seen.vm.get("operation") else GENERIC
 
 
 def start() -> int:
@@ -148,7 +205,10 @@ def start() -> int:
     name, here = setting("vm"), setting("host")
     if state_here() == SUCCESS:
         return SUCCESS
-    vm, all_answered = look()
+    vm, all_answered, has_arrived = look()
+    if vm is None and has_arrived:
+        settle()
+        vm, all_answered, _ = look()
     if vm is None:
         create(all_answered=all_answered)
     elif vm["host"] == here:
@@ -164,7 +224,9 @@ def start() -> int:
 def create(*, all_answered: bool) -> None:
     """Have it here although no host that answers has it."""
     if setting("spec"):
-        require(GENERIC, "vm", "run", setting("spec"), "--host", setting("host"))
+        # The cluster has fenced the node that does not answer, or the VM does not run there.
+        words = () if all_answered else ("--silent-hosts-are-off",)
+        require(GENERIC, "vm", "run", setting("spec"), "--host", setting("host"), *words)
     elif all_answered:
         raise EndError(INSTALLED, f"there is no VM '{setting('vm')}' on any host")
     else:
@@ -176,11 +238,14 @@ def stop() -> int:
     """Shut it down; end it if it does not shut down in time. It must not run here afterwards."""
     if state_here() == NOT_RUNNING:
         return SUCCESS
-    limit_s = max(1.0, (deadline_s() - time.monotonic()) / 2 - FORCE_S / 2)
-    code, result = vmckpt("vm", "stop", setting("vm"), "--timeout", f"{limit_s:.0f}s")
+    name, here = setting("vm"), ("--host", setting("host"))
+    limit = ("--timeout", f"{max(1.0, time_left_s() / 2 - FORCE_S / 2):.0f}s")
+    code, result = vmckpt("vm", "stop", name, *limit)
+    if code == UNKNOWN:  # a node that was fenced is back, with its outdated home of the VM
+        code, result = vmckpt("vm", "stop", name, *here, *limit)
     if code not in (0, NOT_FOUND) and state_here() != NOT_RUNNING:
         log(f"it is ended like by a power cut: {reason(result)}")
-        require(GENERIC, "vm", "stop", setting("vm"), "--force")
+        require(GENERIC, "vm", "stop", name, *here, "--force")
     return wait_until(lambda: state_here() == NOT_RUNNING, "it still runs after it was stopped")
 
 
@@ -192,8 +257,16 @@ def migrate_to() -> int:
     if state_here() == NOT_RUNNING:
         return NOT_RUNNING
     words = ("migrate", setting("vm"), host_of(target), *setting("options").split())
-    require(GENERIC, *words)
-    return SUCCESS
+    while True:
+        code, result = vmckpt(*words)
+        if code == 0:
+            return SUCCESS
+        if (result.get("error") or {}).get("kind") == JOB_HELD and state_here() == NOT_RUNNING:
+            log(reason(result))  # it has moved, and runs
+            return SUCCESS
+        if code != BUSY or time_left_s() < POLL_S:
+            raise EndError(GENERIC, reason(result))
+        time.sleep(POLL_S)
 
 
 def migrate_from() -> int:
@@ -203,28 +276,35 @@ def migrate_from() -> int:
 
 def validate_all() -> int:
     """Whether the parameters make sense on this node."""
+    require_vm()
+    host_of("")
+    if setting("spec") and not os.access(setting("spec"), os.R_OK):
+        raise EndError(INSTALLED, f"{setting('spec')} cannot be read")
+    return SUCCESS
+
+
+def require_vm() -> None:
+    """What every action needs. What others need besides must not keep a VM from being stopped."""
     if shutil.which("vmckpt") is None:
         raise EndError(INSTALLED, "vmckpt is not installed")
     if not setting("vm"):
         raise EndError(CONFIGURED, "the parameter vm is missing")
     if re.search(r"[\s/]", setting("vm")) or setting("vm").startswith("-"):
         raise EndError(CONFIGURED, f"'{setting('vm')}' is not a name of a VM")
-    if any("=" not in pair for pair in setting("hosts").split()):
-        raise EndError(CONFIGURED, f"hosts is '{setting('hosts')}', not NODE=HOST NODE=HOST ...")
-    if setting("spec") and not os.access(setting("spec"), os.R_OK):
-        raise EndError(INSTALLED, f"{setting('spec')} cannot be read")
-    return SUCCESS
 
 
 def host_of(node: str) -> str:
     """A node's name as a host."""
-    return dict(pair.split("=", 1) for pair in setting("hosts").split()).get(node, node)
+    pairs = [pair.partition("=") for pair in setting("hosts").split()]
+    if not all(sign for _, sign, _ in pairs):
+        raise EndError(CONFIGURED, f"hosts is '{setting('hosts')}', not NODE=HOST NODE=HOST ...")
+    return {name: host for name, _, host in pairs}.get(node, node)
 
 
 def wait_until(holds: Callable[[], bool], why_not: str) -> int:
     """SUCCESS once it holds; the action ends when its time is nearly over."""
     while not holds():
-        if time.monotonic() + POLL_S > deadline_s():
+        if time_left_s() < POLL_S:
             raise EndError(GENERIC, why_not)
         time.sleep(POLL_S)
     return SUCCESS
@@ -289,9 +369,8 @@ def main() -> NoReturn:
         print(f"usage: {sys.argv[0]} {'|'.join(ADVICE)}", file=sys.stderr)
         sys.exit(UNIMPLEMENTED)
     try:
-        status = validate_all()
-        if action != "validate-all":
-            status = ACTIONS[action]()
+        require_vm()
+        status = validate_all() if action == "validate-all" else ACTIONS[action]()
     except EndError as exc:
         log(f"{action}: {exc}")
         status = exc.status

@@ -121,3 +121,9 @@ def test_the_kernels_tables_are_read() -> None:
     ):
         if path.exists() and (text := path.read_text()):
             assert {"127.0.0.1", "::1"} & set(read(text))
+
+
+def test_what_is_no_address_is_on_no_host() -> None:
+    """`replicate start` said that vmckpt has a bug; the service names what is wrong with it."""
+    check = found(machine("a", 1), machine("b", 2), "etcd:http://[2001:db8::1,http://x")
+    assert check.verdict == OK

@@ -32,7 +32,7 @@ from vmckpt.fleet.drain.record import DrainRecord
 from vmckpt.fleet.drain.result import DrainResult
 from vmckpt.fleet.drain.view import DrainTools, HostLimits
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
-from vmckpt.hosts.every import Answers, Unread
+from vmckpt.hosts.every import Answers, Arrival, Unread
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import close, is_closed
 from vmckpt.hosts.local import LocalHost
@@ -385,6 +385,34 @@ def test_a_host_that_does_not_say_what_memory_it_has_gets_no_vm(
     assert len(at(world, "c")) == 5
 
 
+@pytest.mark.parametrize("text", [f"0-{'9' * 400}", "0-", "5-1", "0-3,x", "\0"])
+def test_nor_does_one_that_does_not_say_what_processors_it_has(
+    world: World, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setitem(SAYS, ("b", "/sys/devices/system/cpu/online"), text)
+    result = world.drain()
+    assert result.exit_code == 0
+    assert at(world, "b") == ["other"]
+    assert len(at(world, "c")) == 5
+
+
+@pytest.mark.parametrize("kind", [StorageError, HostDownError])
+def test_nor_does_one_whose_certificates_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: type[VmckptError]
+) -> None:
+    """Its disk fails, or it falls silent while the costs of moves to it are found out."""
+    real = Scripted.exists
+
+    async def exists(self: Scripted, path: Path) -> bool:
+        if self.name == "b" and "pki" in path.parts:
+            raise error(kind)
+        return await real(self, path)
+
+    monkeypatch.setattr(Scripted, "exists", exists)
+    result = world.drain()
+    assert (result.exit_code, at(world, "a")) == (0, [])
+
+
 def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> None:
     """Its drain had said that it is empty: VMs that were planned there before still came."""
     arrived: list[str] = []
@@ -708,6 +736,32 @@ def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
     assert result.moved == {"web": "b"}
     assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]
     assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_guest_that_arrived_as_its_source_died_leaves_too(world: World, *, answers: bool) -> None:
+    """It is not at home on its host yet: the drain said that all have left, and it was lost."""
+    world.where = {}
+
+    async def look() -> Answers[VmInfo]:
+        found = await world.look()
+        arrivals = () if "web" in world.where else (Arrival("a", "web"), Arrival("b", "other"))
+        return found._replace(arrivals=arrivals)
+
+    async def find(name: str, tell: Callable[[str], None]) -> Driver:
+        if not answers:
+            raise error(HostDownError, "its source is down")
+        world.where.setdefault(name, "a")
+        return await world.find(name, tell)
+
+    tools = replace(world.tools, look=look, find=find)
+    work = drain(world.host("a"), DrainOptions(look_s=0.0), world.told.append, tools=tools)
+    result = asyncio.run(work)
+    if answers:
+        assert (result.moved, result.stay, result.exit_code) == ({"web": "b"}, (), 0)
+    else:
+        assert [(one.vm, one.code) for one in result.stay] == [("web", HostDownError.exit_code)]
+        assert result.exit_code != 0
 
 
 def test_a_vm_whose_job_is_held_has_moved_and_comes_back(world: World) -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.faulty_host import Fault, FaultyHost
 from tests.silent_ends import PLATFORM, SPEC
 from vmckpt.drivers import find
 from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.hosts.host import Completed
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.inventory.entries import entry_to_json
+from vmckpt.hosts.inventory.paste import Paste
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.remote import link, session, stream
@@ -26,6 +29,8 @@ from vmckpt.hosts.remote.session import ServeConnection, Session
 from vmckpt.hosts.sockets.heartbeats import silence
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
+from vmckpt.preflight.finding import WARN
+from vmckpt.preflight.host import checks
 from vmckpt.vm.inventory import find_vm, is_worked_on
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -266,3 +271,12 @@ def test_an_observer_of_heartbeats_that_says_something_else_is_one_that_does_not
                 await silence(host, 1, 0, 1)
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("said", ["", "CapEff:", "CapEff:\tall of them", f"CapEff:\t{'f' * 9000}"])
+def test_a_host_that_makes_up_its_rights_ends_no_check(tmp_path: Path, said: str) -> None:
+    """`host check --fixes` of all hosts ended with "vmckpt has a bug"."""
+    says = Fault("run", answers=Completed(0, said, ""))
+    host = FaultyHost("evil", tmp_path, "127.0.0.1", faults=(says,))
+    found = asyncio.run(checks._taps(host, Paste(host, root=True)))
+    assert (found.code, found.verdict) == ("taps", WARN)

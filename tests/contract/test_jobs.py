@@ -620,6 +620,22 @@ def test_jobs_that_ended_long_ago_are_forgotten(kind: JobKind[Any, Any], tmp_pat
     forget_old(tmp_path / "nowhere", kind.name, kind.kept_s, 1e9)
 
 
+def test_one_that_runs_is_not_forgotten_as_the_clock_jumps(
+    one: JobKind[Any, Any], tmp_path: Path
+) -> None:
+    """A host without a clock's battery gets the time after its first jobs have begun."""
+    files = JobFiles.of(tmp_path, one.name, "runs")
+    files.path.mkdir(parents=True)
+    me = process.identify(os.getpid())
+    assert me is not None
+    later_s = time.time() + one.kept_s + 10
+    for which in (me, me.__class__(me.pid, me.start_ticks + 1)):
+        assert files.path.exists()
+        files.process.write_text(process.PROCESS.encode(which))
+        forget_old(tmp_path, one.name, one.kept_s, later_s)
+    assert not files.path.exists()
+
+
 def test_an_old_job_that_cannot_be_removed_is_no_reason_to_fail(
     one: JobKind[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

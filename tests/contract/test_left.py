@@ -23,6 +23,7 @@ from vmckpt.errors import (
     StorageError,
     VmLostError,
 )
+from vmckpt.hosts.every import Arrival
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate import run as running
@@ -37,8 +38,9 @@ from vmckpt.migrate.outcome.settle import settle
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
-from vmckpt.vm.inventory import read_vm
-from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.inventory import look_all, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 
 pytestmark = pytest.mark.contract
 
@@ -444,6 +446,28 @@ def test_a_target_does_not_wait_for_good_for_a_source_that_lost_power(
     assert not vm_dir(a.state_dir, "web").journal.exists()
     homes = [host.name for host in (a, b) if vm_dir(host.state_dir, "web").current.exists()]
     assert len(homes) == 1
+
+
+def test_what_may_have_arrived_on_a_host_is_said(tmp_path: Path) -> None:
+    """Its source is silent: no list had the VM, whose guest runs there."""
+    world = World(tmp_path, Guest("running", "active"))
+    directory, lock = vm_dir(world.b.state_dir, "web"), lock_path(world.b.state_dir, "web")
+
+    async def arrivals() -> list[Arrival]:
+        return list((await look_all([world.b])).arrivals)
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        assert await arrivals() == [Arrival("b", "web")]
+        async with world.b.lock(lock, owner("migrate to b")):
+            assert await arrivals() == []  # it is on its way
+        await make_home(world.b, "qb")
+        assert await arrivals() == []
+        await world.b.remove(directory.current)
+        await JOURNAL.remove((world.b,))
+        assert await arrivals() == []
+
+    asyncio.run(play())
 
 
 def test_a_vm_on_the_target_that_the_migration_did_not_bring_ends_no_source(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.forecast.measure.link_users import others_on_the_link
+from tests.faulty_host import Fault, FaultyHost
+from vmckpt.forecast.measure.link_users import OUT, limits, others_on_the_link
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.migrate import shared_link
@@ -32,6 +33,13 @@ async def moving(
         source, target, run, limit, lambda code, text: said.append(f"{code}: {text}")
     ) as link:
         yield link, said
+
+
+def test_a_limit_that_no_link_has_is_none(tmp_path: Path) -> None:
+    """A host that was broken into may list anything."""
+    lists = Fault("list_dir", answers=[f"r1.{'9' * 5000}", "r2.x", "r3"])
+    evil = FaultyHost("a", tmp_path, "127.0.0.1", faults=(lists,))
+    assert asyncio.run(limits(evil, OUT)) == {}
 
 
 def test_each_gets_its_share_and_the_rest_when_the_other_ends(tmp_path: Path) -> None:

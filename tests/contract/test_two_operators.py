@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.faulty_host import Fault, FaultyHost
+from tests.faulty_host import Fault, FaultyHost, silence
 from tests.unit.test_adopted_rewrite import facts
-from vmckpt.errors import BusyError, OperationFailedError, RefusedError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+)
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.vm import create, lifecycle
 from vmckpt.vm.adopted import adopt as adopting
 from vmckpt.vm.argv import Platform
@@ -124,6 +131,40 @@ def test_nor_one_whose_restore_begins_while_it_is_started(site: Site) -> None:
     asyncio.run(run())
     assert site.ran == 0
     assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
+def test_a_name_whose_guest_may_have_arrived_on_another_host_is_not_run(site: Site) -> None:
+    """Its source died after the switchover, and the VM was not at home there yet: both ran."""
+    journal = MigrationJournal(
+        "r1", "web", "c", "b", "qa", "qb", "/nowhere", was_running=True, step="verify"
+    )
+    asyncio.run(journal.write((site.b,)))
+    with pytest.raises(BusyError, match="b has remains of an interrupted migration of 'web'"):
+        site.run()
+    assert site.ran == 0
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
+def test_a_host_that_is_off_is_asked_for_no_vm_if_you_say_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = FaultyHost("b", site.b.state_dir, "127.0.0.1", faults=silence())
+    monkeypatch.setattr(lifecycle, "all_hosts", lambda: [site.a, down])
+    with pytest.raises(HostDownError):
+        site.run()
+    # One that answers counts, whatever it says.
+    directory = vm_dir(site.b.state_dir, "web")
+    directory.path.mkdir(parents=True)
+    directory.spec.write_text(TEXT)
+    directory.current.write_text("damaged")
+    spec = parse_spec(TEXT, "x", Path("/"))
+    monkeypatch.setattr(lifecycle, "all_hosts", lambda: [site.a, site.b])
+    with pytest.raises(StorageError):
+        asyncio.run(run_vm(spec, site.a, silent_are_off=True))
+    assert site.ran == 0
+    monkeypatch.setattr(lifecycle, "all_hosts", lambda: [site.a, down])
+    asyncio.run(run_vm(spec, site.a, silent_are_off=True))
+    assert site.ran == 1
 
 
 def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_path: Path) -> None:

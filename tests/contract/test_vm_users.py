@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -22,11 +23,13 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
 from vmckpt.migrate.outcome.ends import End
+from vmckpt.migrate.steps.disk_files import MovedDisk, hand_over_files
 from vmckpt.migrate.steps.handover import find_qemu
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.vm_users import host_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import new_identity
+from vmckpt.vm.images import HostImage, remove_image
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import end_qemu, processes
@@ -551,3 +554,89 @@ def test_another_qemu_of_the_same_vm_runs_on(
         finally:
             run(end_qemu(host, Path("/dev/shm"), other))
         assert kept.wait(10) == -9
+
+
+class Theirs:
+    """A VM's image in a directory that belongs to another user, beside what is root's."""
+
+    def __init__(self, place: Path, host: LocalHost) -> None:
+        self.host, self.told = host, list[str]()
+        self.secret, self.tree = place / "secret", place / "tree"
+        self.secret.write_text("root's")
+        self.tree.mkdir()
+        (self.tree / "file").write_text("root's")
+        self.directory = place / "theirs"
+        self.directory.mkdir()
+        self.image = self.directory / "disk.raw"
+        self.image.write_text("a disk")
+        os.chown(self.directory, PERSON, PERSON)
+        run(host.make_dir(host.state_dir))
+
+    def leads_to(self, path: Path) -> None:
+        self.image.unlink()
+        self.image.symlink_to(path)
+        os.lchown(self.image, PERSON, PERSON)
+
+    def hand_over(self, image: Path | None = None) -> None:
+        moved = [MovedDisk(str(image or self.image), "/nowhere/disk.raw")]
+        run(hand_over_files(self.host, self.host, "r1", moved, self.told.append))
+
+    def is_whole(self) -> bool:
+        return self.secret.exists() and (self.tree / "file").exists()
+
+
+@pytest.fixture
+def theirs(place: Path, host: LocalHost) -> Theirs:
+    return Theirs(place, host)
+
+
+def test_the_image_of_a_vm_that_moved_goes_from_a_users_directory(theirs: Theirs) -> None:
+    theirs.hand_over()
+    assert not theirs.image.exists()
+    assert theirs.told == []
+
+
+@pytest.mark.parametrize("what", ["secret", "tree"])
+def test_a_user_has_nothing_of_roots_removed_by_a_link_in_place_of_an_image(
+    theirs: Theirs, what: str
+) -> None:
+    """Root removed the file, or all of the directory, to which it led."""
+    theirs.leads_to(getattr(theirs, what))
+    theirs.hand_over()
+    assert theirs.is_whole()
+    [told] = theirs.told
+    assert "the VM's old image stays" in told
+    assert f"uid {PERSON}" in told
+
+
+def test_nor_by_a_link_in_place_of_a_directory_above(theirs: Theirs) -> None:
+    below = theirs.directory / "images"
+    below.mkdir()
+    (below / "file").write_text("a disk")
+    image = below / "file"
+    shutil.rmtree(below)
+    below.symlink_to(theirs.tree)
+    os.lchown(below, PERSON, PERSON)
+    theirs.hand_over(image)
+    assert theirs.is_whole()
+
+
+def test_nor_as_an_image_that_is_removed_with_its_vm(theirs: Theirs) -> None:
+    theirs.leads_to(theirs.secret)
+    found = HostImage(theirs.image, 6, 4096, ())
+    with pytest.raises(StorageError):
+        run(remove_image(theirs.host, found))
+    assert theirs.is_whole()
+    # The owner of a directory may be one whose state this is.
+    os.chown(theirs.host.state_dir, PERSON, PERSON)
+    theirs.leads_to(theirs.secret)
+    theirs.hand_over()
+    assert not theirs.secret.exists()
+
+
+def test_links_and_directories_of_roots_are_followed(theirs: Theirs, place: Path) -> None:
+    link = place / "disk.raw"
+    link.symlink_to(theirs.secret)
+    theirs.hand_over(link)
+    assert not theirs.secret.exists()
+    assert not link.is_symlink()

@@ -190,7 +190,11 @@ def test_after_its_node_is_gone_it_boots_from_its_spec(
     assert "vmckpt vm rm VM --host HOST" in said
     assert made.vmckpt("vm", "rm", NAME, "--host", "lab-b").code == 4  # that one runs
     assert made.vmckpt("vm", "rm", NAME, "--host", "lab-a", "--disks").code == 2
+    # Its own is stopped all the same: otherwise the cluster would fence its node.
+    assert other.does("stop") == SUCCESS
+    assert other.does("monitor") == NOT_RUNNING
     made.ok("vm", "rm", NAME, "--host", "lab-a")
+    assert other.does("start") == SUCCESS
     assert other.does("migrate_to", CRM_meta_migrate_target="lab-a") == SUCCESS
     assert one.does("migrate_from") == SUCCESS
 

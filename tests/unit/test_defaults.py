@@ -82,6 +82,8 @@ def test_what_no_command_has_is_refused(write: Write, text: str, why: str) -> No
         ("replicate.failover", "primary-is-dead"),
         ("replicate.stop", "standby-is-dead"),
         ("checkpoint.restore", "host"),
+        ("vm.run", "silent-hosts-are-off"),
+        ("vm.stop", "host"),
     ],
 )
 def test_no_default_says_that_a_silent_host_runs_no_guest(

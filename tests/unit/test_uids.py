@@ -57,6 +57,12 @@ def test_whom_a_range_belongs_to_already_is_found() -> None:
     assert taken(UIDS, ["root:x:0:0::/root:/bin/sh\n", ""], ["bob:934464:65536\n"]) == []
 
 
+def test_numbers_that_no_account_has_belong_to_no_one() -> None:
+    """A host that was broken into ended `host check` of all hosts with "vmckpt has a bug"."""
+    endless = "9" * 5000
+    assert taken(UIDS, [f"x:x:{endless}:0\n"], [f"x:{endless}:65536\nx:1:{endless}\n"]) == []
+
+
 def test_a_vm_is_the_same_user_wherever_the_range_is() -> None:
     users = {}
     for number in range(1000):

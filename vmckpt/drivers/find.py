@@ -50,6 +50,23 @@ async def find(name: str, tell: "Tell") -> Driver:
         return domain
 
 
+async def find_on(host: "Host", name: str) -> Driver:
+    """The VM of that name on `host`, whichever other host has one too. Raises NotFoundError."""
+    from vmckpt.vm.inventory import read_vm, require_at_home
+    from vmckpt.vm.paths import file_name
+
+    file_name(name, "VM")
+    if (vm := await read_vm(host, name)) is not None:
+        return DirectVm(vm)
+    if host.libvirt is not None:
+        from vmckpt.drivers.domain import LibvirtDomain
+        from vmckpt.vm.domains.inventory import find_domain
+
+        if (domain := await find_domain(name, [host])) is not None:
+            return LibvirtDomain(domain)
+    return DirectVm(await require_at_home(host, name))
+
+
 async def find_own(name: str, tell: "Tell") -> "Vm":
     """As `find`, for a VM that vmckpt runs itself. Raises as `find`, RefusedError."""
     found = await find(name, tell)
@@ -102,7 +119,8 @@ async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
         given += [await domain_info(domain) for domain in found.given]
         silent, unheard = silent + found.silent, unheard + found.unheard
         unread += found.unread
-    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard, unread)
+    ordered = sorted(given, key=lambda vm: (vm.name, vm.host))
+    return Answers(ordered, silent, unheard, unread, looks.arrivals)
 
 
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":

@@ -18,6 +18,16 @@ class Unread(NamedTuple):
     error: VmckptError
 
 
+class Arrival(NamedTuple):
+    """A VM that is not at home on a host, where an interrupted migration to it left something.
+
+    Its guest may run there.
+    """
+
+    host: str
+    vm: str
+
+
 class Answers(NamedTuple, Generic[T]):
     """The hosts' answers, in order, with the errors of silent hosts, and their names.
 
@@ -28,6 +38,7 @@ class Answers(NamedTuple, Generic[T]):
     silent: list[VmckptError]
     unheard: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
 
 
 async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[T]]) -> Answers[T]:

@@ -10,6 +10,7 @@ LEAST_FIRST, MOST_LAST = 100_000, 2_147_483_647
 # size.
 LEAST_USERS = 65_536
 _RANGE = re.compile(r"(\d{1,10})-(\d{1,10})")
+_NUMBER = re.compile(r"[0-9]{1,10}")
 
 
 class Uids(NamedTuple):
@@ -47,7 +48,7 @@ def users_among(uids: Uids, accounts: str) -> Iterator[str]:
     """Names in a passwd(5) or group(5) file whose number is in the range. Pure."""
     for line in accounts.splitlines():
         words = line.split(":")
-        if len(words) > 2 and words[2].isdecimal() and int(words[2]) in uids:
+        if len(words) > 2 and _NUMBER.fullmatch(words[2]) and int(words[2]) in uids:
             yield f"{words[0]} ({words[2]})"
 
 
@@ -55,7 +56,7 @@ def ranges_among(uids: Uids, subordinate: str) -> Iterator[str]:
     """Lines of a subuid(5) or subgid(5) file that overlap the range. Pure."""
     for line in subordinate.splitlines():
         words = line.split(":")
-        if len(words) == 3 and words[1].isdecimal() and words[2].isdecimal():
+        if len(words) == 3 and all(map(_NUMBER.fullmatch, words[1:])):
             first, count = int(words[1]), int(words[2])
             if first <= uids.last and uids.first < first + count:
                 yield f"{words[0]} ({first}-{first + count - 1})"

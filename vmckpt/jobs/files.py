@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from vmckpt.errors import OutcomeUnknownError, StorageError
+from vmckpt.hosts.processes.process import PROCESS, is_alive
+
 DIRECTORY = "jobs"
 
 
@@ -89,15 +92,24 @@ def earlier_order(state_dir: Path, run: str) -> Path:
 
 
 def forget_old(state_dir: Path, kind: str, kept_s: float, now_unix_s: float) -> None:
-    """Remove jobs of a kind that were last written to `kept_s` ago, finished or not.
+    """Remove jobs of a kind that were last written to `kept_s` ago, if their process has ended.
 
-    Includes jobs of earlier versions, which used other directories. What cannot be removed stays:
-    it is not a reason for the next job to fail.
+    The clock may have jumped. Includes jobs of earlier versions, which used other directories. What
+    cannot be removed stays: it is not a reason for the next job to fail.
     """
     earlier = (*state_dir.glob("checkpointing/*/"), *state_dir.glob(f"{DIRECTORY}/*/job.json"))
     paths = [path.parent if path.is_file() else path for path in earlier]
     for path in (*jobs_dir(state_dir, kind).glob("*/"), *paths):
         with suppress(OSError):  # another job may be removing it too
             last_unix_s = max(one.stat().st_mtime for one in (path, *path.iterdir()))
-            if now_unix_s - last_unix_s > kept_s:
+            if now_unix_s - last_unix_s > kept_s and not _is_running(JobFiles(path)):
                 shutil.rmtree(path)
+
+
+def _is_running(files: JobFiles) -> bool:
+    try:
+        return is_alive(PROCESS.decode(files.process.read_bytes(), files.process))
+    except OutcomeUnknownError:
+        return True
+    except (OSError, StorageError):  # it has not begun, or was begun by an earlier version
+        return False

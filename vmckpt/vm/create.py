@@ -41,10 +41,10 @@ def read_spec(path: Path) -> Spec:
     return parse_spec(anchored(parse_spec(text, str(path), base), base), str(path), base)
 
 
-async def run_vm(spec: Spec, host: Host) -> Vm:
+async def run_vm(spec: Spec, host: Host, *, silent_are_off: bool = False) -> Vm:
     """Create the VM on `host` and start it. Raises as `create_vm`."""
     async with new_name(spec.name, host, "vm run"):
-        return await create_vm(spec, host)
+        return await create_vm(spec, host, silent_are_off=silent_are_off)
 
 
 async def define_vm(spec: Spec, host: Host) -> Vm:
@@ -66,16 +66,19 @@ def name_lock(name: str, action: str) -> AbstractAsyncContextManager[None]:
     return local_host().lock(state_dir() / "names" / name, owner(action))
 
 
-async def create_vm(spec: Spec, host: Host, *, starts: bool = True) -> Vm:
+async def create_vm(
+    spec: Spec, host: Host, *, starts: bool = True, silent_are_off: bool = False
+) -> Vm:
     """Create the VM, as the holder of `new_name`; on an error nothing of it remains.
 
     Without `starts` it is off afterwards; its QEMU was started and ended before the guest ran, so
-    that everything in the spec is known to exist. Raises RefusedError if the inventory has a VM of
+    that everything in the spec is known to exist. `silent_are_off`: no host that does not answer
+    runs it. Raises RefusedError if the inventory has a VM of
     that name anywhere, or the host is drained; BusyError if there may soon be one.
     """
     directory = vm_dir(host.state_dir, spec.name)
     await require_open(host)  # a drain writes its mark first, then looks for locks
-    if taken := await homes(spec.name, all_hosts()):
+    if taken := await homes(spec.name, all_hosts(), silent_are_off=silent_are_off):
         raise RefusedError(
             f"there is a VM '{spec.name}' already",
             why=f"on host {taken[0].host.name}",

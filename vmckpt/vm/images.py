@@ -19,10 +19,12 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError,
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
+from vmckpt.hosts.processes.other_user import become
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
 from vmckpt.vm.backing import backing_of, malformed
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.users.path_user import path_user, remove_as
 
 FOLDER = "images"
 # The mode as a number: in words it depends on the host's language.
@@ -192,17 +194,18 @@ async def remove_image(host: Host, image: HostImage) -> None:
     """
     if image.users:
         raise _in_use(host, image, image.users)
+    user = await path_user(host, image.path)
     real = await host.resolve(image.path)
     apart = real.with_name(f".removed-{os.urandom(4).hex()}-{real.name}")
-    await _rename(host, real, apart)
+    await _rename(host, real, apart, user)
     said = await _said(host)
     found = [
         one.user for one in said if any(_mentions(one.text, name) for name in (real, image.path))
     ]
     if not found:
-        await host.remove(apart)
+        await remove_as(host, user, apart)
         return
-    await _rename(host, apart, real)
+    await _rename(host, apart, real, user)
     raise _in_use(host, image, dict.fromkeys(found))
 
 
@@ -214,8 +217,10 @@ def _in_use(host: Host, image: HostImage, users: Iterable[str]) -> RefusedError:
     )
 
 
-async def _rename(host: Host, old: Path, new: Path) -> None:
-    done = await host.run(["mv", "-n", "-T", "--", str(old), str(new)])
+async def _rename(host: Host, old: Path, new: Path, user: int | None) -> None:
+    """As `user`, who may replace it; None: root alone may."""
+    words = ["mv", "-n", "-T", "--", str(old), str(new)]
+    done = await host.run(words if user is None else become(user, [user], words))
     if done.returncode or await host.exists(old):
         raise StorageError(
             f"cannot rename {old} to {new.name} on {host.name}",

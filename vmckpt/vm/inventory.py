@@ -14,7 +14,7 @@ from vmckpt.errors import (
     StorageError,
     UsageError,
 )
-from vmckpt.hosts.every import Answers, Unread, ask_every
+from vmckpt.hosts.every import Answers, Arrival, Unread, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
@@ -115,12 +115,23 @@ async def require_at_home(host: Host, name: str) -> Vm:
     return vm
 
 
-async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
+async def homes(
+    name: str, hosts: Iterable[Host] | None = None, *, silent_are_off: bool = False
+) -> list[Vm]:
     """Every host where the VM is at home: one, none, or two during a migration's handover.
 
-    Raises HostDownError if one of them does not answer.
+    Raises HostDownError if one of them does not answer, unless `silent_are_off`.
     """
-    found = await asyncio.gather(*(read_vm(host, name) for host in (hosts or all_hosts())))
+
+    async def read(host: Host) -> Vm | None:
+        try:
+            return await read_vm(host, name)
+        except HostDownError:
+            if silent_are_off:
+                return None
+            raise
+
+    found = await asyncio.gather(*map(read, hosts or all_hosts()))
     return [vm for vm in found if vm is not None]
 
 
@@ -131,7 +142,7 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
     VM of one name, at least one then sees the other. Raises RefusedError, BusyError.
     """
 
-    async def look(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None]]:
+    async def look(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None, bool]]:
         if other.name == host.name:
             return []
         # In this order: a lock is given back when the VM is there.
@@ -143,13 +154,14 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
                 name,
                 await other.lock_owner(lock_path(other.state_dir, name)),
                 await read_vm(other, name),
+                await other.exists(vm_dir(other.state_dir, name).journal),
             )
             for name in dict.fromkeys([*there, *locked])
             if name in names
         ]
 
     found = await ask_every(hosts, look)
-    for other, name, owner, vm in (one for those in found.given for one in those):
+    for other, name, owner, vm, is_cut_off in (one for those in found.given for one in those):
         if vm is not None:
             raise RefusedError(
                 f"there is a VM '{name}' already",
@@ -161,6 +173,12 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
                 f"there may soon be a VM '{name}' on {other.name}",
                 why=f"its name is held there by {owner.action} (pid {owner.pid})",
                 remedy="wait until that has ended, or choose another name",
+            )
+        if is_cut_off:
+            raise BusyError(
+                f"{other.name} has remains of an interrupted migration of '{name}'",
+                why="the guest may run there",
+                remedy=f"recover it first: vmckpt migrate --recover {name}; or choose another name",
             )
 
 
@@ -214,14 +232,18 @@ async def look(vm: Vm) -> VmStatus:
 async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     """The state of every VM of `hosts`, queried concurrently, and the hosts that do not answer.
 
-    A VM with damaged files is listed among the silent, and hides no other.
+    A VM with damaged files is listed among the silent, and hides no other. One that may have
+    arrived on a host by an interrupted migration is listed among the arrivals.
     """
-    unread = list[Unread]()
+    unread, arrivals = list[Unread](), list[Arrival]()
 
     async def look_one(host: Host, name: str) -> VmStatus | None:
         try:
-            vm = await read_vm(host, name)
-            return None if vm is None else await look(vm)
+            if (vm := await read_vm(host, name)) is not None:
+                return await look(vm)
+            if await _is_cut_off_there(host, name):
+                arrivals.append(Arrival(host.name, name))
+            return None
         except (UsageError, StorageError) as exc:
             unread.append(Unread(host.name, name, exc))
             return None
@@ -233,7 +255,16 @@ async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     answers = await ask_every(hosts, look_at)
     given = [look for looks in answers.given for look in looks if look is not None]
     silent = answers.silent + [one.error for one in unread]
-    return Answers(given, silent, answers.unheard, tuple(unread))
+    return Answers(given, silent, answers.unheard, tuple(unread), tuple(arrivals))
+
+
+async def _is_cut_off_there(host: Host, name: str) -> bool:
+    """Whether there is something of an interrupted migration of a VM that is not at home there."""
+    mine, lock = vm_dir(host.state_dir, name), lock_path(host.state_dir, name)
+    if not await host.exists(mine.journal) or await host.lock_owner(lock):
+        return False
+    # It may have ended before its lock was seen free.
+    return await host.exists(mine.journal) and not await host.exists(mine.current)
 
 
 async def is_worked_on(name: str) -> bool:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 20
 # Options without defaults. The output format depends on the program that reads it. That a host is
 # dead, or that a VM of a silent host should run on another one, must be said each time: otherwise
-# two guests could run.
-_NEVER = frozenset({"json", "output", "columns", "help", "primary-is-dead", "standby-is-dead"})
-_NEVER_OF = frozenset({("restore", "host")})
+# two guests could run. So must which of a VM's two homes is meant.
+_DEAD = frozenset({"primary-is-dead", "standby-is-dead", "silent-hosts-are-off"})
+_NEVER = frozenset({"json", "output", "columns", "help"}) | _DEAD
+_NEVER_OF = frozenset({("restore", "host"), ("stop", "host")})
 
 
 class Setting(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vmckpt.drivers.driver import VmInfo
-from vmckpt.errors import RefusedError
+from vmckpt.errors import VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.drain.crowding import LearnedCrowding
 from vmckpt.forecast.drain.fleet import MoveCost
@@ -87,7 +87,7 @@ class MoveCosts:
                 own_users = bool(source.vm_uids or target.vm_uids)
                 found = await choose(self.options.tls, source, target, own_users=own_users)
                 scheme = found.scheme
-            except RefusedError:  # the checks report it before anything moves
+            except VmckptError:  # the checks report it before anything moves
                 scheme = Scheme.CLEAR
             self._schemes[pair] = scheme is not Scheme.CLEAR
         return self._schemes[pair]

@@ -33,6 +33,7 @@ from vmckpt.fleet.drain.result import DrainResult, Held
 from vmckpt.fleet.drain.view import TOOLS, DrainTools
 from vmckpt.forecast.drain.crowding import Past, PastMove
 from vmckpt.foreign import MalformedError
+from vmckpt.hosts.every import Arrival
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import close, closed_by, is_closed, reopen
 from vmckpt.hosts.inventory.inventory import local_host
@@ -241,6 +242,8 @@ class _Work:
 
     async def _look(self) -> Sequence[VmInfo]:
         answers = await self._tools.look()
+        if self._action == DRAIN and await self._has_ended(answers.arrivals):
+            answers = await self._tools.look()
         self._silent = answers.silent
         for error in answers.silent:
             self._say(f"not asked: {error}")
@@ -255,6 +258,19 @@ class _Work:
             if self._action == DRAIN and one.host == self._host.name:
                 self._stay[one.vm] = _stay(one.vm, one.error)  # it may well be running
         return answers.given
+
+    async def _has_ended(self, arrivals: Sequence[Arrival]) -> bool:
+        """End interrupted migrations to the host, where their guests may run.
+
+        One that cannot be ended stays. Returns whether there are any.
+        """
+        coming = [one.vm for one in arrivals if one.host == self._host.name]
+        for vm in coming:
+            try:
+                await self._tools.find(vm, self._say)
+            except VmckptError as exc:
+                self._stay[vm] = _stay(vm, exc)
+        return bool(coming)
 
     def _leaving(self, seen: Sequence[VmInfo]) -> tuple[list[VmInfo], tuple[str, ...]]:
         """Those that are to move, and those that do not run."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,8 @@ from vmckpt.units import parse_size_bytes
 from vmckpt.vm.inventory import is_worked_on
 
 _MEM_TOTAL = re.compile(r"MemTotal: +([0-9]{1,15}) kB *")
+# In /sys/devices/system/cpu/online, between commas.
+_SPAN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 # No limit, as a number that is never reached.
 ANY_NUMBER = 1 << 20
 
@@ -107,9 +108,10 @@ async def _memory_bytes(host: Host) -> int:
 
 async def _processors(host: Host) -> int:
     text = await host.read_text(Path("/sys/devices/system/cpu/online")) or ""
-    with suppress(ValueError):
-        spans = [part.partition("-") for part in text.strip().split(",")]
-        return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+    spans = [_SPAN.fullmatch(part) for part in text.strip().split(",")]
+    count = sum(int(one[2] or one[1]) - int(one[1]) + 1 for one in spans if one)
+    if all(spans) and count > 0:
+        return count
     raise _tells_not(host, "/sys/devices/system/cpu/online")
 
 

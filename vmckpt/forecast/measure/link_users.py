@@ -1,6 +1,7 @@
 """The users of the link between two hosts: their files there, see migrate/shared_link.py."""
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.sequence.steps import both
 
 OUT, IN, TURN = "out", "in", "turn"
+# Bytes per second.
+_LIMIT = re.compile(r"[0-9]{1,15}")
 
 
 async def others_on_the_link(source: Host, target: Host) -> int:
@@ -26,7 +29,7 @@ async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
     directory, found = directory_of(host, way), dict[str, int]()
     for name in await host.list_dir(directory):
         run, _, limit = name.partition(".")
-        if run == but or not limit.isdecimal():
+        if run == but or not _LIMIT.fullmatch(limit):
             continue
         if await host.lock_owner(directory / name) is not None:
             found[run] = int(limit)

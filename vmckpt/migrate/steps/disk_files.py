@@ -14,6 +14,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.vm.create import create_image
 from vmckpt.vm.paths import PROOF_SUFFIX
 from vmckpt.vm.superseded import is_superseded
+from vmckpt.vm.users.path_user import path_user, remove_as
 
 if TYPE_CHECKING:
     from vmckpt.preflight.migration.disks import DiskCopy
@@ -91,11 +92,12 @@ async def hand_over_files(
         if disk.keep:
             continue
         path = Path(disk.source)
-        for stale in dict.fromkeys((await source.resolve(path), path)):
-            try:
-                await source.remove(stale)
-            except StorageError as exc:
-                note(f"the VM's old image stays: {exc}")
+        try:
+            user = await path_user(source, path)
+            for stale in dict.fromkeys((await source.resolve(path), path)):
+                await remove_as(source, user, stale)
+        except StorageError as exc:
+            note(f"the VM's old image stays: {exc}")
 
 
 def _proof(path: Path, run: str) -> Path:

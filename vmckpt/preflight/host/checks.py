@@ -1,6 +1,7 @@
 """What a host provides and lacks for running VMs and taking part in migrations."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -231,7 +232,8 @@ async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
 async def _taps(host: Host, paste: Paste) -> Finding:
     """Permission to create the taps by which QEMU attaches guests to a bridge: CAP_NET_ADMIN."""
     shown = await host.run(["grep", "^CapEff:", "/proc/self/status"])
-    if shown.returncode == 0 and int(shown.stdout.split()[1], 16) & CAP_NET_ADMIN:
+    rights = re.match(r"CapEff:\s*([0-9a-f]{1,16})$", shown.stdout.strip())
+    if rights and int(rights[1], 16) & CAP_NET_ADMIN:
         return Finding("taps", OK, "this user may put guests on the bridge")
     reason = f"this user may make no taps on {host.name}: VMs with a NIC on a bridge do not start"
     return Finding("taps", WARN, reason, remedies.taps(paste))

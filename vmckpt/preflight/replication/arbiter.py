@@ -99,7 +99,10 @@ def local_ipv6(if_inet6: str) -> Iterable[str]:
 
 
 async def _is_at(url: str, addresses: frozenset[str]) -> bool:
-    host = urlsplit(url).hostname
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:  # the service says so
+        return False
     if host is None:
         return False
     found = await _resolved(host)

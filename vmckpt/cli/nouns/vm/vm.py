@@ -33,6 +33,13 @@ ShutdownLimit = Annotated[
 def run_(
     spec: SpecFile,
     host: HostOption = "local",
+    silent_hosts_are_off: Annotated[
+        bool,
+        typer.Option(
+            "--silent-hosts-are-off",
+            help="Run it although hosts that do not answer may have it: they are certainly off.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Create a VM from a spec and start it."""
@@ -40,7 +47,7 @@ def run_(
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.vm.create import read_spec, run_vm
 
-    vm = run(run_vm(read_spec(spec), find_host(host)))
+    vm = run(run_vm(read_spec(spec), find_host(host), silent_are_off=silent_hosts_are_off))
     _show_started(vm.name, vm.host.name, started(vm), as_json=json)
 
 
@@ -125,9 +132,14 @@ def list_(
     ]
     usual = ("name", "host", "state", "vcpus", "memory", "machine")
     wide = ("managed by", "accelerator", "cpu", "pid", "disks")
-    silent = [{"what": error.what, "why": error.why, "remedy": error.remedy}
-              for error in found.silent]  # fmt: skip
-    facts = {"vms": [vm.to_json() for vm in found.given], "silent": silent}
+    for one in found.arrivals:
+        warn(f"{one.vm} may run on {one.host}: its migration there was interrupted; recover it: "
+             f"vmckpt migrate --recover {one.vm}")  # fmt: skip
+    unread = {id(one.error): one.vm for one in found.unread}
+    silent = [{"what": error.what, "why": error.why, "remedy": error.remedy,
+               "vm": unread.get(id(error))} for error in found.silent]  # fmt: skip
+    facts = {"vms": [vm.to_json() for vm in found.given], "silent": silent,
+             "arrivals": [one._asdict() for one in found.arrivals]}  # fmt: skip
     listing.show(facts, (*usual, *wide), rows, wide=wide)
 
 
@@ -159,6 +171,14 @@ def start(
     autostart: Annotated[
         bool, typer.Option("--autostart", help="All VMs that start with this machine.")
     ] = False,
+    retry: Annotated[
+        str | None,
+        typer.Option(
+            "--retry",
+            help="With --autostart: try those again for this long that cannot be started yet.",
+            metavar="DURATION",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start a VM that is off, or resume one that is paused.
@@ -171,8 +191,14 @@ def start(
             why="both were given" if autostart else "neither was given",
             remedy="vmckpt vm start web",
         )
+    if retry is not None and not autostart:
+        raise UsageError(
+            "--retry has no effect here",
+            why="it applies to --autostart only",
+            remedy="leave it out, or say --autostart",
+        )
     if name is None:
-        _start_all(as_json=json)
+        _start_all(retry, as_json=json)
         return
     from vmckpt.cli.found import find
 
@@ -180,10 +206,11 @@ def start(
     _show_started(name, vm.host.name, run(vm.start()), as_json=json)
 
 
-def _start_all(*, as_json: bool) -> None:
+def _start_all(retry: str | None, *, as_json: bool) -> None:
     from vmckpt.fleet.autostart import autostart
+    from vmckpt.units import parse_duration_s
 
-    found = run(autostart(warn))
+    found = run(autostart(warn, retry_s=parse_duration_s(retry) if retry else 0.0))
     rows = [{"vm": one.vm, "error": one.error and facts_of(one.error)} for one in found]
     lines = [
         f"{one.vm} runs" if one.error is None else f"{one.vm} is off: {one_line(str(one.error))}"
@@ -300,13 +327,21 @@ def stop(
         bool, typer.Option("--force", help="End it immediately, like a power cut.")
     ] = False,
     timeout: ShutdownLimit = "60s",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host", help="Stop it on this host, although another host has it too.", metavar="HOST"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Press the VM's power button and wait until it is off."""
     from vmckpt.cli.found import find
+    from vmckpt.drivers.find import find_on
+    from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.units import parse_duration_s
 
-    vm = run(find(name))
+    vm = run(find(name) if host is None else find_on(find_host(host), name))
     run(vm.stop(force=force, timeout_s=parse_duration_s(timeout)))
     show({"vm": name, "host": vm.host.name, "state": "stopped"}, f"{name} is stopped", as_json=json)
 
