@@ -48,11 +48,15 @@ class Site:
         self.ran = 0
         self.other_runs = False
         monkeypatch.setenv("VMCKPT_STATE_DIR", str(path / "operator"))
-        for module in (create, lifecycle):
-            monkeypatch.setattr(module, "all_hosts", lambda: [self.a, self.b])
+        self.sees(monkeypatch, self.a, self.b)
         monkeypatch.setattr(lifecycle, "start_qemu", self._start)
         monkeypatch.setattr(create, "settled_platform", self._platform)
         monkeypatch.setattr("vmckpt.qemu.commands.cont", self._cont)
+
+    def sees(self, monkeypatch: pytest.MonkeyPatch, *hosts: LocalHost) -> None:
+        """The inventory has these hosts."""
+        for module in (create, lifecycle):
+            monkeypatch.setattr(module, "all_hosts", lambda: list(hosts))
 
     async def _start(
         self, host: LocalHost, spec: object, platform: Platform, files: QemuDir, **_: Any
@@ -149,7 +153,7 @@ def test_a_host_that_is_off_is_asked_for_no_vm_if_you_say_so(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     down = FaultyHost("b", site.b.state_dir, "127.0.0.1", faults=silence())
-    monkeypatch.setattr(lifecycle, "all_hosts", lambda: [site.a, down])
+    site.sees(monkeypatch, site.a, down)
     with pytest.raises(HostDownError):
         site.run()
     # One that answers counts, whatever it says.
@@ -158,11 +162,11 @@ def test_a_host_that_is_off_is_asked_for_no_vm_if_you_say_so(
     directory.spec.write_text(TEXT)
     directory.current.write_text("damaged")
     spec = parse_spec(TEXT, "x", Path("/"))
-    monkeypatch.setattr(lifecycle, "all_hosts", lambda: [site.a, site.b])
+    site.sees(monkeypatch, site.a, site.b)
     with pytest.raises(StorageError):
         asyncio.run(run_vm(spec, site.a, silent_are_off=True))
     assert site.ran == 0
-    monkeypatch.setattr(lifecycle, "all_hosts", lambda: [site.a, down])
+    site.sees(monkeypatch, site.a, down)
     asyncio.run(run_vm(spec, site.a, silent_are_off=True))
     assert site.ran == 1
 

@@ -32,6 +32,7 @@ MEANINGS = {
         "where a domain's XML becomes a VM",
         "whose VMs are listed",
         "from which a VM is removed",
+        "on which a VM is stopped",
     ),
     "--name": (
         "a checkpoint's",
