@@ -13,6 +13,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
+from vmckpt.replicate.primary.claim import ANY_REPLICA
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.protection import TAKING_S, ProtectionEnding
 
@@ -112,7 +113,8 @@ class Primary(Epochs):
         claimant, dead = Claimant(self.name), None
         if found is not None:
             record = found.record
-            if record.in_sync is not None and record.in_sync != home.gone_replica:
+            is_gone = home.gone_replica in (record.in_sync, ANY_REPLICA)
+            if record.in_sync is not None and not is_gone:
                 raise NotBegunError(f"{record.in_sync} may take over from {record.holder}")
             claimant = Claimant(self.name, succeeds=record.holder)
             dead = Holding(record.term, record.holder)

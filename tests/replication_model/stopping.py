@@ -23,6 +23,7 @@ from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S
 from vmckpt.replicate.operator.stop import ABANDON_S, ARBITER_S
+from vmckpt.replicate.primary.claim import ANY_REPLICA
 from vmckpt.replicate.status import DEAD, PROMOTED
 
 
@@ -31,9 +32,13 @@ class Stopping(Asking):
 
     async def _stop(self, *, is_dead: bool) -> None:
         """stop.stop"""
-        found = await self._sides()
+        alone = await self._home_alone() if is_dead else None
+        found = await self._sides_if_any(is_alone=alone is not None)
         if not found:
-            raise RefusedError("it is not replicated", PROTECT)
+            if alone is None or alone.home is None:
+                raise RefusedError("it is not replicated", PROTECT)
+            alone.home.gone_replica = ANY_REPLICA
+            return
         answering = {said.role for _, said in found if said.answers}
         is_alive = any(
             said.state == DEAD and host.qemu_of(host.home) is not None
@@ -55,10 +60,30 @@ class Stopping(Asking):
             await self._settle_term(found, is_dead=is_dead)
         await self._settle_if_seen()
         asking = await self._require_may_run(found, is_dead=is_dead)
-        for host, _ in found:
+        for host, said in found:
             await self._reach(host)
             if host is not asking:
-                host.files = None
+                self._forget(host, said)
+
+    async def _sides_if_any(self, *, is_alone: bool) -> list[Side]:
+        try:
+            return await self._sides()
+        except SilentError:
+            if is_alone:
+                return []
+            raise
+
+    @staticmethod
+    def _forget(host: Host, said: Said) -> None:
+        if host.files is not None and host.files.run == said.run:
+            host.files = None
+
+    async def _home_alone(self) -> Host | None:
+        """stop._home_alone"""
+        up, _ = await self._reached()
+        homes = [host for host in up if host.home is not None]
+        is_alone = len(homes) == 1 and homes[0].home is not None and homes[0].home.claim is None
+        return homes[0] if is_alone else None
 
     async def _settle_if_seen(self) -> None:
         try:
@@ -141,12 +166,14 @@ class Stopping(Asking):
         if (roles.get(host) != "primary" and not may_be_elsewhere) or host.home is None:
             return None
         if holder_of(host, host.home) is not None:
+            home, before = host.home, host.home.claim
             right = await self._ask_about(host)
             if right is not Right.OURS:
                 raise refused(right)
             if may_be_elsewhere and "asking" not in self.world.without:
                 return host
-            host.home.claim = None
+            if home.claim == before:
+                home.claim = None
         return None
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:

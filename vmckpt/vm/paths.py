@@ -77,7 +77,7 @@ class VmDir(NamedTuple):
     @property
     def gone_replica(self) -> Path:
         """The arbiter's name of a replica that may take over according to it, but no longer
-        exists.
+        exists; or that any it lists is gone (`replicate/primary/claim.py`). It moves with the VM.
         """
         return self.path / "gone-replica"
 
@@ -89,7 +89,7 @@ class VmDir(NamedTuple):
     @property
     def about_it(self) -> tuple[Path, ...]:
         """What is true of this VM alone, not of another one of its name."""
-        return self.identity, self.point, self.saving, self.away
+        return self.identity, self.point, self.saving, self.away, self.gone_replica
 
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""

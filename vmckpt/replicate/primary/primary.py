@@ -36,7 +36,7 @@ from vmckpt.replicate.disks.mirrors import MirrorSource, mirrored
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
-from vmckpt.replicate.primary.claim import Claim, require_right
+from vmckpt.replicate.primary.claim import ANY_REPLICA, Claim, require_right
 from vmckpt.replicate.primary.epochs import Grip
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection
@@ -126,7 +126,8 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
 
 async def _vm_of(request: ReplicationRequest) -> Vm:
     """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
-    vm = await read_again(await require_at_home(request.primary, request.vm))
+    found = await require_at_home(request.primary, request.vm)
+    vm = await read_again(found, runs_again=False)  # `require_right` asks the arbiter
     _require_same_qemu(request, vm)
     return vm
 
@@ -207,11 +208,12 @@ async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding
         return Lease(store, request.vm, Claimant(name), span), None
     record = found.record
     gone = await vm.host.read_text(vm.directory.gone_replica)
-    if record.in_sync is not None and record.in_sync != gone:
+    if record.in_sync is not None and gone not in (record.in_sync, ANY_REPLICA):
         raise RefusedError(
             f"'{request.vm}' is protected already",
             why=f"{record.in_sync} may take over from {record.holder}, as the arbiter has it",
-            remedy=f"vmckpt replicate stop {request.vm}",
+            remedy=f"vmckpt replicate stop {request.vm} (with --standby-is-dead if both hosts of "
+            "that replication are gone for good)",
         )
     claimant = Claimant(name, succeeds=record.holder)
     return Lease(store, request.vm, claimant, span), Holding(record.term, record.holder)
