@@ -740,8 +740,10 @@ def test_a_vm_whose_last_replication_left_nothing_can_be_protected_again(
         asyncio.run(stop("web", (*lost, third)))
     last = asyncio.run(stop("web", (*lost, third), standby_is_dead=True))
     assert last is not None
-    assert "is protected next" in str(last.why)
+    assert "b/1, which the arbiter still lists, is ignored" in str(last.why)
     asyncio.run(primary._entitled(request, vm))
+    with pytest.raises(HostDownError):
+        asyncio.run(stop("web", (*lost, third), standby_is_dead=True))
 
 
 @pytest.mark.parametrize("is_left", [True, False])
@@ -794,6 +796,7 @@ def test_a_stop_declares_no_replica_gone_of_a_vm_that_a_standby_may_have(
     hosts: Hosts, tmp_path: Path
 ) -> None:
     vm = home(hosts[0], "old")
+    vm.directory.listed_replica.write_text("b/1")
     Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
     with pytest.raises(NotFoundError):
         asyncio.run(stop("web", hosts, standby_is_dead=True))

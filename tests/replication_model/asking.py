@@ -18,7 +18,6 @@ from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import STATUS_TIMEOUT_S
 from vmckpt.replicate.operator.sides import BEGIN_S
-from vmckpt.replicate.primary.claim import ANY_REPLICA
 from vmckpt.replicate.status import DEAD, PROMOTED
 
 START, PROTECT, FAILOVER, STOP, WAIT = "start", "protect", "failover", "stop", "wait"
@@ -283,4 +282,4 @@ def _was_given_term(host: Host) -> bool:
 
 
 def _took_alone(standby: Host) -> bool:
-    return standby.home is not None and standby.home.gone_replica not in (None, ANY_REPLICA)
+    return standby.home is not None and standby.home.gone_replica is not None

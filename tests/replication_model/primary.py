@@ -13,7 +13,6 @@ from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
-from vmckpt.replicate.primary.claim import ANY_REPLICA
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.protection import TAKING_S, ProtectionEnding
 
@@ -113,15 +112,16 @@ class Primary(Epochs):
         claimant, dead = Claimant(self.name), None
         if found is not None:
             record = found.record
-            is_gone = home.gone_replica in (record.in_sync, ANY_REPLICA)
-            if record.in_sync is not None and not is_gone:
+            if record.in_sync is not None and record.in_sync != home.gone_replica:
+                home.listed_replica = record.in_sync
                 raise NotBegunError(f"{record.in_sync} may take over from {record.holder}")
             claimant = Claimant(self.name, succeeds=record.holder)
             dead = Holding(record.term, record.holder)
         lease = host.lease(claimant)
         self._keeper = TermKeeper(lease, self._guard.tell, clock=host.clock, sleep=rest)
         await self._keeper.take(dead)
-        home.gone_replica, home.claim, self._is_armed = None, self.name, True
+        home.gone_replica = home.listed_replica = None
+        home.claim, self._is_armed = self.name, True
         self.term = self._keeper.term
         standby = self._standby()
         if standby is None or world.now_s < world.paths_up_from_s[0]:

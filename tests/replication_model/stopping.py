@@ -16,14 +16,13 @@ from tests.replication_model.asking import (
     others_of,
     refused,
 )
-from tests.replication_model.machine import Files, Host, Said
+from tests.replication_model.machine import Files, Home, Host, Said
 from tests.replication_model.process import POLL_S
 from tests.replication_model.recovery import Abandon, Recovery, end_waiting, holder_of
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S
 from vmckpt.replicate.operator.stop import ABANDON_S, ARBITER_S
-from vmckpt.replicate.primary.claim import ANY_REPLICA
 from vmckpt.replicate.status import DEAD, PROMOTED
 
 
@@ -32,12 +31,12 @@ class Stopping(Asking):
 
     async def _stop(self, *, is_dead: bool) -> None:
         """stop.stop"""
-        alone = await self._home_alone() if is_dead else None
-        found = await self._sides_if_any(is_alone=alone is not None)
+        refused_for = self._refused_for() if is_dead else None
+        found = await self._sides_if_any(is_refused=refused_for is not None)
         if not found:
-            if alone is None or alone.home is None:
+            if refused_for is None:
                 raise RefusedError("it is not replicated", PROTECT)
-            alone.home.gone_replica = ANY_REPLICA
+            refused_for.gone_replica, refused_for.listed_replica = refused_for.listed_replica, None
             return
         answering = {said.role for _, said in found if said.answers}
         is_alive = any(
@@ -65,11 +64,11 @@ class Stopping(Asking):
             if host is not asking:
                 self._forget(host, said)
 
-    async def _sides_if_any(self, *, is_alone: bool) -> list[Side]:
+    async def _sides_if_any(self, *, is_refused: bool) -> list[Side]:
         try:
             return await self._sides()
         except SilentError:
-            if is_alone:
+            if is_refused:
                 return []
             raise
 
@@ -78,12 +77,12 @@ class Stopping(Asking):
         if host.files is not None and host.files.run == said.run:
             host.files = None
 
-    async def _home_alone(self) -> Host | None:
-        """stop._home_alone"""
-        up, _ = await self._reached()
-        homes = [host for host in up if host.home is not None]
-        is_alone = len(homes) == 1 and homes[0].home is not None and homes[0].home.claim is None
-        return homes[0] if is_alone else None
+    def _refused_for(self) -> Home | None:
+        """stop._refused_for"""
+        homes = [host.home for host in self._hosts if host.answers and host.home is not None]
+        if len(homes) != 1 or homes[0].claim is not None or homes[0].listed_replica is None:
+            return None
+        return homes[0]
 
     async def _settle_if_seen(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, OperationFailedError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.primary.claim import ANY_REPLICA, was_given_term, was_protected_by
+from vmckpt.replicate.primary.claim import was_given_term, was_protected_by
 from vmckpt.replicate.request import ServiceFiles, release_mark
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
@@ -67,10 +67,9 @@ async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: Host) 
         return True
     if not await was_protected_by(stale, standby.name) or await _is_given_term(stale):
         return False
-    if await was_given_term(stale):
-        took_alone = await standby.read_text(vm_dir(standby.state_dir, name).gone_replica)
-        if took_alone in (None, ANY_REPLICA):
-            return False
+    took_alone = vm_dir(standby.state_dir, name).gone_replica
+    if await was_given_term(stale) and not await standby.exists(took_alone):
+        return False
     await remove_stale_home(host, name, qemu_id)
     return True
 

@@ -6,6 +6,7 @@ Afterwards the VM runs where it was, no replica may take over, and it may be pro
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from vmckpt.errors import (
     HostDownError,
@@ -35,7 +36,6 @@ from vmckpt.replicate.operator.sides import (
     while_there_is,
 )
 from vmckpt.replicate.primary.claim import (
-    ANY_REPLICA,
     ClaimAnswer,
     ask_about,
     drop_claim,
@@ -61,7 +61,7 @@ async def stop(
     """Stop the VM's replication; the VM keeps running, unprotected. Returns the last status.
 
     None: no service was left, only overlays of its shared disks. If nothing at all was left, and
-    `standby_is_dead`, a standby that the arbiter still lists is ignored by the next protection.
+    `standby_is_dead`, the next protection ignores the standby for which the last was refused.
 
     Its writes to shared disks are committed. `standby_is_dead`: the operator declares silent hosts
     dead; records of other hosts still count. A silent arbiter is not needed once nothing is left of
@@ -73,12 +73,12 @@ async def stop(
     guest, TimedOutError, OperationFailedError.
     """
     hosts = tuple(hosts)
-    alone = await _home_alone(name, hosts) if standby_is_dead else None
-    found = await _sides_if_any(name, hosts, is_alone=alone is not None)
+    refused_for = await _refused_for(name, hosts) if standby_is_dead else None
+    found = await _sides_if_any(name, hosts, is_refused=refused_for is not None)
     if not found:
         if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
             return None
-        return await _without_services(name, alone)
+        return await _declared_gone(name, refused_for)
     answering = {side.status.role: side.host for side in found if side.answers}
     if Role.STANDBY in answering and not (
         Role.PRIMARY in answering or await _is_alive_at_primary(name, found)
@@ -124,28 +124,38 @@ async def _forget(name: str, side: ReplicaSide) -> None:
         await side.host.remove(files.path)
 
 
-async def _home_alone(name: str, hosts: Iterable[Host]) -> Vm | None:
-    """The VM, if one host has it, and no standby was to have what is there."""
+class _RefusedFor(NamedTuple):
+    """A VM that was refused a protection because the arbiter lists `replica`."""
+
+    vm: Vm
+    replica: str
+
+
+async def _refused_for(name: str, hosts: Iterable[Host]) -> _RefusedFor | None:
+    """None unless one host has the VM, and no standby was to have what is there."""
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     if len(homes) != 1 or await homes[0].host.exists(homes[0].directory.claim):
         return None
-    return homes[0]
+    replica = await homes[0].host.read_text(homes[0].directory.listed_replica)
+    return None if replica is None else _RefusedFor(homes[0], replica)
 
 
-async def _without_services(name: str, vm: Vm | None) -> ReplicaStatus:
-    """No host has a service. `vm`: the operator declares the replication's hosts lost; it was
-    restored or moved elsewhere, and their arbiter may still list a standby. Raises NotFoundError.
+async def _declared_gone(name: str, one: _RefusedFor | None) -> ReplicaStatus:
+    """No host has a service: both hosts of an earlier replication were lost, and the VM was
+    restored or moved elsewhere. Their arbiter still lists a standby. Raises NotFoundError.
     """
-    if vm is None:
+    if one is None:
         raise not_replicated(name)
-    await vm.host.write_text(vm.directory.gone_replica, ANY_REPLICA)
+    vm, replica = one
+    await vm.host.write_text(vm.directory.gone_replica, replica)
+    await vm.host.remove(vm.directory.listed_replica)
     return ReplicaStatus(
         role=Role.PRIMARY,
         state="ended",
         vm=vm.name,
-        why="no host had anything of it; a standby that the arbiter still lists is ignored when "
-        f"'{vm.name}' is protected next",
+        why=f"no host had anything of it; {replica}, which the arbiter still lists, is ignored "
+        f"when '{vm.name}' is protected next",
     )
 
 
@@ -429,14 +439,14 @@ def _is_left(said: ReplicaStatus | None) -> bool:
     return said is None or _is_killed(said) or said.has_left
 
 
-async def _sides_if_any(name: str, hosts: Iterable[Host], *, is_alone: bool) -> list[ReplicaSide]:
+async def _sides_if_any(name: str, hosts: Iterable[Host], *, is_refused: bool) -> list[ReplicaSide]:
     """Like `sides`; also none if only a silent host may have one and it is declared dead
-    (`is_alone`), or there are overlays: `fold_there` asks that host, unless it is declared dead.
+    (`is_refused`), or there are overlays: `fold_there` asks that host, unless it is declared dead.
     """
     try:
         return await sides(name, hosts)
     except HostDownError:
-        if is_alone or await stand_aside(name, hosts):
+        if is_refused or await stand_aside(name, hosts):
             return []
         raise
 

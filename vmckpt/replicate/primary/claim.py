@@ -32,8 +32,6 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.start import Replaced
 
 ASK_TIMEOUT_S = 20.0
-# In a VM's `gone_replica`: whichever replica the arbiter lists. None is called that.
-ANY_REPLICA = "any"
 
 
 @dataclass(frozen=True, slots=True)
