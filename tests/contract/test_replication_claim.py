@@ -7,12 +7,21 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.contract.test_replication_leftovers import home, record, requested, stands
+from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.cli.main import command_line
+from vmckpt.cli.nouns.checkpoint import restore as command
 from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.find import require_own
 from vmckpt.errors import BusyError, HostDownError, RefusedError
+from vmckpt.fleet.guard import rollback
+from vmckpt.group import restore as of_groups
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
@@ -24,6 +33,7 @@ from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
+from vmckpt.vm.start import Replaced
 
 
 @pytest.fixture
@@ -96,23 +106,142 @@ def test_a_primary_that_was_paused_for_its_lost_right_is_not_resumed(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, force: bool
 ) -> None:
     """Its service has died since; its QEMU stands, and its standby may run the guest."""
-    vm = replaced(hosts, tmp_path, "died")
+    vm = standing(replaced(hosts, tmp_path, "died"))
     record(tmp_path, "b/1", None)
-    alive = identify(os.getpid())
-    assert alive
-    vm.directory.current.write_text(vm.qemu._replace(process=alive).to_json())
-    vm = vm._replace(qemu=vm.qemu._replace(process=alive))
     assert asyncio.run(vm.is_alive())
     for begun in (DirectVm(vm).resume(), DirectVm(vm).reboot(force=force, timeout_s=1.0)):
         with pytest.raises(RefusedError, match="may run on b"):
             asyncio.run(begun)
 
     async def held_by_its_service() -> None:
-        async with held(vm, "replicate"):
+        async with held(vm, "replicate", runs_again=False):
             await DirectVm(vm).resume()
 
     with pytest.raises(BusyError, match="replicate"):
         asyncio.run(held_by_its_service())
+
+
+def standing(vm: Vm) -> Vm:
+    """With a process in its QEMU's place, which answers nothing: its guest may be paused."""
+    alive = identify(os.getpid())
+    assert alive
+    vm.directory.current.write_text(vm.qemu._replace(process=alive).to_json())
+    return vm._replace(qemu=vm.qemu._replace(process=alive))
+
+
+def test_a_guest_that_lost_its_right_is_not_moved_away_from_its_claim(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """Its QEMU stands. Where it was moved to it had no claim, and it was resumed."""
+    vm = standing(replaced(hosts, tmp_path, "died"))
+    record(tmp_path, "b/1", None)
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    with pytest.raises(RefusedError, match="may run on b"):
+        asyncio.run(DirectVm(vm).migrate(third, MigrationOptions(), lambda _: None))
+    # Nor by what goes past the driver, nor is it replaced by a checkpoint, which would run.
+    for action in ("migrate to c", "checkpoint restore"):
+        with pytest.raises(BusyError, match="another host may run") as refused:
+            asyncio.run(_hold(vm, action))
+        assert refused.value.remedy.startswith("vmckpt vm resume web")
+    assert vm.directory.claim.exists()
+    asyncio.run(_hold(vm, "vm pause", runs_again=False))
+
+
+async def _hold(vm: Vm, action: str, *, runs_again: bool = True) -> None:
+    async with held(vm, action, runs_again=runs_again):
+        pass
+
+
+def test_a_claim_that_the_arbiter_confirms_keeps_no_guest_from_being_moved(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    vm = standing(replaced(hosts, tmp_path, "died"))
+    record(tmp_path, "a/1", None)
+    asyncio.run(require_own("web", hosts[0]))
+    assert not vm.directory.claim.exists()
+    asyncio.run(_hold(vm, "migrate to c"))
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_no_checkpoint_takes_the_place_of_a_vm_whose_term_was_taken(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, is_alive: bool
+) -> None:
+    """It took over, and its host was off when `stop --standby-is-dead` let the old primary run:
+    `vm start` was refused, and `restore --in-place` ran beside it.
+    """
+    requested(hosts, tmp_path)
+    vm = home(hosts[1], "new", Replaced("a", "old"))
+    told = {"role": "standby", "state": "promoted", "run": "1", "qemu_id": "new"}
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(told))
+    record(tmp_path, "a/1/recovery", None)
+    if is_alive:
+        vm = standing(vm)
+        third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+        with pytest.raises(RefusedError, match="may run on a"):
+            asyncio.run(DirectVm(vm).migrate(third, MigrationOptions(), lambda _: None))
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(require_own("web", hosts[1]))
+
+
+def lost_its_term(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
+    """A VM on b that took over, while a has its term."""
+    requested(hosts, tmp_path)
+    home(hosts[1], "new", Replaced("a", "old"))
+    record(tmp_path, "a/1/recovery", None)
+
+
+def test_nor_does_a_group_or_a_guard_put_one_there(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_its_term(hosts, tmp_path)
+    options = RestoreOptions(name=None, in_place=True, eager=False, plugged=True, keep_macs=True)
+    group: Any = SimpleNamespace(entries={"web": None})
+    monkeypatch.setattr(of_groups, "require_whole", lambda _: None)
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(of_groups.restore_group(group, {"web": hosts[1]}, options, lambda _: None))
+
+    async def nothing(*_: object) -> None:
+        """It has no checkpoint that is looked for, and no job."""
+
+    async def there(*_: object) -> tuple[LocalHost, bool]:
+        return hosts[1], True
+
+    for name, fake in (("point_of", nothing), ("_revoke_restores", nothing), ("_home", there)):
+        monkeypatch.setattr(rollback, name, fake)
+    guarded, find = SimpleNamespace(vm="web"), nothing
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(rollback._put_back(guarded, find, lambda _: None))  # type: ignore[arg-type]
+
+
+def test_nor_does_the_command(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_its_term(hosts, tmp_path)
+
+    async def there(*_: object, **__: object) -> LocalHost:
+        return hosts[1]
+
+    point = SimpleNamespace(manifest=SimpleNamespace(vm="web"))
+    monkeypatch.setattr(command, "find", lambda *_: point)
+    monkeypatch.setattr(command, "home", there)
+    argv = ["checkpoint", "restore", "one", "--in-place", "--yes"]
+    result = CliRunner().invoke(command_line(argv), argv)
+    assert "may run on a" in str(result.exception)
+
+
+def test_while_its_service_holds_a_vm_that_is_what_is_said(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    vm = standing(replaced(hosts, tmp_path, "died"))
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+
+    async def main() -> None:
+        async with held(vm, "replicate to b", runs_again=False):
+            await DirectVm(vm).migrate(third, MigrationOptions(), lambda _: None)
+
+    with pytest.raises(BusyError) as busy:
+        asyncio.run(main())
+    assert "replicate to b" in f"{busy.value.what} {busy.value.why}"
 
 
 def test_an_end_of_the_replication_frees_no_stale_home_by_itself(

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,18 @@ import pytest
 from tests.contract.test_replication_claim import replaced
 from tests.contract.test_replication_leftovers import home, record, requested, stands
 from tests.faulty_host import FaultyHost, silence
+from tests.waiting import eventually
 from vmckpt.drivers.direct import DirectVm
-from vmckpt.errors import OperationFailedError, OutcomeUnknownError, RefusedError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.processes.process import identify
+from vmckpt.hosts.processes.process import find_by_argument, identify
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
@@ -29,6 +37,7 @@ from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import Versioned
 from vmckpt.memory.ram_file import open_fd
+from vmckpt.migrate.steps.prepare import write_down
 from vmckpt.options import replication
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.qemu import commands
@@ -38,10 +47,11 @@ from vmckpt.replicate import recovery
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.begin import _require_new, start
+from vmckpt.replicate.operator.leftovers import remove_taken_over
 from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import epochs, primary, protection
-from vmckpt.replicate.primary.claim import Claim, take_anew
+from vmckpt.replicate.primary.claim import Claim, ClaimAnswer, ask_about, take_anew
 from vmckpt.replicate.primary.epochs import Epochs
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import StandbyLostError
@@ -51,7 +61,8 @@ from vmckpt.replicate.standby.standby import Standby
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Replaced, sweep
 
 Hosts = tuple[LocalHost, LocalHost]
 ENDED = {"role": "standby", "state": "ended", "run": "1", "why": "-"}
@@ -662,6 +673,23 @@ def test_a_home_that_a_stop_gave_the_term_stays_for_a_host_that_is_back_meanwhil
     asyncio.run(require_decided(vm))
 
 
+def test_a_home_that_a_stop_is_just_giving_the_term_stays(hosts: Hosts, tmp_path: Path) -> None:
+    """It has the term, and has not said so yet: `keep` removed it with its guest."""
+    vm = replaced(hosts, tmp_path, "yours")
+    record(tmp_path, "a/1/recovery", None)
+    home(hosts[1], "new", Replaced("a", "old"))
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    words = ["replica", "release", str(ServiceFiles.of(hosts[0], "web").path), "--standby-is-dead"]
+    argv = [sys.executable, "-c", "input()", *words]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as release:
+        eventually(lambda: find_by_argument("\0".join([*words, ""])))
+        assert not asyncio.run(remove_taken_over(hosts[0], "web", "old", hosts[1]))
+        assert vm.directory.path.exists()
+        release.kill()
+    assert asyncio.run(remove_taken_over(hosts[0], "web", "old", hosts[1]))
+    assert not vm.directory.path.exists()
+
+
 @pytest.mark.parametrize("without_arbiter", ["a", "b"])
 def test_a_takeover_counts_for_a_home_that_the_arbiter_did_not_give_the_term(
     hosts: Hosts, tmp_path: Path, without_arbiter: str
@@ -690,6 +718,93 @@ def test_a_home_that_is_freed_without_the_arbiters_record_is_marked(
     asyncio.run(recover(files.path, at_any_rate=True, standby_is_dead=True))
     assert json.loads(files.status.read_text())["ending"] == "off"
     assert vm.directory.gone_replica.exists() != has_record
+
+
+def test_a_vm_whose_last_replication_left_nothing_can_be_protected_again(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Both its hosts were lost, and it was restored on c: the arbiter listed the standby for good,
+    `start` named `stop`, and that found nothing.
+    """
+    record(tmp_path, "a/1", "b/1")
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    vm = home(third, "restored")
+    lost = [FaultyHost(name, tmp_path / name, "127.0.0.1", faults=silence()) for name in "ab"]
+    entitled = primary._entitled(read_request(requested((third, hosts[0]), tmp_path).path), vm)
+    with pytest.raises(RefusedError, match="protected already") as refused:
+        asyncio.run(entitled)
+    assert "--standby-is-dead" in refused.value.remedy
+    request = read_request(ServiceFiles.of(third, "web").path)
+    asyncio.run(third.remove(ServiceFiles.of(third, "web").path))  # as the failed `start` does
+    with pytest.raises(HostDownError):
+        asyncio.run(stop("web", (*lost, third)))
+    last = asyncio.run(stop("web", (*lost, third), standby_is_dead=True))
+    assert last is not None
+    assert "b/1, which the arbiter still lists, is ignored" in str(last.why)
+    asyncio.run(primary._entitled(request, vm))
+    with pytest.raises(HostDownError):
+        asyncio.run(stop("web", (*lost, third), standby_is_dead=True))
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_stop_removes_nothing_of_a_protection_that_began_meanwhile(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_left: bool
+) -> None:
+    """By `keep`, which sees the VM unprotected as soon as its services have ended: the new ones
+    went on without their files, no command found them, and the VM stayed busy.
+    """
+    vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
+    record(tmp_path, "a/2", None)
+    ended = {"role": "primary", "state": "ended", "run": "1", "ending": "stopped", "why": "-"}
+    files.status.write_text(json.dumps(ended))
+    if is_left:  # its own claim, whose removal failed
+        Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    anew = Claim("web", "a/2", "b", str(tmp_path / "leases"))
+
+    async def asked(vm: Vm) -> ClaimAnswer | None:
+        answer = await ask_about(vm)
+        for host in hosts:
+            request = ServiceFiles.of(host, "web").request
+            request.write_text(json.dumps(json.loads(request.read_text()) | {"run": "2"}))
+        anew.write(vm.directory.claim)
+        return answer
+
+    monkeypatch.setattr(stopping, "ask_about", asked)
+    asyncio.run(stop("web", hosts))
+    assert [ServiceFiles.of(host, "web").request.exists() for host in hosts] == [True, True]
+    assert Claim.read(vm.directory.claim) == anew
+
+
+def test_what_is_known_of_a_lost_replica_moves_with_the_vm(hosts: Hosts, tmp_path: Path) -> None:
+    """The arbiter was silent when its protection ended. Where it was migrated to afterwards, it
+    could not be protected any more once the arbiter was back.
+    """
+    vm = home(hosts[0], "old")
+    vm.directory.gone_replica.write_text("b/1")
+    third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    pair: Any = SimpleNamespace(target=SimpleNamespace(host=third))
+    there = vm_dir(third.state_dir, "web")
+    there.path.mkdir(parents=True)
+    asyncio.run(write_down(vm, pair))
+    assert there.gone_replica.read_text() == "b/1"
+    # What a migration that was undone has left there is not of the next VM of that name.
+    asyncio.run(sweep(third, vm.spec, there, None))
+    assert not there.gone_replica.exists()
+
+
+def test_a_stop_declares_no_replica_gone_of_a_vm_that_a_standby_may_have(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    vm = home(hosts[0], "old")
+    vm.directory.listed_replica.write_text("b/1")
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    with pytest.raises(NotFoundError):
+        asyncio.run(stop("web", hosts, standby_is_dead=True))
+    vm.directory.claim.unlink()
+    home(hosts[1], "other")
+    with pytest.raises(NotFoundError):
+        asyncio.run(stop("web", hosts, standby_is_dead=True))
+    assert not vm.directory.gone_replica.exists()
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

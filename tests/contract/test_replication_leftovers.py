@@ -10,7 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import replace
 from pathlib import Path
 
@@ -644,10 +649,13 @@ class WithoutArbiter:
             arbiter_fails=self.fails, why=word, ending=self.ending if is_over else None,
         )  # fmt: skip
 
+    def answering(self) -> AbstractAsyncContextManager[None]:
+        return answering(ServiceFiles.of(self.host, "web").control, self._answer)
+
     async def stop(
         self, known: Iterable[LocalHost], *, standby_is_dead: bool = False
     ) -> ReplicaStatus | None:
-        async with answering(ServiceFiles.of(self.host, "web").control, self._answer):
+        async with self.answering():
             try:
                 return await stop("web", known, standby_is_dead=standby_is_dead)
             finally:

@@ -437,7 +437,7 @@ def test_what_was_written_during_the_first_copy_is_sent_before_output_is_held(
     assert len(wanted) == len(sent.awaited) - 1
 
 
-async def nothing(_take: object, _chunk_bytes: int) -> None:
+async def nothing(_take: object, _chunk_bytes: int, _pausing: object) -> None:
     pass
 
 
@@ -462,7 +462,7 @@ def test_neither_zero_pages_nor_what_is_under_way_say_how_fast_the_link_is(tmp_p
     took: list[int] = []
     copying: Any = epochs
 
-    async def everything(take: Any, chunk_bytes: int) -> None:
+    async def everything(take: Any, chunk_bytes: int, _pausing: Any) -> None:
         data = bytes(3 * PAGE_BYTES) + b"\1" + bytes(PAGE_BYTES - 1) + bytes(PAGE_BYTES - 1) + b"\1"
         for _ in range(COPIES_AHEAD + 2):
             await take(Pages(((0, len(data)),), data))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import pytest
 
 from tests.contract.test_replication_dead_ends import elsewhere, promoted_on, protected
-from tests.contract.test_replication_leftovers import WithoutArbiter, home, record
+from tests.contract.test_replication_leftovers import WithoutArbiter, home, record, stands
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import change_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.lease.clock import boottime_s
@@ -28,9 +30,12 @@ from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import StandbyMove
 from vmckpt.lease.store import ArbiterDownError, Versioned
+from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
 from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator.keep import keep
+from vmckpt.replicate.operator.keeping import DailyWindow
 from vmckpt.replicate.operator.operate import failover, require_decided
 from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
@@ -134,6 +139,71 @@ def test_a_guest_that_its_standby_passed_on_is_not_run_where_the_arbiter_is_not_
     waits = WithoutArbiter(hosts[0], monkeypatch)
     with pytest.raises(RefusedError, match="'web' is on c"):
         asyncio.run(waits.stop((*hosts, third), standby_is_dead=is_dead))
+    assert GO_ALONE not in waits.told
+
+
+class Kept:
+    """A VM that `keep` keeps protected by two of three hosts, and has moved on to the third."""
+
+    def __init__(self, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "operator"))
+        third = LocalHost("c", tmp_path / "c", "127.0.0.1")
+        change_host(third)
+        home(third, "newer")
+        self._hosts, self.told = hosts, list[str]()
+
+    def keep(self, window: DailyWindow | None = None) -> None:
+        """Until it reports something."""
+
+        async def until_told() -> None:
+            said = asyncio.Event()
+
+            def tell(_event: str, text: str) -> None:
+                self.told.append(text)
+                said.set()
+
+            keeping = keep(
+                "web", self._hosts, lambda *_: ReplicationOptions("/leases"),
+                new_run=lambda: "r", tell=tell, window=window,
+            )  # fmt: skip
+            kept = asyncio.ensure_future(keeping)
+            async with asyncio.timeout(30):
+                await said.wait()
+            kept.cancel()
+            await asyncio.wait({kept})
+
+        asyncio.run(until_told())
+
+
+def test_a_guest_that_moved_to_a_host_that_keep_does_not_name_is_not_let_run_besides(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old primary is back, its service killed: `keep` gave it the term, and it ran."""
+    kept = Kept(hosts, tmp_path, monkeypatch)
+    vm, _ = protected(hosts, tmp_path)
+    asyncio.run(hosts[1].remove(ServiceFiles.of(hosts[1], "web").path))  # as `replicate stop` does
+    record(tmp_path, "b/1", None)
+    with running(vm) as qemu:
+        kept.keep()
+        assert qemu.wait(5) == -9
+    assert stands(tmp_path).holder == "b/1"
+
+
+def test_nor_where_the_window_of_keep_ends_and_the_arbiter_is_not_heard(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(hosts, tmp_path, monkeypatch)
+    protected(hosts, tmp_path)
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    now = datetime.now()  # noqa: DTZ005 - as `keep` does
+    past = DailyWindow((now - timedelta(hours=2)).time(), (now - timedelta(hours=1)).time())
+
+    async def answered() -> None:
+        async with waits.answering():
+            await asyncio.to_thread(kept.keep, past)
+
+    asyncio.run(answered())
+    assert "'web' is on c" in kept.told[0]
     assert GO_ALONE not in waits.told
 
 

@@ -8,6 +8,7 @@ from tests.replication_model.process import POLL_S, Proc
 from tests.replication_model.qemu import Qemu
 from tests.replication_model.recovery import (
     NO_ANSWER,
+    Recovery,
     ask_about,
     holder_of,
     remove_stale_home,
@@ -263,7 +264,8 @@ def _remove_taken_over(host: Host, qemu_id: int, standby: Host) -> bool:
             and files.primary_id == home.id
             and ((files.primary, files.standby) == (host, standby))
         )
-    if not is_its or (_was_given_term(host) and not _took_alone(standby)):
+    is_given = any(isinstance(one, Recovery) and one.frees_at_last for one in host.procs)
+    if not is_its or is_given or (_was_given_term(host) and not _took_alone(standby)):
         return False
     remove_stale_home(host, qemu_id)
     return True

@@ -28,6 +28,7 @@ class Home:
     replaces: tuple[str, int] | None = None
     claim: str | None = None
     gone_replica: str | None = None
+    listed_replica: str | None = None
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,12 @@ class Command(Stopping):
         home = host.home
         if home is None or holder_of(host, home) is None:
             return
+        before = home.claim
         right = await self._ask_about(host)
         if right is not Right.OURS:
             raise refused(right)
-        home.claim = None
+        if home.claim == before:
+            home.claim = None
 
     async def _protect(self, on: Host | None) -> None:
         """begin.start"""

@@ -113,13 +113,15 @@ class Primary(Epochs):
         if found is not None:
             record = found.record
             if record.in_sync is not None and record.in_sync != home.gone_replica:
+                home.listed_replica = record.in_sync
                 raise NotBegunError(f"{record.in_sync} may take over from {record.holder}")
             claimant = Claimant(self.name, succeeds=record.holder)
             dead = Holding(record.term, record.holder)
         lease = host.lease(claimant)
         self._keeper = TermKeeper(lease, self._guard.tell, clock=host.clock, sleep=rest)
         await self._keeper.take(dead)
-        home.gone_replica, home.claim, self._is_armed = None, self.name, True
+        home.gone_replica = home.listed_replica = None
+        home.claim, self._is_armed = self.name, True
         self.term = self._keeper.term
         standby = self._standby()
         if standby is None or world.now_s < world.paths_up_from_s[0]:

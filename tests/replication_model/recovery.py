@@ -86,6 +86,7 @@ class Recovery(Proc):
         super().__init__(host)
         self._files, self.at_any_rate, self._is_dead = files, at_any_rate, standby_is_dead
         self.said = at_any_rate + standby_is_dead
+        self.frees_at_last = at_any_rate and standby_is_dead
         self.begin(self._recover())
 
     async def _recover(self) -> None:

@@ -16,7 +16,7 @@ from tests.replication_model.asking import (
     others_of,
     refused,
 )
-from tests.replication_model.machine import Files, Host, Said
+from tests.replication_model.machine import Files, Home, Host, Said
 from tests.replication_model.process import POLL_S
 from tests.replication_model.recovery import Abandon, Recovery, end_waiting, holder_of
 from tests.replication_model.world import sleep
@@ -31,9 +31,13 @@ class Stopping(Asking):
 
     async def _stop(self, *, is_dead: bool) -> None:
         """stop.stop"""
-        found = await self._sides()
+        refused_for = self._refused_for() if is_dead else None
+        found = await self._sides_if_any(is_refused=refused_for is not None)
         if not found:
-            raise RefusedError("it is not replicated", PROTECT)
+            if refused_for is None:
+                raise RefusedError("it is not replicated", PROTECT)
+            refused_for.gone_replica, refused_for.listed_replica = refused_for.listed_replica, None
+            return
         answering = {said.role for _, said in found if said.answers}
         is_alive = any(
             said.state == DEAD and host.qemu_of(host.home) is not None
@@ -55,10 +59,30 @@ class Stopping(Asking):
             await self._settle_term(found, is_dead=is_dead)
         await self._settle_if_seen()
         asking = await self._require_may_run(found, is_dead=is_dead)
-        for host, _ in found:
+        for host, said in found:
             await self._reach(host)
             if host is not asking:
-                host.files = None
+                self._forget(host, said)
+
+    async def _sides_if_any(self, *, is_refused: bool) -> list[Side]:
+        try:
+            return await self._sides()
+        except SilentError:
+            if is_refused:
+                return []
+            raise
+
+    @staticmethod
+    def _forget(host: Host, said: Said) -> None:
+        if host.files is not None and host.files.run == said.run:
+            host.files = None
+
+    def _refused_for(self) -> Home | None:
+        """stop._refused_for"""
+        homes = [host.home for host in self._hosts if host.answers and host.home is not None]
+        if len(homes) != 1 or homes[0].claim is not None or homes[0].listed_replica is None:
+            return None
+        return homes[0]
 
     async def _settle_if_seen(self) -> None:
         try:
@@ -141,12 +165,14 @@ class Stopping(Asking):
         if (roles.get(host) != "primary" and not may_be_elsewhere) or host.home is None:
             return None
         if holder_of(host, host.home) is not None:
+            home, before = host.home, host.home.claim
             right = await self._ask_about(host)
             if right is not Right.OURS:
                 raise refused(right)
             if may_be_elsewhere and "asking" not in self.world.without:
                 return host
-            host.home.claim = None
+            if home.claim == before:
+                home.claim = None
         return None
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:

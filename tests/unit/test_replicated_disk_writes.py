@@ -140,11 +140,13 @@ def test_with_too_much_waiting_the_guest_waits_but_not_while_it_is_stopped() -> 
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
+        assert intake.is_full
         with intake.open():
             await waiting
             await intake.write(0, 0, data)
         assert len(intake.cut()) == (MOST_BYTES >> 20) + 1
         assert not intake.is_early.is_set()
+        assert not intake.is_full
         await intake.write(0, 0, data)
         intake.let_go()
         for _ in range(2 * MOST_BYTES >> 20):

@@ -142,10 +142,12 @@ class DirectVm(NamedTuple):
     ) -> "MigrationReport | Recovery":
         """Migrate it; between two remote hosts a job on the source does the work.
 
-        Raises RefusedError if it is off and a standby may take it over.
+        Raises RefusedError if it is off, or paused, and a standby may take it over.
         """
         if options.offline:
             await self._require_decided()
+        elif self.vm.qemu.replaces is not None or await self.host.exists(self.vm.directory.claim):
+            await self.require_own()
         if not (self.host.is_this_machine or target.is_this_machine):
             from vmckpt.migrate.elsewhere.delegate import migrate_there
 
@@ -153,6 +155,20 @@ class DirectVm(NamedTuple):
         from vmckpt.migrate.run import migrate
 
         return await migrate(self.vm, target, options, emit, forecast=forecast)
+
+    async def require_own(self) -> None:
+        """Return if its guest runs here, or may: so it may be moved, or another put in its place.
+
+        Raises RefusedError if a standby has it, or may take it over. If an operation holds the VM,
+        that is for the operation's own lock to say.
+        """
+        from vmckpt.vm.paths import lock_path
+
+        if await self.host.exists(self.vm.directory.claim):
+            if await self.host.lock_owner(lock_path(self.host.state_dir, self.name)) is None:
+                await self._require_decided()
+        elif (await self.look()).state != "running":
+            await self._require_decided()
 
     async def _require_free(self, action: str) -> None:
         """Raises BusyError if an operation holds it, which says more than its undecided end."""

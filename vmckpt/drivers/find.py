@@ -150,6 +150,14 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
     return find_host(entry.facts.host if entry.facts else "local")
 
 
+async def require_own(name: str, host: "Host") -> None:
+    """Before a checkpoint takes the place of a VM there: as `DirectVm.require_own`."""
+    from vmckpt.vm.inventory import read_vm
+
+    if (vm := await read_vm(host, name)) is not None:
+        await DirectVm(vm).require_own()
+
+
 async def recover(name: str, tell: "Tell") -> "Recovery | None":
     """End an interrupted migration of the VM; None if there is none."""
     from vmckpt.hosts.inventory.inventory import all_hosts

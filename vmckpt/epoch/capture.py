@@ -141,16 +141,23 @@ class Capture:
         await self._devices.learn(migrated, save)
         return paused_s
 
-    async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> float:
+    async def everything(
+        self,
+        take: Callable[[Pages], Awaitable[None]],
+        chunk_bytes: int,
+        pausing: Pausing = nullcontext,
+    ) -> float:
         """Pass the whole content of the RAM to `take`, piece by piece, copied while the guest runs.
 
         The next pass finds what the guest writes meanwhile. Call it first, except for
-        `learn_devices`. It may begin with a pause, which is returned.
+        `learn_devices`. It may begin with a pause, for which `pausing` is entered, and which is
+        returned.
         """
         # Pages were protected while the guest ran; reads that were in flight then are complete
         # after a stop.
         # What was written since they were protected is copied too, wherever it is now.
-        written, pause_s = await self._scan()
+        with pausing():
+            written, pause_s = await self._scan()
         self._devices.take_memory()
         for start, end in union(self._tracker.extents(), written):
             for at in range(start, end, chunk_bytes):

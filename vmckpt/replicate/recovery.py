@@ -45,6 +45,7 @@ from vmckpt.replicate.request import (
     ReplicationRequest,
     ServiceFiles,
     read_request,
+    release_mark,
 )
 from vmckpt.replicate.status import PROMOTED, ReplicaStatus, Role
 from vmckpt.sequence.steps import finish
@@ -345,7 +346,7 @@ async def _is_left_to_others(request: ReplicationRequest, *, at_any_rate: bool) 
     if not await _is_going_on(request, at_any_rate=at_any_rate):
         return True
     path = ServiceFiles.of(request.primary, request.vm).path
-    mark = f"replica\0release\0{path}\0" + "--standby-is-dead\0" * at_any_rate
+    mark = release_mark(path, standby_is_dead=at_any_rate)
     with suppress(OutcomeUnknownError):
         return bool(await request.primary.find_processes(mark))
     return False

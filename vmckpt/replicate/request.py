@@ -130,6 +130,11 @@ def read_request(directory: Path) -> ReplicationRequest:
         ) from exc
 
 
+def release_mark(directory: Path, *, standby_is_dead: bool) -> str:
+    """What the command line has of a process that takes the term for the primary's host."""
+    return f"replica\0release\0{directory}\0" + "--standby-is-dead\0" * standby_is_dead
+
+
 def stop_command(vm: str) -> str:
     """The command that ends the replication of a VM."""
     return f"vmckpt replicate stop {vm}"

@@ -209,7 +209,7 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
 
     Raises BusyError if its home is no longer there, a migration or a restore of it was interrupted,
     its disks have overlays, (`whole`) pages of its memory are still to be loaded from a checkpoint,
-    or (`runs_again`) it is off and a standby may have the right to run it.
+    or (`runs_again`) a standby may have the right to run it, and its guest may go on from here.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -242,11 +242,12 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
             why="it was restored, and the process that loads the rest of its memory has died",
             remedy=f"try again, which brings the rest: vmckpt vm show {vm.name}",
         )
-    if runs_again and await now.host.exists(now.directory.claim) and not await now.is_alive():
+    if runs_again and await now.host.exists(now.directory.claim):
+        ask = "resume" if await now.is_alive() else "start"
         raise BusyError(
             f"another host may run '{vm.name}'",
             why=f"it was protected from {vm.host.name}, and how that ended is not settled",
-            remedy=f"vmckpt vm start {vm.name}, which asks the arbiter",
+            remedy=f"vmckpt vm {ask} {vm.name}, which asks the arbiter",
         )
     return now
 

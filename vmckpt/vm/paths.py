@@ -77,9 +77,16 @@ class VmDir(NamedTuple):
     @property
     def gone_replica(self) -> Path:
         """The arbiter's name of a replica that may take over according to it, but no longer
-        exists.
+        exists. It moves with the VM.
         """
         return self.path / "gone-replica"
+
+    @property
+    def listed_replica(self) -> Path:
+        """The arbiter's name of a replica that may take over according to it, for which a
+        protection was refused: if the operator declares it gone, it becomes `gone_replica`.
+        """
+        return self.path / "listed-replica"
 
     @property
     def away(self) -> Path:
@@ -89,7 +96,8 @@ class VmDir(NamedTuple):
     @property
     def about_it(self) -> tuple[Path, ...]:
         """What is true of this VM alone, not of another one of its name."""
-        return self.identity, self.point, self.saving, self.away
+        replicas = self.gone_replica, self.listed_replica
+        return self.identity, self.point, self.saving, self.away, *replicas
 
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""

@@ -11,6 +11,7 @@ from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
 from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.drivers.find import require_own
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -159,6 +160,8 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
         try:
             host, in_place = await _home(record, find, tell)
             await _revoke_restores(record, host)
+            if in_place:
+                await require_own(record.vm, host)
             options = RestoreOptions(
                 name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True
             )

@@ -93,6 +93,7 @@ async def clear_target(journal: MigrationJournal, source: Host, target: Host) ->
         directory.spec.name,
         directory.identity.name,
         directory.point.name,
+        directory.gone_replica.name,
     }:
         await target.remove(directory.path)
     await source.remove(_path(journal, source))

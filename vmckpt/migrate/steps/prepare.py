@@ -22,6 +22,8 @@ async def write_down(vm: Vm, pair: Pair) -> None:
     theirs = vm_dir(pair.target.host.state_dir, vm.name)
     await pair.target.host.write_text(theirs.spec, vm.spec.text)
     await hand_over(vm.host, vm.directory, pair.target.host)
+    if gone := await vm.host.read_text(vm.directory.gone_replica):
+        await pair.target.host.write_text(theirs.gone_replica, gone)
 
 
 async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:

@@ -63,6 +63,11 @@ class Intake:
         self._room.set()
         return writes
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the guest's writes wait for the end of the epoch."""
+        return self._queued_bytes >= MOST_BYTES
+
     @contextmanager
     def open(self) -> Iterator[None]:
         """Let no write wait for the block: QEMU stops a guest only once all writes are accepted."""
@@ -99,5 +104,5 @@ class Intake:
         self._queued_bytes += data_bytes + WRITE_BYTES
         if self._queued_bytes >= EARLY_BYTES:
             self.is_early.set()
-        if self._queued_bytes >= MOST_BYTES and not self._is_open:
+        if self.is_full and not self._is_open:
             self._room.clear()

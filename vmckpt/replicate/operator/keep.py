@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.keeping import DailyWindow, KeepingMove, KeepingView, decide
@@ -52,12 +53,12 @@ async def keep(
             move, vm, said, is_cut_off = await _look(name, hosts, window)
             if move is KeepingMove.PROTECT and vm is not None:
                 if is_cut_off:
-                    await stop(name, hosts, CopiesFate.KEEP)
+                    await stop(name, _and_all(hosts), CopiesFate.KEEP)
                 standby = next(host for host in hosts if host.name == said)
                 await start(vm, standby, options_of(vm, standby), new_run())
                 tell("protected", f"{name} on {vm.host.name} is protected by {said}")
             elif move is KeepingMove.STOP:
-                await stop(name, hosts)
+                await stop(name, _and_all(hosts))
                 tell("stopped", f"{name} is not protected any more: its window is over")
             again_s = AGAIN_S
             stands, word = (said, "waiting") if move is KeepingMove.WAIT else ("", "")
@@ -70,6 +71,12 @@ async def keep(
             tell(word, f"{name}: {stands}")
         told = stands
         await asyncio.sleep(rest_s)
+
+
+def _and_all(hosts: Sequence[Host]) -> list[Host]:
+    """These and all others of the inventory: the VM may have moved on to one of them."""
+    ours = {host.name for host in hosts}
+    return [*hosts, *(host for host in all_hosts() if host.name not in ours)]
 
 
 class _Seen(NamedTuple):

@@ -1,9 +1,10 @@
 """Removes what a replication leaves on a host that no longer needs it."""
 
 from vmckpt.deadlines import retry
-from vmckpt.errors import BusyError, OperationFailedError, StorageError
+from vmckpt.errors import BusyError, OperationFailedError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.primary.claim import was_given_term, was_protected_by
+from vmckpt.replicate.request import ServiceFiles, release_mark
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -58,18 +59,30 @@ async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: Host) 
     """Remove a home on the word of the standby's host. Raises as `remove_stale_home`.
 
     False: it stays. Its own host's records say that it was not protected by that standby, or that
-    the arbiter gave it the term since; a takeover without the arbiter counts all the same.
+    the arbiter gave it the term since, or is asked to; a takeover without the arbiter counts all
+    the same.
     """
     stale = await read_vm(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return True
-    if not await was_protected_by(stale, standby.name):
+    if not await was_protected_by(stale, standby.name) or await _is_given_term(stale):
         return False
     took_alone = vm_dir(standby.state_dir, name).gone_replica
     if await was_given_term(stale) and not await standby.exists(took_alone):
         return False
     await remove_stale_home(host, name, qemu_id)
     return True
+
+
+async def _is_given_term(vm: Vm) -> bool:
+    """Whether a `stop --standby-is-dead` is just doing so: it may have the term already, and has
+    not recorded it. If the kernel does not say, it is.
+    """
+    mark = release_mark(ServiceFiles.of(vm.host, vm.name).path, standby_is_dead=True)
+    try:
+        return bool(await vm.host.find_processes(mark))
+    except OutcomeUnknownError:
+        return True
 
 
 async def end_stale(vm: Vm) -> None:

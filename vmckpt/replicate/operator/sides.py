@@ -103,6 +103,17 @@ async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownErro
     )
 
 
+async def is_still_of(host: Host, files: ServiceFiles, run: str | None) -> bool:
+    """Whether the files there are of that replication, or of none that can be told; not of one that
+    has begun since.
+    """
+    try:
+        now = convert(_Asked, parse(await host.read_text(files.request) or "{}")).run
+    except MalformedError:
+        now = None
+    return None in (now, run) or now == run
+
+
 async def last_word(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
     """What a service recorded at its end; None: it has not ended, or was killed.
 

@@ -6,6 +6,7 @@ Afterwards the VM runs where it was, no replica may take over, and it may be pro
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from vmckpt.errors import (
     HostDownError,
@@ -25,6 +26,7 @@ from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     ReplicaSide,
+    is_still_of,
     last_word,
     not_replicated,
     services,
@@ -33,7 +35,12 @@ from vmckpt.replicate.operator.sides import (
     until_gone,
     while_there_is,
 )
-from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, refused
+from vmckpt.replicate.primary.claim import (
+    ClaimAnswer,
+    ask_about,
+    drop_claim,
+    refused,
+)
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import DEAD, PROMOTED, ReplicaStatus, Role
 from vmckpt.vm.inventory import Vm, read_vm
@@ -53,7 +60,8 @@ async def stop(
 ) -> ReplicaStatus | None:
     """Stop the VM's replication; the VM keeps running, unprotected. Returns the last status.
 
-    None: no service was left, only overlays of its shared disks.
+    None: no service was left, only overlays of its shared disks. If nothing at all was left, and
+    `standby_is_dead`, the next protection ignores the standby for which the last was refused.
 
     Its writes to shared disks are committed. `standby_is_dead`: the operator declares silent hosts
     dead; records of other hosts still count. A silent arbiter is not needed once nothing is left of
@@ -65,11 +73,12 @@ async def stop(
     guest, TimedOutError, OperationFailedError.
     """
     hosts = tuple(hosts)
-    found = await _sides_if_any(name, hosts)
+    refused_for = await _refused_for(name, hosts) if standby_is_dead else None
+    found = await _sides_if_any(name, hosts, is_refused=refused_for is not None)
     if not found:
         if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
             return None
-        raise not_replicated(name)
+        return await _declared_gone(name, refused_for)
     answering = {side.status.role: side.host for side in found if side.answers}
     if Role.STANDBY in answering and not (
         Role.PRIMARY in answering or await _is_alive_at_primary(name, found)
@@ -102,8 +111,52 @@ async def stop(
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         if side.host.name != asking:
-            await side.host.remove(ServiceFiles.of(side.host, name).path)
+            await _forget(name, side)
     return last
+
+
+async def _forget(name: str, side: ReplicaSide) -> None:
+    """Remove its files, unless they are of a protection that `keep`, or another operator, has begun
+    since.
+    """
+    files = ServiceFiles.of(side.host, name)
+    if await is_still_of(side.host, files, side.status.run):
+        await side.host.remove(files.path)
+
+
+class _RefusedFor(NamedTuple):
+    """A VM that was refused a protection because the arbiter lists `replica`."""
+
+    vm: Vm
+    replica: str
+
+
+async def _refused_for(name: str, hosts: Iterable[Host]) -> _RefusedFor | None:
+    """None unless one host has the VM, and no standby was to have what is there."""
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    if len(homes) != 1 or await homes[0].host.exists(homes[0].directory.claim):
+        return None
+    replica = await homes[0].host.read_text(homes[0].directory.listed_replica)
+    return None if replica is None else _RefusedFor(homes[0], replica)
+
+
+async def _declared_gone(name: str, one: _RefusedFor | None) -> ReplicaStatus:
+    """No host has a service: both hosts of an earlier replication were lost, and the VM was
+    restored or moved elsewhere. Their arbiter still lists a standby. Raises NotFoundError.
+    """
+    if one is None:
+        raise not_replicated(name)
+    vm, replica = one
+    await vm.host.write_text(vm.directory.gone_replica, replica)
+    await vm.host.remove(vm.directory.listed_replica)
+    return ReplicaStatus(
+        role=Role.PRIMARY,
+        state="ended",
+        vm=vm.name,
+        why=f"no host had anything of it; {replica}, which the arbiter still lists, is ignored "
+        f"when '{vm.name}' is protected next",
+    )
 
 
 async def _is_alive_at_primary(name: str, found: Iterable[ReplicaSide]) -> bool:
@@ -175,6 +228,7 @@ async def _require_may_run(
     vm, roles = homes[0], {side.host.name: side.status.role for side in found}
     role = roles.get(vm.host.name)
     may_be_elsewhere = role is Role.STANDBY and answers.silent and not standby_is_dead
+    before = await vm.host.read_text(vm.directory.claim)
     answer = await ask_about(vm) if role is Role.PRIMARY or may_be_elsewhere else None
     if answer is None:
         return ""
@@ -182,7 +236,7 @@ async def _require_may_run(
         raise _not_freed(vm, answer)
     if may_be_elsewhere:
         return vm.host.name
-    await vm.host.remove(vm.directory.claim)  # the services' files, which may settle it, go
+    await drop_claim(vm, before)  # the services' files, which may settle it, go
     return ""
 
 
@@ -385,14 +439,14 @@ def _is_left(said: ReplicaStatus | None) -> bool:
     return said is None or _is_killed(said) or said.has_left
 
 
-async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
-    """Like `sides`; also none if only a silent host may have one and there are overlays:
-    `fold_there` asks that host, unless it is declared dead.
+async def _sides_if_any(name: str, hosts: Iterable[Host], *, is_refused: bool) -> list[ReplicaSide]:
+    """Like `sides`; also none if only a silent host may have one and it is declared dead
+    (`is_refused`), or there are overlays: `fold_there` asks that host, unless it is declared dead.
     """
     try:
         return await sides(name, hosts)
     except HostDownError:
-        if await stand_aside(name, hosts):
+        if is_refused or await stand_aside(name, hosts):
             return []
         raise
 

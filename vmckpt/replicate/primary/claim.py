@@ -263,13 +263,22 @@ async def require_right(vm: Vm) -> None:
 
     Raises RefusedError (another host has it, or may take it), HostDownError (no answer).
     """
+    before = await vm.host.read_text(vm.directory.claim)
     answer = await ask_about(vm)
     if answer is None:
         return
     if answer.right is Right.OURS:
-        await vm.host.remove(vm.directory.claim)
+        await drop_claim(vm, before)
         return
     raise refused(vm, answer)
+
+
+async def drop_claim(vm: Vm, before: str | None) -> None:
+    """Remove its claim, which was this `before` the arbiter was asked; not that of a protection
+    which has begun since.
+    """
+    if before is not None and await vm.host.read_text(vm.directory.claim) == before:
+        await vm.host.remove(vm.directory.claim)
 
 
 def refused(vm: Vm, answer: ClaimAnswer) -> RefusedError:

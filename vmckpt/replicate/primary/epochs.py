@@ -135,7 +135,7 @@ class Epochs:
             await intake.waits_for(POLL_S)
             await take(Pages((), b""))
         copies_s = time.monotonic()
-        await self._capture.everything(take, COPY_BYTES)
+        await self._capture.everything(take, COPY_BYTES, intake.open)
         # Then copy what was written meanwhile, for as long as that shrinks: the guest's output is
         # held from the first epoch on, so that epoch should be short.
         self._begin_sending(math.inf)
@@ -176,7 +176,9 @@ class Epochs:
                 return False
             self.is_safe = True
         if self._keeper.may_release(epoch.number):
-            await self._capture.release()
+            # A guest that was just reset keeps QEMU until its disk writes are done.
+            with self._mirrors.intake.open():
+                await self._capture.release()
         return True
 
     async def _safe(self, number: int) -> None:
@@ -371,12 +373,21 @@ class Epochs:
             await asyncio.sleep(LEAST_RUN_S)
 
     async def _hold(self, for_s: float) -> None:
-        """Stop the guest for this time, if it runs and that is worthwhile."""
-        if for_s < SCAN_POLL_S or not (await commands.query_status(self._monitor)).running:
+        """Stop the guest for this time, if it runs and that is worthwhile.
+
+        Not if its disk writes wait already: each stop would let more of them through.
+        """
+        intake = self._mirrors.intake
+        if for_s < SCAN_POLL_S or intake.is_full:
+            return
+        if not (await commands.query_status(self._monitor)).running:
             return
         began_s = time.monotonic()
         try:
-            await commands.stop(self._monitor)
+            # Until it has answered, however this ends: QEMU waits for the guest's writes, and they
+            # would wait for an epoch that comes after this.
+            with intake.open():
+                await finish(commands.stop(self._monitor))
             await asyncio.sleep(for_s)
         finally:
             if self._keeper.may_run():

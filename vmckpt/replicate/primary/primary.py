@@ -4,7 +4,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +18,7 @@ from vmckpt.deadlines import poll
 from vmckpt.epoch.capture import capturing
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.processes.deadman import armed, attended
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.hosts.processes.process import identify
@@ -86,7 +92,8 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         lease, dead = await _entitled(request, vm)
         keeper = TermKeeper(lease, tell_guard)
         await keeper.take(dead)
-        await host.remove(vm.directory.gone_replica)
+        for replica in (vm.directory.gone_replica, vm.directory.listed_replica):
+            await host.remove(replica)
         _claim(request, lease).write(vm.directory.claim)
         unprotected = stack.enter_context(ExitStack())
         unprotected.callback(vm.directory.claim.unlink, missing_ok=True)
@@ -126,7 +133,8 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
 
 async def _vm_of(request: ReplicationRequest) -> Vm:
     """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
-    vm = await read_again(await require_at_home(request.primary, request.vm))
+    found = await require_at_home(request.primary, request.vm)
+    vm = await read_again(found, runs_again=False)  # `require_right` asks the arbiter
     _require_same_qemu(request, vm)
     return vm
 
@@ -208,10 +216,13 @@ async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding
     record = found.record
     gone = await vm.host.read_text(vm.directory.gone_replica)
     if record.in_sync is not None and record.in_sync != gone:
+        with suppress(StorageError):  # then the operator cannot declare it gone
+            await vm.host.write_text(vm.directory.listed_replica, record.in_sync)
         raise RefusedError(
             f"'{request.vm}' is protected already",
             why=f"{record.in_sync} may take over from {record.holder}, as the arbiter has it",
-            remedy=f"vmckpt replicate stop {request.vm}",
+            remedy=f"vmckpt replicate stop {request.vm} (with --standby-is-dead if both hosts of "
+            "that replication are gone for good)",
         )
     claimant = Claimant(name, succeeds=record.holder)
     return Lease(store, request.vm, claimant, span), Holding(record.term, record.holder)

@@ -78,6 +78,9 @@ def restore(
     found = find(one, stored.store, key)
     where = run(home(found, host, copy=as_ is not None))
     if in_place:
+        from vmckpt.drivers.find import require_own
+
+        run(require_own(found.manifest.vm, where))
         confirm(
             f"{found.manifest.vm} goes back to {in_words(found)}.\n"
             f"All that its {'' if disks_only else 'memory and '}disks got since then is lost.",
