@@ -12,6 +12,7 @@ import pytest
 
 from tests.contract.test_replication_leftovers import home, record, requested, stands
 from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.find import require_decided_on
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
@@ -22,7 +23,8 @@ from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import ServiceFiles
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm import inventory, lifecycle
+from vmckpt.vm.inventory import Vm, VmStatus
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
 
 
@@ -103,12 +105,19 @@ def test_a_primary_that_was_paused_for_its_lost_right_is_not_resumed(
     vm.directory.current.write_text(vm.qemu._replace(process=alive).to_json())
     vm = vm._replace(qemu=vm.qemu._replace(process=alive))
     assert asyncio.run(vm.is_alive())
-    for begun in (DirectVm(vm).resume(), DirectVm(vm).reboot(force=force, timeout_s=1.0)):
+    for begun in (
+        DirectVm(vm).resume(),
+        DirectVm(vm).reboot(force=force, timeout_s=1.0),
+        require_decided_on(hosts[0], "web"),
+    ):
         with pytest.raises(RefusedError, match="may run on b"):
             asyncio.run(begun)
+    # A restore in its place, or a migration to a host that has no claim, made it run twice.
+    with pytest.raises(BusyError, match="another host may run"):
+        asyncio.run(read_again(vm))
 
     async def held_by_its_service() -> None:
-        async with held(vm, "replicate"):
+        async with held(vm, "replicate", runs_again=False):
             await DirectVm(vm).resume()
 
     with pytest.raises(BusyError, match="replicate"):
@@ -190,3 +199,20 @@ def test_a_vm_that_came_back_is_not_held_to_an_earlier_home(
             pass
 
     asyncio.run(main())
+
+
+def test_a_protected_vm_that_runs_is_not_asked_about(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint, or a restore in its place: it has the right while it runs."""
+    vm = replaced(hosts, tmp_path, "died")
+    record(tmp_path, "b/1", None)
+
+    async def runs(vm: Vm) -> VmStatus:
+        return VmStatus(vm, "running", migrating=False, owner=None)
+
+    for module in (lifecycle, inventory):
+        monkeypatch.setattr(module, "look", runs)
+    assert asyncio.run(read_again(vm)).name == "web"
+    asyncio.run(require_decided_on(hosts[0], "web"))
+    assert vm.directory.claim.exists()

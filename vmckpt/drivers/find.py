@@ -110,6 +110,22 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
     return find_host(entry.facts.host if entry.facts else "local")
 
 
+async def require_decided_on(host: "Host", name: str) -> None:
+    """Before a restore replaces the VM there: require that no standby may run it.
+
+    One that runs, or that an operation holds, is not asked about. Raises RefusedError,
+    HostDownError.
+    """
+    from vmckpt.replicate.operator.operate import require_decided
+    from vmckpt.vm.inventory import look, read_vm
+
+    if (vm := await read_vm(host, name)) is None:
+        return
+    seen = await look(vm)
+    if seen.owner is None and seen.state != "running":
+        await require_decided(vm)
+
+
 async def recover(name: str, tell: "Tell") -> "Recovery | None":
     """End an interrupted migration of the VM; None if there is none."""
     from vmckpt.hosts.inventory.inventory import all_hosts

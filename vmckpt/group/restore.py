@@ -5,7 +5,7 @@ from typing import Any
 
 from vmckpt.checkpoint.operate import restoring
 from vmckpt.checkpoint.restore.asked import RestoreOptions
-from vmckpt.drivers.find import restores_on
+from vmckpt.drivers.find import require_decided_on, restores_on
 from vmckpt.group.groups import Group, require_whole
 from vmckpt.group.head import restore
 from vmckpt.group.services import at_work
@@ -33,6 +33,7 @@ async def restore_group(
     continue.
     """
     require_whole(group)
+    await all_of(require_decided_on(hosts[vm], vm) for vm in group.entries)
     works = await all_of(
         restoring(hosts[vm], entry, options, key) for vm, entry in group.entries.items()
     )

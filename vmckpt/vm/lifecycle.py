@@ -23,7 +23,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import identity_of
-from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
+from vmckpt.vm.inventory import Vm, homes, look, read_vm, require_unused
 from vmckpt.vm.passthrough.plug import plug
 from vmckpt.vm.paths import QemuDir, VmDir, lock_path, vm_dir
 from vmckpt.vm.power_off import power_off
@@ -255,7 +255,8 @@ async def held(
     """Lock the VM; yields its current state, without leftovers of killed commands.
 
     Raises BusyError if another operation holds the lock, the VM has gone meanwhile, (`whole`) its
-    memory is not complete yet, or (`runs_again`) a standby may have the right to run it.
+    memory is not complete yet, or (`runs_again`) it does not run and a standby may have the right
+    to.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
         now = await read_again(vm, whole=whole, runs_again=runs_again)
@@ -278,7 +279,8 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
 
     Raises BusyError if its home is no longer there, a migration or a restore of it was interrupted,
     its disks have overlays, (`whole`) pages of its memory are still to be loaded from a checkpoint,
-    or (`runs_again`) it is off and a standby may have the right to run it.
+    or (`runs_again`) it does not run, such as a primary that is paused because it lost the right
+    to, and a standby may have that right.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -311,13 +313,17 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
             why="it was restored, and the process that loads the rest of its memory has died",
             remedy=f"try again, which brings the rest: vmckpt vm show {vm.name}",
         )
-    if runs_again and await now.host.exists(now.directory.claim) and not await now.is_alive():
+    if runs_again and await now.host.exists(now.directory.claim) and not await _runs(now):
         raise BusyError(
             f"another host may run '{vm.name}'",
             why=f"it was protected from {vm.host.name}, and how that ended is not settled",
             remedy=f"vmckpt vm start {vm.name}, which asks the arbiter",
         )
     return now
+
+
+async def _runs(vm: Vm) -> bool:
+    return (await look(vm)).state == "running"
 
 
 async def restore_is_cut_off(vm: Vm) -> bool:

@@ -25,8 +25,14 @@ def find(point: str, store: str | None, key: "KeySource | None") -> "CatalogueEn
 
 
 async def home(entry: "CatalogueEntry", given: str | None, *, copy: bool) -> "Host":
-    """The host that was named, else see `drivers.find`. Raises NotFoundError too."""
-    from vmckpt.drivers.find import restores_on
+    """The host that was named, else see `drivers.find`. Raises NotFoundError too.
+
+    RefusedError: a standby may run the VM that is to be replaced there.
+    """
+    from vmckpt.drivers.find import require_decided_on, restores_on
     from vmckpt.hosts.inventory.inventory import find_host
 
-    return find_host(given) if given is not None else await restores_on(entry, warn, copy=copy)
+    host = find_host(given) if given is not None else await restores_on(entry, warn, copy=copy)
+    if not copy:
+        await require_decided_on(host, entry.manifest.vm)
+    return host

@@ -11,8 +11,10 @@ from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
 from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.drivers.find import require_decided_on
 from vmckpt.errors import (
     BusyError,
+    HostDownError,
     NotFoundError,
     OutcomeUnknownError,
     StorageError,
@@ -136,6 +138,23 @@ async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: 
     return False
 
 
+async def was_restored(record: GuardRecord, tell: Tell) -> bool:
+    """Whether an interrupted rollback has restored the VM; a running one is cancelled first.
+
+    False if its host does not say, which is reported. Raises BusyError: it does not end.
+    """
+    if record.restore is None:
+        return False
+    try:
+        host = find_host(record.restore.host)
+        await _revoke_restores(record, host)
+        outcome = await attach(RESTORE, host, record.restore.run).told()
+    except (HostDownError, NotFoundError, StorageError) as exc:
+        tell(f"whether '{record.vm}' was rolled back is unknown: {exc}")
+        return False
+    return outcome is not None and outcome.result is not None
+
+
 async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
     try:
         return not await ailments(await find(record.vm, tell), ())
@@ -158,6 +177,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
     while True:
         try:
             host, in_place = await _home(record, find, tell)
+            await require_decided_on(host, record.vm)
             await _revoke_restores(record, host)
             options = RestoreOptions(
                 name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True

@@ -30,7 +30,7 @@ _TURN_S, _POLL_S = 2.0, 0.01
 # A QEMU is started within this time of its reservation, or never.
 _STARTED_WITHIN_NS = 120 * 10**9
 _BLOCK_BYTES = 512
-_HUGETLBFS = "hugetlbfs"
+_MOUNTS, _HUGETLBFS = Path("/proc/mounts"), "hugetlbfs"
 _MOST_CHARS = 1 << 16
 
 
@@ -96,7 +96,7 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
             if one.file and not one.is_private and _device(one.file.parent) == device
         )
         on_it = found.f_bavail * found.f_frsize - here
-        free = on_it if _is_hugetlbfs(directory) else min(on_it, free)
+        free = on_it if is_in_huge_pages(directory) else min(on_it, free)
     return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
@@ -161,10 +161,11 @@ def _device(path: Path) -> int | None:
         return None
 
 
-def _is_hugetlbfs(directory: Path) -> bool:
-    """Whether the file system's memory is reserved already: huge pages."""
-    mounts = [line.split(" ") for line in read_lines(Path("/proc/mounts"))]
-    of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]
+def is_in_huge_pages(directory: Path) -> bool:
+    """Whether files in the directory are in huge pages: its memory is reserved already."""
+    mounts = [line.split(" ") for line in read_lines(_MOUNTS)]
+    where = directory.resolve()
+    of = [(len(words[1]), words[2]) for words in mounts if where.is_relative_to(words[1])]
     return max(of, default=(0, ""))[1] == _HUGETLBFS
 
 

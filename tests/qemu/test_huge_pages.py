@@ -1,0 +1,64 @@
+"""VMs with memory in huge pages: checkpoints, restores, forks and protection as of any other."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.qemu.test_checkpoint import load, sound
+from tests.qemu.world import image, qemu, world
+from vmckpt.lab.guests.labguest import LabGuest
+
+PAGES = 420
+RESERVED = Path("/proc/sys/vm/nr_hugepages")
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[Path]:
+    """A directory of huge pages, for the test."""
+    before = int(RESERVED.read_text())
+    try:
+        RESERVED.write_text(str(before + PAGES))
+    except PermissionError:
+        pytest.skip("only root reserves huge pages")
+    try:
+        if int(RESERVED.read_text()) < before + PAGES:
+            pytest.skip("there are not as many huge pages")
+        subprocess.run(["mount", "-t", "hugetlbfs", "none", str(tmp_path)], check=True)
+        try:
+            yield tmp_path
+        finally:
+            subprocess.run(["umount", str(tmp_path)], check=True)
+    finally:
+        RESERVED.write_text(str(before))
+
+
+@pytest.mark.parametrize("memory", ["160M", "161M"])
+def test_a_vm_in_huge_pages_has_checkpoints_and_comes_back(pages: Path, memory: str) -> None:
+    """161 MiB are no whole huge pages: the file has a MiB more than the guest."""
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        guest = LabGuest("guest", 1, image(), memory=memory, disk="64M")
+        ram_dir = f'ram_dir = "{pages}"\n'
+        spec = guest.spec().replace("guest_agent = true\n", f"guest_agent = true\n{ram_dir}")
+        path = made.shared / "guest.toml"
+        path.write_text(spec)
+        made.ok("vm", "run", str(path), "--host", "lab-a")
+
+        async def busy() -> None:
+            control = await guest.control(made.lab)
+            await load(control)
+            await control.close()
+
+        asyncio.run(busy())
+        taken: dict[str, Any] = made.ok("checkpoint", "create", "guest", "--name", "one")
+        for words in ([], ["--eager"]):
+            made.ok("checkpoint", "restore", taken["id"], "--in-place", *words)
+            asyncio.run(sound(made, guest))
+        assert list(pages.rglob("ram"))
+        made.ok("replicate", "start", "guest", "lab-b")
+        made.ok("replicate", "failover", "guest")
+        asyncio.run(sound(made, guest))
+        made.ok("vm", "stop", "guest", "--force")
