@@ -11,6 +11,7 @@ import pytest
 from tests.ram_writer import CARD_PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.memory import dirty_pages
+from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.dirty_pages import find_mappings
 from vmckpt.memory.private import guest_ram
 from vmckpt.memory.private.guest_ram import GuestRam
@@ -67,11 +68,10 @@ def test_so_is_what_is_written_while_tracking_is_being_prepared(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which takes 0.1 s."""
-    borrow = dirty_pages.descriptor_from
 
     def meanwhile(*words: int) -> int:
         writer.does("card", 9)
-        return borrow(*words)
+        return descriptor_from(*words)
 
     monkeypatch.setattr(dirty_pages, "descriptor_from", meanwhile)
     with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,3 +55,19 @@ def test_where_huge_pages_are_mounted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert promises.is_in_huge_pages(here / "below")
     assert promises.is_in_huge_pages(tmp_path / "link")
     assert not promises.is_in_huge_pages(tmp_path)
+
+
+def test_huge_pages_that_are_mounted_without_a_size_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the role and systemd mount them: no VM was given any, "0 B are free"."""
+    pool = tmp_path / "hugepages-2048kB"
+    pool.mkdir()
+    (pool / "free_hugepages").write_text("7\n")
+    unlimited = SimpleNamespace(f_blocks=0, f_bavail=0, f_bsize=2 << 20, f_frsize=2 << 20)
+    monkeypatch.setattr(promises, "_HUGE_PAGES", tmp_path)
+    monkeypatch.setattr("os.statvfs", lambda _: unlimited)
+    monkeypatch.setattr(promises, "is_in_huge_pages", lambda _: True)
+    assert promises._room(tmp_path, 0, []).free_bytes == 14 << 20
+    unlimited.f_blocks = unlimited.f_bavail = 3
+    assert promises._room(tmp_path, 0, []).free_bytes == 6 << 20

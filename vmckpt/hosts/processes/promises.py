@@ -30,6 +30,7 @@ _TURN_S, _POLL_S = 2.0, 0.01
 # A QEMU is started within this time of its reservation, or never.
 _STARTED_WITHIN_NS = 120 * 10**9
 _BLOCK_BYTES = 512
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _MOUNTS, _HUGETLBFS = Path("/proc/mounts"), "hugetlbfs"
 _MOST_CHARS = 1 << 16
 
@@ -89,14 +90,14 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
     if directory is not None:
         while not directory.exists():
             directory = directory.parent
-        found, device = os.statvfs(directory), directory.stat().st_dev
+        device, is_huge = directory.stat().st_dev, is_in_huge_pages(directory)
         here = sum(
             size
             for one, size in owed
             if one.file and not one.is_private and _device(one.file.parent) == device
         )
-        on_it = found.f_bavail * found.f_frsize - here
-        free = on_it if is_in_huge_pages(directory) else min(on_it, free)
+        on_it = _free_on(directory, is_huge=is_huge) - here
+        free = on_it if is_huge else min(on_it, free)
     return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
@@ -159,6 +160,15 @@ def _device(path: Path) -> int | None:
         return path.stat().st_dev
     except OSError:
         return None
+
+
+def _free_on(directory: Path, *, is_huge: bool) -> int:
+    found = os.statvfs(directory)
+    if found.f_blocks or not is_huge:
+        return found.f_bavail * found.f_frsize
+    # Mounted without a size: it says that it has none.
+    pool = _HUGE_PAGES / f"hugepages-{found.f_bsize >> 10}kB" / "free_hugepages"
+    return int(pool.read_text()) * found.f_bsize
 
 
 def is_in_huge_pages(directory: Path) -> bool:
