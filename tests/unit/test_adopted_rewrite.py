@@ -374,3 +374,15 @@ def test_what_its_owner_adds_to_its_spec_is_no_change_of_an_adopted_machine() ->
     assert not is_same_machine(now, before._replace(vcpus=2))
     adopted = Adopted(("-m", "1024"), (), ())
     assert not is_same_machine(now, before._replace(adopted=adopted))
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_by_path"),
+    [("pc-i440fx-3.1", True), ("pc-q35-2.12", True), ("pc-q35-4.0.1", False),
+     ("pc-q35-10.0", False), ("pc-i440fx-9.2", False), ("microvm", False)],
+)  # fmt: skip
+def test_memory_of_an_old_machine_keeps_its_name(machine: str, *, is_by_path: bool) -> None:
+    """QEMU called it /objects/pc.ram on the target: the VM could neither move nor be restored."""
+    made = rewrite("web", facts("-m 512", platform=replace(TCG, machine=machine)))
+    (ram,) = [word for word in made.arguments if "memory-backend-file" in word]
+    assert ('"x-use-canonical-path-for-ramblock-id":false' in ram) is is_by_path
