@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_guard_records import record as new_record
 from vmckpt.checkpoint.jobs import RESTORE
 from vmckpt.checkpoint.restore.asked import Restored
-from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.fleet.guard import guard, rollback
 from vmckpt.fleet.guard.guard import GuardTools
 from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, GuardRestore, load, save
@@ -197,3 +197,44 @@ def test_an_operator_may_put_back_what_may_have_been_put_back(restores: list[str
         resumed(job())
     asyncio.run(guard.undo(load(RUN), tools()))
     assert (load(RUN).phase, restores) == (GuardPhase.ROLLED_BACK, ["new-0"])
+
+
+def test_what_was_put_back_is_not_kept(restores: list[str]) -> None:
+    """The operator's machine lost power in the rollback; `guard commit` said "succeeded"."""
+
+    async def main() -> GuardRecord:
+        return await guard.commit(rolling_back(await job(outcome=DONE)), print)
+
+    with pytest.raises(RefusedError, match="'web' was rolled back") as refused:
+        asyncio.run(main())
+    assert "vmckpt guard rollback web" in refused.value.remedy
+    assert load(RUN).phase is GuardPhase.ROLLING_BACK
+    asyncio.run(guard.undo(load(RUN), tools()))
+    assert (load(RUN).phase, restores) == (GuardPhase.ROLLED_BACK, [])
+
+
+def test_a_restore_that_is_under_way_is_ended_before_a_guard_is_kept(
+    restores: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have discarded afterwards what was to be kept."""
+    revoked: list[object] = []
+
+    async def revoke(_: object, host: LocalHost, unwanted: Callable[..., bool]) -> None:
+        revoked.append(unwanted("web", SimpleNamespace(checkpoint="c")))
+
+    monkeypatch.setattr(rollback, "revoke", revoke)
+
+    async def main() -> GuardRecord:
+        return await guard.commit(rolling_back(await job(outcome=FAILED)), print)
+
+    assert asyncio.run(main()).phase is GuardPhase.KEPT
+    assert revoked == [True]
+
+
+def test_what_may_have_been_put_back_can_be_kept_when_its_host_is_gone(
+    restores: list[str],
+) -> None:
+    told: list[str] = []
+    kept = guard.commit(rolling_back(GuardRestore("gone", JOB)), told.append)
+    assert asyncio.run(kept).phase is GuardPhase.KEPT
+    assert "whether 'web' was rolled back is unknown" in told[0]

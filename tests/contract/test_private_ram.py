@@ -1,14 +1,17 @@
 """RAM that a process has alone: which of its pages are written, what they hold, what is zero."""
 
 import errno
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 import pytest
 
 from tests.ram_writer import CARD_PAGES, Writer, writing
 from vmckpt.hosts.processes.kernel import PageTracking
+from vmckpt.memory import dirty_pages
+from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.dirty_pages import find_mappings
 from vmckpt.memory.private import guest_ram
 from vmckpt.memory.private.guest_ram import GuestRam
@@ -61,6 +64,21 @@ def test_what_was_there_when_tracking_began_is_read_wherever_it_is_now(writer: W
         assert tracker.extents() == [page(2), page(9)]
 
 
+def test_so_is_what_is_written_while_tracking_is_being_prepared(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes 0.1 s."""
+
+    def meanwhile(*words: int) -> int:
+        writer.does("card", 9)
+        return descriptor_from(*words)
+
+    monkeypatch.setattr(dirty_pages, "descriptor_from", meanwhile)
+    with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
+        writer.does("drop", 9)
+        assert tracker.extents() == [page(9)]
+
+
 def test_tracking_leaves_nothing_that_looks_like_memory(writer: Writer) -> None:
     for _ in range(2):
         with tracking(writer.pid, alone(writer), PageTracking.PROTECTION, SIZE_BYTES) as tracker:
@@ -93,6 +111,38 @@ def test_what_a_file_below_it_holds_is_read_too() -> None:
                 assert tracker.copy([page(5)]) == b"x" * PAGE_BYTES
                 writer.does("card", 5, 9)
                 assert tracker.take_spans() == [page(5), page(9)]
+
+
+@pytest.fixture
+def overlaid(tmp_path: Path) -> Iterator[Path]:
+    """A directory of an overlay file system, whose files come from /dev/shm."""
+    with TemporaryDirectory(dir="/dev/shm", prefix="vk-test-") as lower:
+        merged, upper, work = (tmp_path / name for name in ("merged", "upper", "work"))
+        for path in (merged, upper, work):
+            path.mkdir()
+        with (Path(lower) / "below").open("wb") as file:
+            file.truncate(SIZE_BYTES)
+            file.seek(5 * PAGE_BYTES)
+            file.write(b"x" * PAGE_BYTES)
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        words = ["mount", "-t", "overlay", "-o", options, "overlay", str(merged)]
+        if subprocess.run(words, capture_output=True, check=False).returncode:
+            pytest.skip("nothing can be mounted here")
+        try:
+            yield merged
+        finally:
+            subprocess.run(["umount", str(merged)], check=True)
+
+
+def test_a_file_is_found_where_maps_names_another_device_than_stat(overlaid: Path) -> None:
+    """On btrfs and overlayfs: a fork with its memory there could have no checkpoint."""
+    how = PageTracking.PROTECTION
+    with (
+        writing(below=overlaid / "below") as writer,
+        tracking(writer.pid, alone(writer), how, SIZE_BYTES) as tracker,
+    ):
+        assert tracker.copy([page(5)]) == b"x" * PAGE_BYTES
+        assert any(start <= 5 * PAGE_BYTES < end for start, end in tracker.extents())
 
 
 @pytest.mark.parametrize("how", [PageTracking.SOFT_DIRTY, PageTracking.COMPARISON])

@@ -109,9 +109,16 @@ def test_a_primary_that_was_paused_for_its_lost_right_is_not_resumed(
     vm = standing(replaced(hosts, tmp_path, "died"))
     record(tmp_path, "b/1", None)
     assert asyncio.run(vm.is_alive())
-    for begun in (DirectVm(vm).resume(), DirectVm(vm).reboot(force=force, timeout_s=1.0)):
+    for begun in (
+        DirectVm(vm).resume(),
+        DirectVm(vm).reboot(force=force, timeout_s=1.0),
+        require_own("web", hosts[0]),
+    ):
         with pytest.raises(RefusedError, match="may run on b"):
             asyncio.run(begun)
+    # A restore in its place, or a migration to a host that has no claim, made it run twice.
+    with pytest.raises(BusyError, match="another host may run"):
+        asyncio.run(read_again(vm))
 
     async def held_by_its_service() -> None:
         async with held(vm, "replicate", runs_again=False):

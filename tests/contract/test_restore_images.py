@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
 from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
 from vmckpt.checkpoint.restore import restore as restores
@@ -23,7 +25,9 @@ from vmckpt.hosts.processes import promises
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.checkpoint import Wanted, _disks
 from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
+from vmckpt.qemu.replies import QemuVersion
 from vmckpt.store.area import Area, Chunks
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import open_store
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.argv import Platform
@@ -62,6 +66,15 @@ def all_fits(
         return [Finding("disk-target", OK, "-")]
 
     monkeypatch.setattr(module, "checks", checks)
+    if module is forks:
+        has_qemu(monkeypatch, "10.0.2")
+
+
+def has_qemu(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    async def abilities(_: object) -> object:
+        return SimpleNamespace(version=QemuVersion(*map(int, version.split("."))))
+
+    monkeypatch.setattr(forks, "abilities", abilities)
 
 
 def no_qemu(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
@@ -142,6 +155,46 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     assert "did not start" in third.error  # its memory is there, though the second one's is gone
     assert image.read_bytes() == b"another VM's"
     assert not list((host.state_dir / "images").glob("web-fork-2*"))
+
+
+BALLOON = '\n[[devices]]\ndriver = "virtio-balloon-pci"\n'
+
+
+@pytest.mark.parametrize(
+    ("version", "is_read_only"), [("7.2.0", False), ("8.1.9", False), ("8.2.0", True)]
+)
+@pytest.mark.parametrize("devices", ["", BALLOON])
+def test_no_fork_can_take_memory_from_the_others(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch, version: str, devices: str, *,
+    is_read_only: bool,
+) -> None:  # fmt: skip
+    """A page that one gave back, by its balloon, was zeroes in all that had not written to it."""
+    all_fits(monkeypatch, forks, lambda: None)
+    has_qemu(monkeypatch, version)
+    monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
+    began = list[object]()
+
+    async def start(*_: object, **how: object) -> None:
+        began.append((how["private_ram"], how["ram_is_read_only"]))
+        raise OperationFailedError("QEMU did not start", why="-", remedy="-")
+
+    def with_devices(manifest: Manifest) -> CheckpointFacts:
+        found = usable_facts(manifest)
+        return replace(found, spec=found.spec + devices)
+
+    monkeypatch.setattr(forks, "start_qemu", start)
+    monkeypatch.setattr(forks, "usable_facts", with_devices)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    if devices and not is_read_only:
+        with pytest.raises(RefusedError, match="cannot be forked") as refused:
+            asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+        assert "the VM has a balloon" in refused.value.why
+        assert began == []
+    else:
+        asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+        assert began == [(True, is_read_only)]
 
 
 def test_a_cancelled_fork_leaves_no_part_of_an_image(

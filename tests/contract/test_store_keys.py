@@ -1,7 +1,9 @@
 """Who keeps an encrypted store's key: a file, a command, ssh-agent."""
 
 import shutil
+import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +18,7 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.check import check
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.open import create_store, new_archive, open_store
+from vmckpt.store.sealing.agent import fingerprints
 from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 
 RAM = memory(64, 1)
@@ -139,6 +142,32 @@ def add(folder: Path, name: str, kind: str) -> None:
     path = folder / name
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)], check=True)
     subprocess.run(["ssh-add", "-q", str(path)], check=True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"\0", b"\0\0\0\x01\x0c", b"\0\0\0\x05\x0c\0\0\0\x01", b"\0\0\1\0\x0c\0\0",
+     b"\xff\xff\xff\xff\x0c", b"\0\0\0\x0d\x0c\0\0\0\x01\0\0\0\xffkeyx"],
+)  # fmt: skip
+def test_an_agent_that_answers_nonsense_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "agent"))
+        listening.listen()
+
+        def serve() -> None:
+            connected, _ = listening.accept()
+            with connected:
+                connected.recv(64)
+                connected.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        with pytest.raises(RefusedError, match="ssh-agent"):
+            fingerprints()
+        thread.join()
 
 
 def test_ssh_agent_opens_it(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,18 @@ def test_a_file_that_its_qemu_has_stretched_is_not_tracked(
     assert refused.value.errno == errno.EFBIG
 
 
+@pytest.mark.parametrize("how", [BY_KERNEL, PageTracking.COMPARISON])
+def test_what_a_file_in_huge_pages_has_more_is_no_memory(writer: Writer, how: str) -> None:
+    """It consists of whole ones; a checkpoint of such a VM ended as if by a bug."""
+    ram_bytes = (PAGES - 10) * PAGE_BYTES
+    writer.does("write", PAGES - 11, PAGES - 5)
+    with tracking(writer.pid, GuestRam(writer.path), how, ram_bytes) as tracker:
+        assert numbers(tracker.extents()) == [PAGES - 11]
+        writer.does("write", *range(PAGES - 20, PAGES))
+        assert numbers(tracker.take_spans()) == list(range(PAGES - 20, PAGES - 10))
+        assert tracker.take_spans() == []
+
+
 def test_a_second_one_is_told_that_the_first_is_there(writer: Writer) -> None:
     with tracking(writer.pid, GuestRam(writer.path), BY_KERNEL) as tracker:
         with (

@@ -32,6 +32,7 @@ PLAIN = (
 )
 # The same with an image that is the host's own, and so is copied.
 OWN_IMAGE = PLAIN.replace("file=root.qcow2", "file=lab/lab-a/images/root.qcow2")
+OLD = f"-M pc-i440fx-3.1 {PLAIN}"
 NUMA = PLAIN.replace(
     "-m 256",
     "-m 256 -smp 2 -object memory-backend-ram,id=m0,size=128M "
@@ -143,8 +144,18 @@ def plug(made: World) -> None:
 
 @pytest.mark.parametrize(
     ("versions", "style", "monitors"),
-    [("10.0 10.0", OWN_IMAGE, 1), ("10.0 10.0", BLOCKDEV, 2), ("7.2 7.2", BLOCKDEV, 3)],
-    ids=["as people type it, disk copied", "blockdev and a hot-plugged disk", "the same on 7.2"],
+    [
+        ("10.0 10.0", OWN_IMAGE, 1),
+        ("10.0 10.0", BLOCKDEV, 2),
+        ("7.2 7.2", BLOCKDEV, 3),
+        ("10.0 10.0", OLD, 3),
+    ],
+    ids=[
+        "as people type it, disk copied",
+        "blockdev and a hot-plugged disk",
+        "the same on 7.2",
+        "an old machine type",
+    ],
 )
 def test_it_moves_there_and_back_and_loses_nothing(
     versions: str, style: str, monitors: int

@@ -8,13 +8,15 @@ import pytest
 
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.inside import GuestDrive
+from vmckpt.vm.adopted.adopt import is_same_machine
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.spec.spec import Adopted, Placement, parse_spec
+from vmckpt.vm.spec.spec_text import written as spec_written
 
 MIB = 1 << 20
 TCG = Platform("pc-i440fx-10.0", "tcg", "qemu64")
@@ -357,3 +359,30 @@ def test_ports_get_names_of_their_own() -> None:
     ]  # fmt: skip
     assert "-nic model=e1000" in lines
     assert len({word for word in lines if "path=" in word}) == 5
+
+
+def test_what_its_owner_adds_to_its_spec_is_no_change_of_an_adopted_machine() -> None:
+    """Its checkpoints and migrations were refused: it had changed, "on other images"."""
+    found = facts("-m 512")
+    now = parse_spec(spec_text("web", found, rewrite("web", found)), "-", Path("/"))
+    added = now._replace(
+        overcommit=True, autostart=True, ram_dir=Path("/ram"), placement=Placement(apart=("db",))
+    )
+    before = parse_spec(spec_written(added), "-", Path("/"))
+    assert before.placement.apart == ("db",)
+    assert is_same_machine(now, before)
+    assert not is_same_machine(now, before._replace(vcpus=2))
+    adopted = Adopted(("-m", "1024"), (), ())
+    assert not is_same_machine(now, before._replace(adopted=adopted))
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_by_path"),
+    [("pc-i440fx-3.1", True), ("pc-q35-2.12", True), ("pc-q35-4.0.1", False),
+     ("pc-q35-10.0", False), ("pc-i440fx-9.2", False), ("microvm", False)],
+)  # fmt: skip
+def test_memory_of_an_old_machine_keeps_its_name(machine: str, *, is_by_path: bool) -> None:
+    """QEMU called it /objects/pc.ram on the target: the VM could neither move nor be restored."""
+    made = rewrite("web", facts("-m 512", platform=replace(TCG, machine=machine)))
+    (ram,) = [word for word in made.arguments if "memory-backend-file" in word]
+    assert ('"x-use-canonical-path-for-ramblock-id":false' in ram) is is_by_path

@@ -231,3 +231,16 @@ def test_an_adopted_vms_networks_are_cut_off_of_every_kind(
     off = [word for word in found if "restrict" in word]
     assert len(off) == len(users)
     assert [word for n, word in enumerate(found) if not {*found[n : n + 2]} & {*off}] == after
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_forks_memory_is_its_own_and_what_it_shares_is_not_opened_to_be_written(
+    *, read_only: bool
+) -> None:
+    words = qemu_argv(
+        SPEC, TCG, files(), "/usr/bin/qemu", incoming=True, private_ram=True,
+        ram_is_read_only=read_only,
+    )  # fmt: skip
+    ram = json.loads(words[words.index("-object") + 1])
+    assert ram["share"] is False
+    assert (ram.get("readonly"), ram.get("rom")) == ((True, "off") if read_only else (None, None))

@@ -21,13 +21,17 @@ Span = tuple[int, int]
 
 
 class RamFile:
-    """A mapped RAM file, shared with all that map it."""
+    """A mapped RAM file, shared with all that map it.
+
+    `size_bytes`: the guest's memory, of which a file in huge pages may have a little more.
+    """
 
     def __init__(self, fd: int, ram_bytes: int | None = None) -> None:
         self._fd = fd
-        self.size_bytes = os.fstat(fd).st_size
-        require_size(self.size_bytes, ram_bytes)
-        self._view = memoryview(mmap.mmap(fd, self.size_bytes))
+        file_bytes = os.fstat(fd).st_size
+        require_size(file_bytes, ram_bytes)
+        self.size_bytes = min(file_bytes, ram_bytes or file_bytes)
+        self._view = memoryview(mmap.mmap(fd, file_bytes))[: self.size_bytes]
 
     @property
     def view(self) -> memoryview:
@@ -39,7 +43,7 @@ class RamFile:
         zeroes = bytes(1 << 20)
         for start, end in self.extents():
             for at in range(start, end, len(zeroes)):
-                os.pwrite(self._fd, zeroes[: end - at], at)
+                self._put(zeroes[: end - at], at)
         os.posix_fallocate(self._fd, 0, self.size_bytes)
 
     def extents(self) -> list[Span]:
@@ -63,8 +67,18 @@ class RamFile:
         for start, end in spans:
             place = start
             while place < end:
-                written = os.pwrite(self._fd, source[at : at + end - place], place)
+                written = self._put(source[at : at + end - place], place)
                 place, at = place + written, at + written
+
+    def _put(self, data: bytes | memoryview, at: int) -> int:
+        try:
+            return os.pwrite(self._fd, data, at)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+        # A file in huge pages cannot be written, and its mapping has reserved all of its memory.
+        self._view[at : at + len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         """Unmap it."""

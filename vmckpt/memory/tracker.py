@@ -52,13 +52,15 @@ class WriteProtection:
     needs_stop = True
 
     def __init__(self, dirty: DirtyPages, ram: RamFile | PrivateRam, others: OtherBlocks) -> None:
-        self.count, self._dirty = dirty.count, dirty
+        self.count, self._dirty, self._ram_bytes = dirty.count, dirty, ram.size_bytes
         self.extents, self.copy = ram.extents, ram.copy
         self.others = others
 
     def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
         """Those of the RAM; those of other memory are noted there."""
-        return self.others.noted(self._dirty.take_spans(spared))
+        spans = self.others.noted(self._dirty.take_spans(spared))
+        # A huge page may end behind the RAM.
+        return [(a, min(b, self._ram_bytes)) for a, b in spans if a < self._ram_bytes]
 
 
 @contextmanager
@@ -79,8 +81,10 @@ def tracking(
     """
     if how == WriteProtection.name:
         with _content(pid, ram, ram_bytes) as (content, mappings):
-            blocks = OtherBlocks(pid, others, content.size_bytes)
+            behind = max(one.offset + one.end - one.start for one in mappings)
+            blocks = OtherBlocks(pid, others, behind)
             with tracked_at(pid, (*mappings, *blocks.mappings)) as dirty:
+                content.extents()  # sees what was written while tracking was being prepared
                 yield WriteProtection(dirty, content, blocks)
     elif ram.private or ram.file is None:
         raise OSError(errno.EOPNOTSUPP, f"memory that QEMU has alone is not tracked by {how}")

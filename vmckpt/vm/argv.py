@@ -41,18 +41,22 @@ def qemu_argv(
     *,
     incoming: bool,
     private_ram: bool = False,
+    ram_is_read_only: bool = False,
 ) -> list[str]:
     """The command line. The VM waits for `cont`, or for a migration if `incoming`.
 
+    `private_ram`: its RAM file is mapped privately, opened without the right to write if
+    `ram_is_read_only` (from QEMU 8.2 on).
     Devices have fixed PCI addresses, so that both ends of a migration agree whatever other devices
     there are.
     """
+    ram = _ram(spec, files, private=private_ram, read_only=ram_is_read_only)
     return [
         qemu,
         "-name",
         f"{spec.name},process=vmckpt-{spec.name}"[:64],
         *(
-            _described(spec, platform, files, private_ram=private_ram)
+            _described(spec, platform, files, ram)
             if spec.adopted is None
             else _adopted(spec, files)
         ),
@@ -80,7 +84,7 @@ def _adopted(spec: Spec, files: QemuDir) -> list[str]:
     return fill(arguments, files, files.ram(spec.ram_dir), images, len(spec.nics))
 
 
-def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: bool) -> list[str]:
+def _described(spec: Spec, platform: Platform, files: QemuDir, ram: dict[str, Any]) -> list[str]:
     """A machine that the spec describes."""
     argv = [
         "-nodefaults",
@@ -100,7 +104,7 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         "-m",
         f"{spec.memory_bytes >> 20}M",
         "-object",
-        _json(_ram(spec, files, private=private_ram)),
+        _json(ram),
         *_console(files),
         *_boot(spec),
     ]
@@ -215,7 +219,7 @@ def _plain(path: Path) -> str:
     return double_commas(str(path))
 
 
-def _ram(spec: Spec, files: QemuDir, *, private: bool) -> dict[str, Any]:
+def _ram(spec: Spec, files: QemuDir, *, private: bool, read_only: bool) -> dict[str, Any]:
     # A named, shared file, which outside access to guest RAM requires.
     return {
         "qom-type": "memory-backend-file",
@@ -223,8 +227,7 @@ def _ram(spec: Spec, files: QemuDir, *, private: bool) -> dict[str, Any]:
         "size": spec.memory_bytes,
         "mem-path": str(files.ram(spec.ram_dir)),
         "share": not private,
-        # Others map the same file: from QEMU 8.2 on RAM may be a read-only file.
-        **({"readonly": True, "rom": "off"} if private and files.as_user else {}),
+        **({"readonly": True, "rom": "off"} if read_only else {}),
     }
 
 

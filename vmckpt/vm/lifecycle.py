@@ -186,7 +186,8 @@ async def held(
     """Lock the VM; yields its current state, without leftovers of killed commands.
 
     Raises BusyError if another operation holds the lock, the VM has gone meanwhile, (`whole`) its
-    memory is not complete yet, or (`runs_again`) a standby may have the right to run it.
+    memory is not complete yet, or (`runs_again`) it does not run and a standby may have the right
+    to.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
         now = await read_again(vm, whole=whole, runs_again=runs_again)

@@ -132,10 +132,12 @@ async def start_qemu(
     *,
     incoming: bool,
     private_ram: bool = False,
+    ram_is_read_only: bool = False,
 ) -> tuple[Qemu, Monitor]:
     """Start a QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
 
-    With `private_ram` its memory is the existing RAM file, mapped privately.
+    With `private_ram` its memory is the existing RAM file, mapped privately; `ram_is_read_only`:
+    see `qemu_argv`.
 
     Returns also a session on its operator monitor, which the caller closes. Its taps are not
     plugged yet. On an error nothing of it remains. Raises RefusedError (no memory),
@@ -155,8 +157,9 @@ async def start_qemu(
             shared = Grant(GrantKind.READ, files.ram(spec.ram_dir), user.shared_group)
             await host.grant([shared], user.uids)
         argv = qemu_argv(
-            spec, platform, told, host.qemu, incoming=incoming, private_ram=private_ram
-        )
+            spec, platform, told, host.qemu, incoming=incoming,
+            private_ram=private_ram, ram_is_read_only=ram_is_read_only,
+        )  # fmt: skip
         await host.write_text(files.path / "argv.json", json.dumps(argv))
         # This log will prove whether the guest ran: allocate its first block now, in case the disk
         # fills up.

@@ -39,6 +39,7 @@ from vmckpt.checkpoint.restore.planned import (
     plan_copy,
     standing_of,
 )
+from vmckpt.checkpoint.restore.restore import load_memory
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
@@ -46,7 +47,7 @@ from vmckpt.hosts.host import Promise
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
+from vmckpt.memory.ram_file import RamFile, give_name, unnamed
 from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
@@ -65,6 +66,9 @@ from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
 
 # The first QEMU that accepts a read-only memory-backend-file as RAM.
 READ_ONLY_RAM = (8, 2, 0)
+# A device by which a guest gives pages back: QEMU then punches holes into the file that it can
+# write, also where others map it (ram_block_discard_range).
+_BALLOON = "virtio-balloon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class _Forking:
         self._host, self._point, self._options, self._run_name = host, point, options, run
         self._history = History().then(point.manifest.id, host, place)
         self._facts = usable_facts(point.manifest)
-        self._ram, self._was_named = -1, False
+        self._ram, self._was_named, self._is_read_only = -1, False, False
         self._disks: dict[int, Path] = {}
         self._base = point.manifest.id
 
@@ -159,7 +163,6 @@ class _Forking:
                 why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
                 remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
             )
-        await self._require_read_only_memory()
         names = [check_name(name, "VM") for name in self._options.names]
         plugged, options = self._options.plugged, self._options
         manifest = self._point.manifest
@@ -184,6 +187,7 @@ class _Forking:
         first = overcommitted(planned[0])
         found = await checks(first, in_place=False, lazy=False, plugged=plugged)
         require(found, cannot_become(names[0], self._host))
+        await self._require_apart(first.spec)
         if options.overcommit:
             planned = [overcommitted(one) for one in planned]
         try:
@@ -206,16 +210,22 @@ class _Forking:
             if self._ram >= 0:
                 os.close(self._ram)
 
-    async def _require_read_only_memory(self) -> None:
-        """Raises RefusedError if forks, each under its own user, could write to shared memory."""
-        if self._host.vm_uids is None:
-            return
+    async def _require_apart(self, spec: Spec) -> None:
+        """Raises RefusedError if a fork could change the memory that all of them share."""
         found = (await abilities(self._host)).version
-        if found < READ_ONLY_RAM:
+        self._is_read_only = found >= READ_ONLY_RAM
+        if self._is_read_only:
+            return
+        why = ""
+        if self._host.vm_uids is not None:
+            why = "its VMs have users of their own (--vm-uids), which may not write to memory that "
+            why += "they share"
+        elif any(device["driver"].startswith(_BALLOON) for device in spec.devices):
+            why = "the VM has a balloon: a page that one fork gives back is lost to the others"
+        if why:
             raise RefusedError(
                 f"the checkpoint cannot be forked on {self._host.name}",
-                why="its VMs have users of their own (--vm-uids), which may not write to memory "
-                f"that they share; QEMU {found} cannot open it read-only",
+                why=f"{why}; QEMU {found} cannot open it read-only",
                 remedy="use QEMU 8.2 or newer there, or make copies: vmckpt checkpoint restore ID "
                 "--as NAME",
             )
@@ -277,10 +287,11 @@ class _Forking:
     def _fill(self) -> None:
         """Load the checkpoint's memory into a sparse file. Blocking."""
         os.truncate(self._ram, self._facts.memory_bytes)
-        for numbers, contents in self._point.area(RAM).stream():
-            for place, number in enumerate(numbers.tolist()):
-                page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
-                os.pwrite(self._ram, page, number * PAGE_BYTES)
+        ram = RamFile(self._ram)
+        try:
+            load_memory(ram, self._point.area(RAM))
+        finally:
+            ram.close()
 
     async def _one(self, planned: PlannedRestore, state: bytes, locks: AsyncExitStack) -> "_Ready":
         """A fork that waits to run, with its lock held; or why it failed."""
@@ -375,8 +386,9 @@ class _Forking:
         # It determines the user of its QEMU.
         await host.write_text(vm.directory.identity, f"{new_identity()}\n")
         qemu, monitor = await start_qemu(
-            host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
-        )
+            host, spec, vm.qemu.platform, files, incoming=True,
+            private_ram=True, ram_is_read_only=self._is_read_only,
+        )  # fmt: skip
         try:
             here = machine_from_json(self._facts.machine)
             if found := differences(here, await describe(monitor)):

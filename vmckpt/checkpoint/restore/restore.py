@@ -6,7 +6,6 @@ only forward. In place, the disks' new contents lie beside the old ones until th
 guarantees this however the process ends.
 """
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -31,6 +30,7 @@ from vmckpt.checkpoint.facts import (
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
+from vmckpt.checkpoint.restore.first_pages import runs
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import (
     PendingQemu,
@@ -66,7 +66,8 @@ from vmckpt.errors import (
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.hosts.processes.promises import is_in_huge_pages
+from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, mapped
 from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
@@ -74,6 +75,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.state.durable import make_dir_durably
+from vmckpt.store.area import Area
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
@@ -163,10 +165,10 @@ class _Restoring:
     ) -> None:
         self._member = member
         self._planned, self._point, self._source = planned, point, source
-        if any(device.match for device in planned.spec.passthrough):
-            options = replace(
-                options, eager=True
-            )  # a passed-through device needs all memory present
+        # A passed-through device needs all memory present; a pager gives pages of 4 KiB.
+        spec = planned.spec
+        if any(one.match for one in spec.passthrough) or is_in_huge_pages(spec.ram_dir):
+            options = replace(options, eager=True)
         self._is_whole = planned.facts.kind == FILE
         self._options, self._old = options, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
@@ -404,14 +406,8 @@ class _Restoring:
 
     def _fill(self) -> None:
         """Load all memory before the guest runs. Blocking."""
-        fd = os.open(self._files.ram(self._planned.spec.ram_dir), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            for numbers, contents in self._point.area(RAM).stream():
-                for place, number in enumerate(numbers.tolist()):
-                    page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
-                    os.pwrite(fd, page, number * PAGE_BYTES)
-        finally:
-            os.close(fd)
+        with mapped(self._files.ram(self._planned.spec.ram_dir)) as ram:
+            load_memory(ram, self._point.area(RAM))
 
     async def _commit(self, qemu: Qemu, monitor: Monitor, helper: PagerProcess | None) -> None:
         if helper is not None:
@@ -482,3 +478,12 @@ class _Restoring:
             await self._host.remove(vm.directory.path)
         else:
             await self._host.remove(vm.directory.restoring)
+
+
+def load_memory(ram: RamFile, area: Area) -> None:
+    """Load all memory of a checkpoint into an empty RAM file. Blocking. Raises OSError (ENOSPC)."""
+    for numbers, contents in area.stream():
+        for first, count in runs(numbers, np.arange(len(numbers))):
+            start = int(numbers[first]) * PAGE_BYTES
+            data = contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
+            ram.write([(start, start + count * PAGE_BYTES)], data)

@@ -59,6 +59,7 @@ from vmckpt.fleet.guard.rollback import (
     left_open,
     point_of,
     roll_back,
+    was_restored,
 )
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
@@ -130,8 +131,8 @@ async def resume(record: GuardRecord, tools: GuardTools) -> GuardRecord | None:
 async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
     """Keep the VM as it is, on the operator's order, even if the command's host is gone.
 
-    Raises BusyError while the guard is at work, RefusedError if its command was not begun, or the
-    VM was rolled back.
+    Raises BusyError while the guard is at work, or a rollback that it has begun does not end;
+    RefusedError if its command was not begun, or the VM was rolled back.
     """
     async with _only_one(record.vm):
         record = _begun(record)
@@ -140,6 +141,14 @@ async def commit(record: GuardRecord, tell: Tell) -> GuardRecord:
                 f"'{record.vm}' was rolled back",
                 why=record.why or f"its guard {record.run} says so",
                 remedy="the command's effects are gone: run it again",
+            )
+        if await was_restored(record, tell):
+            raise RefusedError(
+                f"'{record.vm}' was rolled back",
+                why=f"restore {record.restore and record.restore.run} of its interrupted rollback "
+                "has restored it",
+                remedy=f"end the guard: vmckpt guard rollback {record.vm}, which does not restore "
+                "it again if it runs",
             )
         return await _kept(record, tell)
 

@@ -14,6 +14,7 @@ from vmckpt.checkpoint.restore.asked import RestoreOptions
 from vmckpt.drivers.find import require_own
 from vmckpt.errors import (
     BusyError,
+    HostDownError,
     NotFoundError,
     OutcomeUnknownError,
     StorageError,
@@ -135,6 +136,23 @@ async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: 
             remedy="check what the guest has done since: a rollback discards it",
         )
     return False
+
+
+async def was_restored(record: GuardRecord, tell: Tell) -> bool:
+    """Whether an interrupted rollback has restored the VM; a running one is cancelled first.
+
+    False if its host does not say, which is reported. Raises BusyError: it does not end.
+    """
+    if record.restore is None:
+        return False
+    try:
+        host = find_host(record.restore.host)
+        await _revoke_restores(record, host)
+        outcome = await attach(RESTORE, host, record.restore.run).told()
+    except (HostDownError, NotFoundError, StorageError) as exc:
+        tell(f"whether '{record.vm}' was rolled back is unknown: {exc}")
+        return False
+    return outcome is not None and outcome.result is not None
 
 
 async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:

@@ -30,7 +30,8 @@ _TURN_S, _POLL_S = 2.0, 0.01
 # A QEMU is started within this time of its reservation, or never.
 _STARTED_WITHIN_NS = 120 * 10**9
 _BLOCK_BYTES = 512
-_HUGETLBFS = "hugetlbfs"
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+_MOUNTS, _HUGETLBFS = Path("/proc/mounts"), "hugetlbfs"
 _MOST_CHARS = 1 << 16
 
 
@@ -89,14 +90,14 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
     if directory is not None:
         while not directory.exists():
             directory = directory.parent
-        found, device = os.statvfs(directory), directory.stat().st_dev
+        device, is_huge = directory.stat().st_dev, is_in_huge_pages(directory)
         here = sum(
             size
             for one, size in owed
             if one.file and not one.is_private and _device(one.file.parent) == device
         )
-        on_it = found.f_bavail * found.f_frsize - here
-        free = on_it if _is_hugetlbfs(directory) else min(on_it, free)
+        on_it = _free_on(directory, is_huge=is_huge) - here
+        free = on_it if is_huge else min(on_it, free)
     return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
@@ -161,10 +162,20 @@ def _device(path: Path) -> int | None:
         return None
 
 
-def _is_hugetlbfs(directory: Path) -> bool:
-    """Whether the file system's memory is reserved already: huge pages."""
-    mounts = [line.split(" ") for line in read_lines(Path("/proc/mounts"))]
-    of = [(len(words[1]), words[2]) for words in mounts if directory.is_relative_to(words[1])]
+def _free_on(directory: Path, *, is_huge: bool) -> int:
+    found = os.statvfs(directory)
+    if found.f_blocks or not is_huge:
+        return found.f_bavail * found.f_frsize
+    # Mounted without a size: it says that it has none.
+    pool = _HUGE_PAGES / f"hugepages-{found.f_bsize >> 10}kB" / "free_hugepages"
+    return int(pool.read_text()) * found.f_bsize
+
+
+def is_in_huge_pages(directory: Path) -> bool:
+    """Whether files in the directory are in huge pages: its memory is reserved already."""
+    mounts = [line.split(" ") for line in read_lines(_MOUNTS)]
+    where = directory.resolve()
+    of = [(len(words[1]), words[2]) for words in mounts if where.is_relative_to(words[1])]
     return max(of, default=(0, ""))[1] == _HUGETLBFS
 
 

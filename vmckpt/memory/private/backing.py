@@ -14,14 +14,21 @@ from typing import NamedTuple
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.procfs import read_lines
 
+# Of a path in /proc: files of that name may be several.
+_DELETED = " (deleted)"
+
 
 class _Piece(NamedTuple):
-    """A mapping of a file: addresses, the first one's offset in the file, and which file it is."""
+    """A mapping of a file: addresses, the first one's offset in the file, and which file it is.
+
+    `file`: its device and inode; on btrfs and overlayfs not those that stat(2) shows.
+    """
 
     start: int
     end: int
     offset: int
     file: tuple[int, int]
+    path: str
 
 
 def held_by_files(pid: int, span: Span) -> list[Span]:
@@ -42,21 +49,27 @@ def held_by_files(pid: int, span: Span) -> list[Span]:
 
 def _pieces(pid: int, span: Span) -> Iterator[_Piece]:
     for line in read_lines(Path(f"/proc/{pid}/maps")):
-        where, _, offset, device, inode, *_ = line.split(maxsplit=5)
+        where, _, offset, device, inode, *path = line.split(maxsplit=5)
         start, end = (int(part, 16) for part in where.split("-"))
         if int(inode) and start < span[1] and end > span[0]:
             major, minor = (int(part, 16) for part in device.split(":"))
-            yield _Piece(start, end, int(offset, 16), (os.makedev(major, minor), int(inode)))
+            file = os.makedev(major, minor), int(inode)
+            yield _Piece(start, end, int(offset, 16), file, "".join(path))
 
 
 def _opened(pid: int, piece: _Piece) -> int:
     """A descriptor for its file, which may have no name any more."""
+    by_name = ""
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
         with suppress(FileNotFoundError):  # it was closed meanwhile
             known = os.stat(path)
             if (known.st_dev, known.st_ino) == piece.file:
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if str(Path(path).readlink()) == piece.path and not piece.path.endswith(_DELETED):
+                by_name = path
+    if by_name:
+        return os.open(by_name, os.O_RDONLY | os.O_CLOEXEC)
     raise FileNotFoundError(
         errno.ENOENT, f"the file at {piece.start:#x} is not open in process {pid} any more"
     )

@@ -36,7 +36,7 @@ class PrivateRam:
 
     def __init__(self, pid: int, pagemap: int, span: Span, before: Sequence[Span]) -> None:
         self._pid, self._pagemap, self._span = pid, pagemap, span
-        self._before = before
+        self._seen = before
         self.size_bytes = span[1] - span[0]
 
     @property
@@ -45,15 +45,16 @@ class PrivateRam:
         return Mapping(*self._span, 0)
 
     def extents(self) -> list[Span]:
-        """The spans that may hold something else than zeroes."""
+        """The spans that may hold something else than zeroes, and all those of earlier calls."""
         # Tracked pages without memory look as if they were swapped out: where there is swap, all is
         # read, and else what is present. A page that is being moved looks so too: it was there
-        # before, or is among those written since.
+        # before, was seen just after tracking began, or is among those written since.
         if len(_SWAPS.read_text().splitlines()) > 1:
             return [(0, self.size_bytes)]
         start, _ = self._span
         here = [(a - start, b - start) for a, b in present(self._pagemap, self.mapping)]
-        return list(union(self._before, here))
+        self._seen = list(union(self._seen, here))
+        return self._seen
 
     def copy(self, spans: Sequence[Span]) -> bytes:
         """The content of the spans, in sequence. Raises OSError."""

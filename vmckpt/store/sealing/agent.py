@@ -16,6 +16,8 @@ _REQUEST_IDENTITIES, _IDENTITIES, _SIGN, _SIGNATURE = 11, 12, 13, 14
 _ED25519 = b"ssh-ed25519"
 _TIMEOUT_S = 60.0
 _LENGTH = struct.Struct(">I")
+# As ssh-add and sshd have it.
+_MOST_BYTES = 256 << 10
 
 
 def fingerprint(key: bytes) -> str:
@@ -56,6 +58,8 @@ def signature(wanted: str, message: bytes) -> bytes:
 
 def _keys() -> list[bytes]:
     answer = _ask(_REQUEST_IDENTITIES, b"", _IDENTITIES)
+    if len(answer) < _LENGTH.size:
+        raise _nonsense()
     (count,) = _LENGTH.unpack_from(answer)
     rest, found = answer[_LENGTH.size :], []
     for _ in range(count):
@@ -82,11 +86,13 @@ def _ask(request: int, body: bytes, answer: int) -> bytes:
             agent.sendall(_LENGTH.pack(len(message)) + message)
             with agent.makefile("rb") as replies:
                 (length,) = _LENGTH.unpack(replies.read(_LENGTH.size))
-                reply = replies.read(length)
+                reply = replies.read(length) if length <= _MOST_BYTES else b""
     except (OSError, struct.error) as exc:
         raise RefusedError(
             "ssh-agent does not answer", why=str(exc) or "it hung up", remedy=f"look at {path}"
         ) from exc
+    if len(reply) != length:
+        raise _nonsense()
     if reply[:1] != bytes([answer]):
         raise RefusedError(
             "ssh-agent refuses", why="locked, or the use of the key was denied", remedy="ssh-add -X"
@@ -100,8 +106,12 @@ def _string(data: bytes) -> bytes:
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
     """The first string, and the rest."""
-    if len(data) < _LENGTH.size:
-        raise RefusedError("ssh-agent answers nonsense", why="too short", remedy="restart it")
-    (length,) = _LENGTH.unpack_from(data)
+    length = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else len(data)
     end = _LENGTH.size + length
+    if end > len(data):
+        raise _nonsense()
     return data[_LENGTH.size : end], data[end:]
+
+
+def _nonsense() -> RefusedError:
+    return RefusedError("ssh-agent answers nonsense", why="its answer is cut", remedy="restart it")

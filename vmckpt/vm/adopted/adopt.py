@@ -30,6 +30,8 @@ from vmckpt.vm.start import Qemu, new_qemu_id, record_foreign, sweep
 
 MONITOR_TIMEOUT_S = 5.0
 ROLES = ("operator", "onlooker", "rescue")
+# Of a spec: what adoption does not find out, and the running machine does not depend on.
+_OWNERS = ("text", "sandbox", "ram_dir", "heartbeat_id", "overcommit", "autostart", "placement")
 
 
 class Adoption(NamedTuple):
@@ -107,7 +109,7 @@ async def changes(vm: Vm, monitor: Monitor) -> str | None:
         return exc.why
     now = parse_spec(spec_text(vm.name, facts, made), "its command line", vm.directory.path)
     nodes = tuple(disk.node_now for disk in made.disks)
-    if _machine(now) == _machine(vm.spec) and nodes == vm.qemu.nodes:
+    if is_same_machine(now, vm.spec) and nodes == vm.qemu.nodes:
         return None
     old, new = (set(one.adopted.arguments if one.adopted else ()) for one in (vm.spec, now))
     told = [f"without {word}" for word in sorted(old - new)]
@@ -115,8 +117,9 @@ async def changes(vm: Vm, monitor: Monitor) -> str | None:
     return "it is now " + (", ".join(told) or "on other images")
 
 
-def _machine(spec: Spec) -> Spec:
-    return spec._replace(text="", autostart=False)
+def is_same_machine(now: Spec, before: Spec) -> bool:
+    """Whether both describe one machine, whatever its owner has added to its spec. Pure."""
+    return now._replace(**{name: getattr(before, name) for name in _OWNERS}) == before
 
 
 async def _look(

@@ -34,6 +34,8 @@ _PASSED_THROUGH = {
     "virtio-gpu-rutabaga": "it draws on the host's GPU",
     "virtio-input-host": "it is an input device of the host",
 }
+# Machine types up to 3.1: QEMU would call such memory by its path, and migrates by name.
+_NAMES_BY_PATH = re.compile(r"-[0-3]\.\d+(\.\d+)?$")
 _OBJECTS = frozenset(
     {"iothread", "rng-random", "rng-builtin", "throttle-group", "main-loop", "thread-context",
      "can-bus", "cryptodev-backend", "cryptodev-backend-builtin", "secret",
@@ -151,6 +153,8 @@ def machine(draft: Draft, options: list[Option]) -> None:
     if not draft.has_own_memory and facts.ram_id:
         ram = {"qom-type": "memory-backend-file", "id": facts.ram_id, "size": facts.memory_bytes,
                "mem-path": holes.RAM, "share": True}  # fmt: skip
+        if _NAMES_BY_PATH.search(facts.platform.machine):
+            ram["x-use-canonical-path-for-ramblock-id"] = False
         draft.add("object", JsonObject(ram))
         kept = kept.put("memory-backend", facts.ram_id)
     draft.add("machine", KeyValues((("type", facts.platform.machine), *kept.pairs)))

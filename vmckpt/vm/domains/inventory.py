@@ -17,6 +17,7 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
 _OFF = frozenset({DomainState.NOSTATE, DomainState.SHUTOFF, DomainState.CRASHED})
+_BY_MIGRATION = frozenset(PausedReason)
 _NOT_YET = frozenset({PausedReason.MIGRATION, PausedReason.STARTING_UP})
 
 
@@ -50,6 +51,11 @@ class Domain:
         Unknown while its QEMU is being started.
         """
         return self.seen.state is DomainState.PAUSED and self.seen.reason in _NOT_YET
+
+    @property
+    def is_paused_to_move(self) -> bool:
+        """Whether a migration has paused it: another host's QEMU may have the guest, or get it."""
+        return self.seen.state is DomainState.PAUSED and self.seen.reason in _BY_MIGRATION
 
     @property
     def runs(self) -> bool:

@@ -44,17 +44,22 @@ async def stop_domain(domain: Domain, *, force: bool, timeout_s: float) -> None:
 
 
 async def pause_domain(domain: Domain) -> None:
-    """Have libvirt pause it; one that is paused is left alone. Raises RefusedError if it is off."""
+    """Have libvirt pause it; one that is paused is left alone.
+
+    Raises RefusedError if it is off, or a migration has paused it.
+    """
     async with held_domain(domain, "vm pause") as (now, session):
         _require_on(now)
+        _require_here(now)
         if now.seen.state is not DomainState.PAUSED:
             await session.suspend(now.uuid)
 
 
 async def resume_domain(domain: Domain) -> None:
-    """Have libvirt resume it; one that runs is left alone. Raises RefusedError if it is off."""
+    """Have libvirt resume it; one that runs is left alone. Raises as `pause_domain`."""
     async with held_domain(domain, "vm resume") as (now, session):
         _require_on(now)
+        _require_here(now)
         if now.seen.state is DomainState.PAUSED:
             await session.resume(now.uuid)
 
@@ -97,6 +102,16 @@ def _require_on(domain: Domain) -> None:
             f"'{domain.name}' is off",
             why=f"libvirt on {domain.host.name} says that it is {domain.state}",
             remedy=f"start it: vmckpt vm start {quote(domain.name)}",
+        )
+
+
+def _require_here(domain: Domain) -> None:
+    if domain.is_paused_to_move:
+        raise RefusedError(
+            f"'{domain.name}' is paused by a migration",
+            why=f"libvirt on {domain.host.name} says so; its guest may run on another host",
+            remedy="wait until the migration has ended (virsh domjobinfo); if it has, and no other "
+            f"host runs the guest: virsh resume {quote(domain.name)}",
         )
 
 

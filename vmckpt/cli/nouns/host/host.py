@@ -270,7 +270,7 @@ def _ports(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     first, _, last = text.partition("-")
-    if first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536:
+    if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536:
         return int(first), int(last)
     raise UsageError(
         f"'{text}' is not a range of ports", why="it must be FIRST-LAST", remedy="e.g. 49152-49215"
