@@ -50,9 +50,9 @@ def _domain(made: Machines, card: str) -> Iterator[Machines]:
         for action in ("destroy", "undefine"):
             made.inside("lab-a", *words, action, COPY)
         remove_domain(made)
-        made.inside(
-            "lab-a", "rm", "-rf", *(f"/var/lib/vmckpt/{d}" for d in ("libvirt", "checkpoints"))
-        )
+        if taken := made.ok("checkpoint", "list")["checkpoints"]:
+            made.ok("checkpoint", "rm", *(one["id"] for one in taken), "--yes")
+        made.inside("lab-a", "rm", "-rf", "/var/lib/vmckpt/libvirt")
 
 
 async def load(made: Machines) -> GuestControl:

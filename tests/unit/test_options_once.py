@@ -24,6 +24,7 @@ MEANINGS = {
     "--every": ("runs of a schedule", "refreshes of a display", "health checks"),
     "--for": ("a measurement", "the watch after a guarded command"),
     "--force": ("a power cut", "a reset", "the removal of a guard's pin"),
+    "--format": ("of a disk's image", "of a domain's files"),
     "--group": ("VMs to take as one", "a group that was taken"),
     "--host": (
         "where a checkpoint is restored",

@@ -266,7 +266,7 @@ def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterato
 
 
 async def _lent(monitor: Monitor, path: Path) -> str:
-    """The file's name for a QEMU that gets descriptors; whoever lends takes them back."""
+    """The file's name for a QEMU that gets descriptors; the lender takes them back."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
         return f"/dev/fdset/{await monitor.add_fd(fd)}"
 

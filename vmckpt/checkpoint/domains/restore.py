@@ -106,7 +106,7 @@ async def _require_trusted(point: Checkpoint, source: CheckpointSource, host: Lo
         raise RefusedError(
             f"the checkpoint of '{point.manifest.vm}' was not taken by this site",
             why="libvirt would open everything that its domain's XML names",
-            remedy="do not restore it; or, if you trust whoever took it, add --trust",
+            remedy="do not restore it; or, if you trust its origin, add --trust",
         )
 
 

@@ -2,7 +2,7 @@
 
 Commands go by `virDomainQemuMonitorCommandWithFiles`, events by `qemuMonitorEvent`. The guest is
 paused and resumed by libvirt itself, so that its state, its events and its disk locks stay true. A
-file marks that a pause is ours: whoever ends an interrupted operation then resumes the guest.
+file marks that a pause is ours: what ends an interrupted operation then resumes the guest.
 
 libvirt marks a domain whose monitor was used as tainted (`custom-monitor`) until it is off.
 """
