@@ -242,6 +242,26 @@ def test_a_killed_checkpoint_leaves_a_guest_that_runs(domain_here: Machines) -> 
     take(made, "afterwards")
 
 
+@pytest.mark.parametrize("phase", ["making", "saving", "switching"])
+def test_a_killed_restore_leaves_one_guest_that_is_right(domain_here: Machines, phase: str) -> None:
+    made = domain_here
+    asyncio.run(_loaded(made))
+    take(made, "one")
+    command = made.begin("checkpoint", "restore", "one", "--in-place", "--yes")
+    record = f"grep -q {phase} /var/lib/vmckpt/libvirt/*/restore.json"
+    eventually(lambda: made.inside("lab-a", "sh", "-c", record).code == 0, 60, f"it to be {phase}")
+    for job in made.jobs():
+        kill(job)
+    _, stderr = command.communicate(timeout=120)
+    assert "Traceback" not in stderr
+    left = "ls /var/lib/vmckpt/libvirt/*/restore* /var/lib/libvirt/images/dom.qcow2?*"
+    eventually(
+        lambda: not made.inside("lab-a", "sh", "-c", left).stdout, 120, "its recovery to end"
+    )
+    nothing_left(made)
+    asyncio.run(sound(made))
+
+
 def test_what_cannot_be_taken_is_refused_by_name(domain_here: Machines) -> None:
     made = domain_here
     for words, why in (

@@ -33,6 +33,8 @@ from vmckpt.vm.lifecycle import restore_is_cut_off
 
 # How long a member of a group runs at low priority on a busy host.
 MOST_LAST_S = 10.0
+# How long a recovery waits for libvirt to save or load a domain's memory.
+RECOVERY_S = 600.0
 # The code of events that report a checkpoint's steps.
 STEP = "step"
 
@@ -242,7 +244,7 @@ async def _settle_restores(job: Job[Restore, Restored]) -> None:
     """Recovery: the restore of a domain is finished or undone."""
     from vmckpt.checkpoint.domains.record import settle_all
 
-    await settle_all(job.host)
+    await settle_all(job.host, RECOVERY_S)
 
 
 @asynccontextmanager

@@ -12,8 +12,10 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from vmckpt.checkpoint.domains.settle import AGAIN_S
 from vmckpt.checkpoint.restore.making import proof_of
-from vmckpt.errors import BusyError, OperationFailedError, VmckptError
+from vmckpt.deadlines import retry
+from vmckpt.errors import BusyError, HostDownError, OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
@@ -105,16 +107,23 @@ def old_of(host: Host, pending: PendingDomain) -> Path:
     return files_of(host, pending.uuid, pending.id).path / "old-guest.save"
 
 
-async def settle_all(host: Host) -> None:
-    """Settle interrupted restores of all domains of this machine that nothing works on."""
+async def settle_all(host: Host, within_s: float = 0.0) -> None:
+    """Settle interrupted restores of all domains of this machine that nothing works on.
+
+    What libvirt still saves or loads is waited for, and a libvirtd that does not answer.
+    """
     for uuid in await host.list_dir(domain_dir(host, "-").path.parent):
+        settle_it = partial(_settle_unheld, host, uuid)
         with suppress(VmckptError):  # the next restore tries again
-            pending = await load_from(host, domain_dir(host, uuid).restoring, _SCHEMA)
-            if pending is None:
-                continue
-            lock = lock_path(host.state_dir, pending.name)
-            async with host.lock(lock, owner("checkpoint restore")), libvirtd(host) as session:
-                await settle_restore(host, uuid, session)
+            await retry(settle_it, (BusyError, HostDownError), every_s=AGAIN_S, within_s=within_s)
+
+
+async def _settle_unheld(host: Host, uuid: str) -> None:
+    pending = await load_from(host, domain_dir(host, uuid).restoring, _SCHEMA)
+    if pending is not None:
+        lock = lock_path(host.state_dir, pending.name)
+        async with host.lock(lock, owner("checkpoint restore")), libvirtd(host) as session:
+            await settle_restore(host, uuid, session)
 
 
 async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
