@@ -165,6 +165,7 @@ async def _moving(
     directory = vm_dir(target.state_dir, NAME)
     source, to = End(vm.host, vm.qemu.files), End(target, directory.qemu(new_qemu_id()))
     await target.make_dir(to.files.path)
+    await target.make_private_dir(to.files.memory(vm.spec.ram_dir))
     await target.write_text(directory.spec, vm.spec.text)
     argv = qemu_argv(vm.spec, vm.qemu.platform, to.files, target.qemu, incoming=True)
     argv.remove("-S")

@@ -25,7 +25,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.sockets.heartbeats import Silence, silence
 from vmckpt.hosts.sockets.tcp_table import table_queues
-from vmckpt.vm.lifecycle import create_image
+from vmckpt.vm.create import create_image
 
 T = TypeVar("T")
 PYTHON = (sys.executable, "-I", "-S", "-c")

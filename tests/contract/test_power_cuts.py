@@ -26,8 +26,8 @@ from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_f
 from vmckpt.migrate.steps.handover import settle_on_target
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.create import create_image
 from vmckpt.vm.inventory import Vm, look_all, read_vm
-from vmckpt.vm.lifecycle import create_image
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu

@@ -17,9 +17,9 @@ from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import OK, Finding
-from vmckpt.vm import lifecycle
+from vmckpt.vm import create, lifecycle
+from vmckpt.vm.create import run_vm
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.lifecycle import run_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, sweep
@@ -120,8 +120,8 @@ def test_the_command_that_is_named_ends_it(
     async def boot(*_: object, **__: object) -> str:
         return "runs"
 
-    monkeypatch.setattr(lifecycle, "settled_platform", boot)
-    monkeypatch.setattr(lifecycle, "_boot", boot)
+    monkeypatch.setattr(create, "settled_platform", boot)
+    monkeypatch.setattr(create, "boot", boot)
     cut_off.touch()
     assert asyncio.run(run_vm(copy_of(cut_off), host)) == "runs"  # type: ignore[comparison-overlap]
 

@@ -13,11 +13,12 @@ from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.vm import lifecycle
+from vmckpt.vm import create, lifecycle
 from vmckpt.vm.adopted import adopt as adopting
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.create import run_vm
 from vmckpt.vm.inventory import homes
-from vmckpt.vm.lifecycle import owner, run_vm
+from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
@@ -40,9 +41,10 @@ class Site:
         self.ran = 0
         self.other_runs = False
         monkeypatch.setenv("VMCKPT_STATE_DIR", str(path / "operator"))
-        monkeypatch.setattr(lifecycle, "all_hosts", lambda: [self.a, self.b])
+        for module in (create, lifecycle):
+            monkeypatch.setattr(module, "all_hosts", lambda: [self.a, self.b])
         monkeypatch.setattr(lifecycle, "start_qemu", self._start)
-        monkeypatch.setattr(lifecycle, "settled_platform", self._platform)
+        monkeypatch.setattr(create, "settled_platform", self._platform)
         monkeypatch.setattr("vmckpt.qemu.commands.cont", self._cont)
 
     async def _start(
@@ -163,7 +165,7 @@ def test_an_image_that_another_vm_has_begun_to_use_outlasts_the_one_that_made_it
             other.spec.write_text(f'name = "other"\nmemory = "64M"\n{disk}')
         raise OperationFailedError("QEMU did not start", why="-", remedy="-")
 
-    monkeypatch.setattr(lifecycle, "create_image", image_made)
+    monkeypatch.setattr(create, "create_image", image_made)
     monkeypatch.setattr(lifecycle, "start_qemu", fails)
     with pytest.raises(OperationFailedError, match="did not start"):
         asyncio.run(run_vm(parse_spec(f"{TEXT}{disk}", "x", Path("/")), site.a))

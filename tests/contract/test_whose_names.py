@@ -16,9 +16,10 @@ from vmckpt.hosts.inventory.identity import host_identity, read_host_identity
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.migrate.outcome.journal import MigrationJournal
-from vmckpt.migrate.outcome.left import keep_at, without_stale
+from vmckpt.migrate.outcome.left import keep_at
 from vmckpt.migrate.outcome.machines import ends
 from vmckpt.migrate.outcome.recover import FINISHED, recover
+from vmckpt.migrate.outcome.stale import without_stale
 from vmckpt.vm.inventory import look_all
 from vmckpt.vm.paths import vm_dir
 

@@ -11,7 +11,7 @@ from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm import lifecycle
+from vmckpt.vm import create, lifecycle
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
@@ -46,7 +46,7 @@ def test_where_the_disk_is_full_qemu_is_ended_all_the_same(
     full = Fault("write_text", raises=lambda _: no_room)
     host = FaultyHost("a", tmp_path, "127.0.0.1", faults=(full,))
     with pytest.raises(StorageError):
-        asyncio.run(lifecycle._boot(spec, host, platform))
+        asyncio.run(lifecycle.boot(spec, host, platform))
     assert len(ended) == 1
     assert (current.read_text() if current.exists() else None) == before
 
@@ -54,17 +54,17 @@ def test_where_the_disk_is_full_qemu_is_ended_all_the_same(
 def test_a_vm_whose_second_image_cannot_be_made_leaves_no_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def create(host: LocalHost, path: Path, image_format: str, size_bytes: int) -> None:
+    async def make(host: LocalHost, path: Path, image_format: str, size_bytes: int) -> None:
         path.write_text("an image, or half of one")
         if path.name == "two.raw":
             raise HostDownError("a is silent", why="for 30 s", remedy="look")
 
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(lifecycle, "create_image", create)
+    monkeypatch.setattr(create, "create_image", make)
     (tmp_path / "images").mkdir()
     (tmp_path / "images/zero.raw").write_text("was there")
     disks = [f'[[disks]]\nimage = "{name}.raw"\nsize = "1M"\n' for name in ("zero", "one", "two")]
     text = 'name = "web"\nmemory = "64M"\n' + "".join(disks)
     with pytest.raises(HostDownError):
-        asyncio.run(lifecycle.run_vm(parse_spec(text, "spec", tmp_path), local_host()))
+        asyncio.run(create.run_vm(parse_spec(text, "spec", tmp_path), local_host()))
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["zero.raw"]

@@ -24,7 +24,7 @@ XML = """\
 <target dev='vda'/></disk>
 <disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
 <disk type='block'><source dev='/dev/x'/><target dev='vdb'/><shareable/></disk>
-<interface type='bridge'><source bridge='br0'/></interface>
+<interface type='bridge'><source bridge='br0'/><mac address='52:54:00:AA:00:01'/></interface>
 <interface type='user'/>
 <hostdev type='pci'><alias name='hostdev0'/></hostdev>
 <tpm model='tpm-crb'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>
@@ -38,7 +38,10 @@ def test_what_vmckpt_has_to_know_is_read() -> None:
     assert (found.accel, found.accel_word, found.machine) == ("qemu", "tcg", "pc-q35-10.0")
     assert (found.cpu, found.heartbeat_id) == ("qemu64", 4)
     assert found.files == (Path("/k"), Path("/l"))
-    assert found.interfaces == (DomainInterface("bridge", "br0"), DomainInterface("user", ""))
+    assert found.interfaces == (
+        DomainInterface("bridge", "br0", "52:54:00:aa:00:01"),
+        DomainInterface("user", ""),
+    )
     assert found.passed_through == ("pci device hostdev0",)
     image, cdrom, block = found.disks
     assert (image.target, image.path, image.format, image.cache) == (

@@ -1,4 +1,4 @@
-"""An option is declared once, however many commands take it.
+"""An option and an argument are declared once, however many commands take it.
 
 A flag that is declared more often has as many meanings, named here.
 """
@@ -23,16 +23,23 @@ MEANINGS = {
     "--disks": ("copied by a migration", "removed with a VM", "copied to a standby"),
     "--every": ("runs of a schedule", "refreshes of a display", "health checks"),
     "--for": ("a measurement", "the watch after a guarded command"),
+    "--format": ("of an image", "of a VM's description", "of a checkpoint for libvirt"),
     "--force": ("a power cut", "a reset", "the removal of a guard's pin"),
-    "--format": ("of a disk's image", "of a domain's files"),
     "--group": ("VMs to take as one", "a group that was taken"),
     "--host": (
         "where a checkpoint is restored",
         "where a VM is made",
+        "where a domain's XML becomes a VM",
         "whose VMs are listed",
         "from which a VM is removed",
     ),
-    "--name": ("a checkpoint's", "of forks", "a schedule's", "a key's"),
+    "--name": (
+        "a checkpoint's",
+        "of forks",
+        "a schedule's",
+        "a key's",
+        "of a VM that was a domain",
+    ),
     "--qemu": ("a host's", "of a lab's hosts in order", "of a demonstration"),
     "--reason": ("for a pin", "for a drain"),
     "--replace": ("a checkpoint", "a store's key file"),
@@ -50,6 +57,21 @@ def test_a_flag_is_declared_as_often_as_it_has_meanings() -> None:
     assert {flag: count for flag, count in found.items() if count > 1} == {
         flag: len(meanings) for flag, meanings in MEANINGS.items()
     }
+
+
+def test_an_argument_is_declared_once() -> None:
+    found = Counter(
+        argument for path in (ROOT / "cli").rglob("*.py") for argument in _arguments(path)
+    )
+    assert {argument: count for argument, count in found.items() if count > 1} == {}
+
+
+def _arguments(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":
+            text = ast.unparse(node.slice)
+            if "typer.Argument(" in text:
+                yield text
 
 
 def _declared(folder: Path) -> Iterator[str]:

@@ -137,7 +137,8 @@ def test_a_label_of_a_metric_ends_where_it_ends() -> None:
 
 # Each escapes what it prints, or prints words, JSON or metrics of our own alone.
 PRINT = {
-    "cli/confirm.py", "cli/demo.py", "cli/hidden/observe.py", "cli/hidden/replica.py",
+    "cli/confirm.py", "cli/demo.py", "cli/hidden/echo.py", "cli/hidden/observe.py",
+    "cli/hidden/replica.py",
     "cli/loop.py", "cli/main.py", "cli/nouns/checkpoint/disks.py", "cli/nouns/guard.py",
     "cli/nouns/metrics.py", "cli/nouns/replicate/status.py", "cli/nouns/store/key.py",
     "cli/nouns/store/store.py", "cli/results.py",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
 from vmckpt.units import GIB, MIB
-from vmckpt.vm.lifecycle import read_spec
+from vmckpt.vm.create import read_spec
 from vmckpt.vm.spec.spec import Boot, Disk, Firmware, Nic, Placement, Spec, anchored, parse_spec
 
 BASE = Path("/srv/specs")

@@ -73,6 +73,10 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             from vmckpt.cli.hidden.link import link
 
             return partial(link, Path(directory))
+        case ["echo", interface, mac, address, lock, run, out]:
+            from vmckpt.cli.hidden.echo import echo
+
+            return partial(echo, interface, mac, address, Path(lock), run, Path(out))
         case ["job", kind, directory, *rest] if _JOB_OPTIONS.issuperset(rest):
             if "--last" in rest:
                 from vmckpt.hosts.processes.scheduling import session_comes_last

@@ -9,6 +9,7 @@ from vmckpt.cli.loop import at_end, warn
 
 if TYPE_CHECKING:
     from vmckpt.drivers.driver import Driver
+    from vmckpt.vm.domains.inventory import Domain
     from vmckpt.vm.inventory import Vm
 
 
@@ -26,6 +27,14 @@ async def find_own(name: str) -> "Vm":
 
     keep_sessions()
     return await find_own(name, warn)
+
+
+async def find_domain(name: str) -> "Domain":
+    """See `drivers.find`."""
+    from vmckpt.drivers.find import find_domain
+
+    keep_sessions()
+    return await find_domain(name, warn)
 
 
 def keep_sessions() -> None:

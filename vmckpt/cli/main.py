@@ -2,15 +2,19 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from importlib import import_module
+from inspect import getdoc
 from itertools import takewhile
 from typing import Any, cast
 
 import click
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from vmckpt import __version__
 from vmckpt.cli.asked import AskedToStopError
@@ -101,6 +105,60 @@ def command_line(words: Sequence[str], *, to_complete: bool = False) -> typer.Ty
 
     `to_complete`: all whose name the first word may become.
     """
+    app = _nothing()
+    names = (*COMMANDS, *NOUNS)
+    if to_complete:
+        chosen = [name for name in names if name.startswith("".join(words[:1]))]
+    else:
+        chosen = [word for word in words[:1] if word in (*names, *HIDDEN)]
+    for name in chosen or names:
+        found = _found(name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(_only(found, words[1:2]), name=name, hidden=name in FORMER)
+        else:
+            app.command(name)(found)
+    return app
+
+
+def _outline() -> typer.Typer:
+    """The commands and nouns as the root's help shows them, without their options, to be fast."""
+    app = _nothing()
+    for name in (*COMMANDS, *NOUNS):
+        found = _found(name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(typer.Typer(help=found.info.help), name=name, hidden=name in FORMER)
+        else:
+            app.command(name, help=getdoc(found))(_nothing)
+    return app
+
+
+def _found(name: str) -> typer.Typer | Callable[..., None]:
+    """A noun's commands, or the function of a command. Imports its module."""
+    word = name.replace("-", "_")
+    if name in NOUNS:
+        noun: typer.Typer = import_module(f"vmckpt.cli.nouns.{word}").app
+        return noun
+    folder = "hidden" if name in HIDDEN else "commands"
+    command: Callable[..., None] = getattr(import_module(f"vmckpt.cli.{folder}.{word}"), word)
+    return command
+
+
+def _only(noun: typer.Typer, words: Sequence[str]) -> typer.Typer:
+    """The noun with the command that comes next alone; without one, with all of its commands."""
+    commands = [one for one in noun.registered_commands if _name_of(one) in words]
+    if not commands:
+        return noun
+    alone = copy(noun)
+    alone.registered_commands, alone.registered_groups = commands, []
+    return alone
+
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or get_command_name(command.callback.__name__ if command.callback else "")
+
+
+def _nothing() -> typer.Typer:
+    """The root without commands."""
     app = typer.Typer(
         name="vmckpt",
         cls=_Sections,
@@ -112,20 +170,6 @@ def command_line(words: Sequence[str], *, to_complete: bool = False) -> typer.Ty
         rich_markup_mode=None,
     )
     app.callback()(_root)
-    names = (*COMMANDS, *NOUNS)
-    if to_complete:
-        chosen = [name for name in names if name.startswith("".join(words[:1]))]
-    else:
-        chosen = [word for word in words[:1] if word in (*names, *HIDDEN)]
-    for name in chosen or names:
-        word = name.replace("-", "_")
-        if name in NOUNS:
-            noun = import_module(f"vmckpt.cli.nouns.{word}").app
-            app.add_typer(noun, name=name, hidden=name in FORMER)
-        else:
-            folder = "hidden" if name in HIDDEN else "commands"
-            module = import_module(f"vmckpt.cli.{folder}.{word}")
-            app.command(name)(getattr(module, word))
     return app
 
 
@@ -154,7 +198,12 @@ def main(*, with_defaults: bool = True) -> int:
         _require_text(sys.argv[1:])
         words = renamed(sys.argv[1:])
         partial = _to_complete()
-        app = command_line(words if partial is None else partial, to_complete=partial is not None)
+        if partial is not None:
+            app = command_line(partial, to_complete=True)
+        elif {*COMMANDS, *NOUNS, *HIDDEN}.isdisjoint(words):
+            app = _outline()
+        else:
+            app = command_line(words)
         # `get_group` would be without completion.
         command = cast("click.Group", typer.main.get_command(app))
         if partial is not None:

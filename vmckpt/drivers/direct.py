@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
-from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+    from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import MigrationPlan
@@ -139,7 +139,7 @@ class DirectVm(NamedTuple):
         self,
         target: Host,
         options: "MigrationOptions",
-        emit: Emit,
+        emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport | Recovery":
         """Migrate it; between two remote hosts a job on the source does the work.
@@ -187,13 +187,13 @@ class DirectVm(NamedTuple):
 
         return await create(self.vm, store, options, tell, key)
 
-    async def save(self, name: str, emit: Emit) -> VmSnapshot:
+    async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""
         from vmckpt.checkpoint import savevm
 
         return _snapshot(await savevm.save(self.vm, name, emit))
 
-    async def load(self, name: str, emit: Emit) -> VmSnapshot:
+    async def load(self, name: str, emit: "Emit") -> VmSnapshot:
         """Return to a snapshot."""
         from vmckpt.checkpoint import savevm
 
@@ -205,7 +205,7 @@ class DirectVm(NamedTuple):
 
         return [_snapshot(snapshot) for snapshot in await savevm.list_all(self.vm)]
 
-    async def delete(self, name: str, emit: Emit) -> None:
+    async def delete(self, name: str, emit: "Emit") -> None:
         """Delete a snapshot."""
         from vmckpt.checkpoint import savevm
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
 from vmckpt.errors import RefusedError
-from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
     from vmckpt.checkpoint.domain_snapshots import LibvirtSnapshot
+    from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import MigrationPlan
@@ -127,7 +127,7 @@ class LibvirtDomain:
         self,
         target: Host,
         options: "MigrationOptions",
-        emit: Emit,
+        emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport":
         """Have libvirt migrate it live. Domains are not forecast."""
@@ -159,13 +159,13 @@ class LibvirtDomain:
 
         return await create(self.domain, store, options, tell, key)
 
-    async def save(self, name: str, emit: Emit) -> VmSnapshot:
+    async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Have libvirt take a snapshot; it reports no progress."""
         from vmckpt.checkpoint import domain_snapshots
 
         return _snapshot(await domain_snapshots.save(self.domain, name))
 
-    async def load(self, name: str, emit: Emit) -> VmSnapshot:
+    async def load(self, name: str, emit: "Emit") -> VmSnapshot:
         """Have libvirt return to a snapshot."""
         from vmckpt.checkpoint import domain_snapshots
 
@@ -177,7 +177,7 @@ class LibvirtDomain:
 
         return [_snapshot(taken) for taken in await domain_snapshots.list_all(self.domain)]
 
-    async def delete(self, name: str, emit: Emit) -> None:
+    async def delete(self, name: str, emit: "Emit") -> None:
         """Have libvirt delete a snapshot."""
         from vmckpt.checkpoint import domain_snapshots
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+    from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
     from vmckpt.forecast.planner import MigrationPlan
@@ -163,7 +163,7 @@ class Driver(Protocol):
         self,
         target: Host,
         options: "MigrationOptions",
-        emit: Emit,
+        emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport | Recovery":
         """Migrate it live; returns a Recovery if a recovery had to end the migration."""
@@ -180,16 +180,16 @@ class Driver(Protocol):
     ) -> "TakenCheckpoint":
         """Take a checkpoint while it runs, into that store or its host's own."""
 
-    async def save(self, name: str, emit: Emit) -> VmSnapshot:
+    async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""
 
-    async def load(self, name: str, emit: Emit) -> VmSnapshot:
+    async def load(self, name: str, emit: "Emit") -> VmSnapshot:
         """Return to a snapshot."""
 
     async def snapshots(self) -> list[VmSnapshot]:
         """Its snapshots, oldest first."""
 
-    async def delete(self, name: str, emit: Emit) -> None:
+    async def delete(self, name: str, emit: "Emit") -> None:
         """Delete a snapshot."""
 
 

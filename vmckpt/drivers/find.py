@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
+    from vmckpt.drivers.domain import LibvirtDomain
     from vmckpt.errors import VmckptError
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.outcome.recover import Recovery
+    from vmckpt.vm.domains.inventory import Domain
     from vmckpt.vm.inventory import Vm
 
     Tell = Callable[[str], None]
@@ -58,6 +60,26 @@ async def find_own(name: str, tell: "Tell") -> "Vm":
     raise not_for_domains(name)
 
 
+async def find_domain(name: str, tell: "Tell") -> "Domain":
+    """The libvirt domain of that name, after ending an interrupted operation on it.
+
+    Raises UsageError, NotFoundError, HostDownError: a libvirtd that may have it does not answer.
+    """
+    from vmckpt.errors import NotFoundError
+    from vmckpt.hosts.inventory.inventory import all_hosts
+
+    hosts = _with_libvirt(all_hosts())
+    found = await _domain(name, hosts, tell) if hosts else None
+    if found is None:
+        raise NotFoundError(
+            f"there is no libvirt domain '{name}'",
+            why="no libvirtd of the inventory has it",
+            remedy="see them: vmckpt vm list; name a host's libvirtd: "
+            "vmckpt host set HOST --libvirt SOCKET",
+        )
+    return found.domain
+
+
 async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     """Every VM of `hosts` (without: of all), by name, and which hosts or libvirtds do not answer.
 
@@ -65,7 +87,7 @@ async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     """
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory.inventory import all_hosts
-    from vmckpt.migrate.outcome.left import without_stale
+    from vmckpt.migrate.outcome.stale import without_stale
     from vmckpt.vm.inventory import look_all
 
     everywhere = all_hosts() if hosts is None else hosts
@@ -225,7 +247,7 @@ async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
     return await find_vm(vm.name)
 
 
-async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> Driver | None:
+async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> "LibvirtDomain | None":
     from vmckpt.drivers.domain import LibvirtDomain
     from vmckpt.migrate.domains.journal import DomainJournal
     from vmckpt.vm.domains.inventory import find_domain

@@ -27,8 +27,9 @@ from vmckpt.options.migration import DEFAULT_CHANNELS, Method, MigrationOptions
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
+from vmckpt.vm.create import run_vm
 from vmckpt.vm.inventory import Vm, find_vm, homes
-from vmckpt.vm.lifecycle import remove_vm, run_vm, stop_vm
+from vmckpt.vm.lifecycle import remove_vm, stop_vm
 from vmckpt.vm.spec.spec import parse_spec
 
 # Below it the firmware may have its own data.

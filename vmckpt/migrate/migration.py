@@ -4,7 +4,6 @@ Modules that only later steps need are imported there, after `later` has loaded 
 at work: each import here delays the start of a migration.
 """
 
-import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -30,6 +29,8 @@ from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.migrate.steps.disk_files import create_files, hand_over_files
 from vmckpt.migrate.steps.disks import DiskMirrors
+from vmckpt.migrate.steps.downtime import GuestDowntime
+from vmckpt.migrate.steps.echo import begin_for
 from vmckpt.migrate.steps.encryption import TlsCredentials, arm, disarm_if_possible
 from vmckpt.migrate.steps.prepare import prepare_target, write_down
 from vmckpt.migrate.steps.settings import leave_plain
@@ -44,7 +45,6 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, new_qemu_id
 
 if TYPE_CHECKING:
-    from vmckpt.hosts.sockets.heartbeats import Silence
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.migrate.steps.switchover import Switchover
     from vmckpt.migrate.steps.transfer import Transfer
@@ -99,7 +99,7 @@ class Migration:
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
         self._in_postcopy = self._committed = self._undo_failed_once = False
-        self._hearing: asyncio.Task[Silence | None] | None = None
+        self._downtime = GuestDowntime(target, self._note)
         self._blocktime_ms: int | None = None
         self._transfer_began_s = self._transfer_ended_s = began_s
 
@@ -129,10 +129,11 @@ class Migration:
             status = await commands.query_status(await self._pair.source.monitor())
             self._pair = self._pair._replace(was_running=status.running)
             self._journal = replace(self._journal, was_running=status.running)
+            if status.running:
+                self._downtime.begin(self._vm.spec.heartbeat_id, begin_for(self._vm, self._run))
             await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
         except VmckptError as exc:
-            if self._hearing:
-                self._hearing.cancel()
+            self._downtime.cancel()
             meant = await to_the_end(self._meaning_or_unknown(exc))
             raise meant from (None if meant is exc else exc)
         finally:
@@ -148,8 +149,7 @@ class Migration:
         except (StorageError, HostDownError) as exc:
             self._note("journal", str(exc))
         if self._job_held:
-            if self._hearing:
-                self._hearing.cancel()
+            self._downtime.cancel()
             raise self._job_held
         return await self._report()
 
@@ -402,14 +402,10 @@ class Migration:
 
         From here on its packets are observed from outside.
         """
-        from vmckpt.hosts.sockets.hearing import heard
         from vmckpt.migrate.steps.arrival import announce, prove_alive
 
-        guest = self._vm.spec.heartbeat_id if self._pair.was_running else None
-        began_s, ended_s = self._transfer_began_s, self._transfer_ended_s
-        hearing = heard(self._target_host, guest, began_s, ended_s, self._note)
-        self._hearing = asyncio.create_task(hearing)
         if self._pair.was_running:
+            self._downtime.conclude(self._transfer_began_s, self._transfer_ended_s)
             await both(
                 announce(self._pair.target), prove_alive(self._pair.target, self._arrived.process)
             )
@@ -467,7 +463,7 @@ class Migration:
         from vmckpt.migrate.report import MigrationReport
 
         last, total_time_s = self._transfer.last if self._transfer else None, self._elapsed_s()
-        heard = await self._hearing if self._hearing else None
+        heard = await self._downtime.result()
         method = "postcopy" if self._in_postcopy else "precopy"
         if self._stops:
             method = "offline" if self._options.offline else "stop"
@@ -483,9 +479,9 @@ class Migration:
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),
             downtime_ms=last.downtime_ms if last else None,
-            guest_downtime_ms=heard.longest_gap_ms if heard else None,
-            guest_silent_ms=heard.silent_ms if heard else None,
-            heartbeats_lost=heard.lost if heard else None,
+            guest_downtime_ms=heard.downtime_ms,
+            guest_silent_ms=heard.silent_ms,
+            heartbeats_lost=heard.heartbeats_lost,
             blocktime_ms=self._blocktime_ms,
             transferred_bytes=last.transferred_bytes if last else 0,
             rounds=self._transfer.rounds if self._transfer else 0,
@@ -495,4 +491,5 @@ class Migration:
             device_bytes=self._journey.device_bytes,
             device_out_s=self._journey.out_s,
             device_back_s=self._journey.back_s,
+            guest_downtime_by=heard.by,
         )

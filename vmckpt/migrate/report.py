@@ -8,7 +8,8 @@ class MigrationReport:
     """The outcome. `method` is what QEMU really did; `requested_method` what you asked for.
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
-    from outside, `guest_silent_ms` the sum of silences over 20 ms: None without a listener.
+    from outside, `guest_silent_ms` the sum of silences over 20 ms, `guest_downtime_by` how: by its
+    "heartbeats", or by "arp" probes every 5 ms from its source; None if neither was possible.
     `encryption` is "x509", "psk" or "off"; `channels` is the number that memory was sent over.
     `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the destination.
     `device_bytes` is the content of passed-through devices, saved in `device_out_s`;
@@ -38,3 +39,4 @@ class MigrationReport:
     device_bytes: int = 0
     device_out_s: float = 0.0
     device_back_s: float = 0.0
+    guest_downtime_by: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import fill
 from vmckpt.vm.adopted.isolation import isolated, unconnected
+from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec.spec import Disk, Nic, Spec
@@ -181,6 +182,23 @@ def _agent(files: QemuDir, slot: int, virtio: dict[str, Any]) -> list[str]:
         "-device",
         _json(port),
     ]
+
+
+def bridged_macs(spec: Spec) -> list[str]:
+    """The MACs of its NICs that are, or may be, on the host's bridge; those that QEMU chose are
+    unknown.
+    """
+    if spec.is_isolated or "bridge" not in {nic.network for nic in spec.nics}:
+        return []
+    if spec.adopted is None:
+        return [
+            nic.mac or default_mac(spec.name, number)
+            for number, nic in enumerate(spec.nics)
+            if nic.network == "bridge"
+        ]
+    values = zip(spec.adopted.arguments, spec.adopted.arguments[1:], strict=False)
+    given = [parse_settings(value) for name, value in values if name in ("-device", "-nic", "-net")]
+    return [mac.lower() for one in given if (mac := one.get("mac") or one.get("macaddr"))]
 
 
 def default_mac(vm_name: str, number: int) -> str:

@@ -4,8 +4,8 @@ An image is in use if a VM, a checkpoint service, a replication or a running ope
 whatever path, or if another image has it as backing file.
 """
 
+import os
 import re
-import secrets
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,14 +20,11 @@ from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
+from vmckpt.vm.backing import backing_of, malformed
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 
 FOLDER = "images"
-# struct QCowHeader: magic, version, backing_file_offset, backing_file_size; of its extensions only
-# the backing format, which QEMU writes among the first.
-_BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
-_HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
 # The mode as a number: in words it depends on the host's language.
 _STAT = "%d:%i %s %b %B %f"
 # Files of a VM's directory that name images.
@@ -196,7 +193,7 @@ async def remove_image(host: Host, image: HostImage) -> None:
     if image.users:
         raise _in_use(host, image, image.users)
     real = await host.resolve(image.path)
-    apart = real.with_name(f".removed-{secrets.token_hex(4)}-{real.name}")
+    apart = real.with_name(f".removed-{os.urandom(4).hex()}-{real.name}")
     await _rename(host, real, apart)
     said = await _said(host)
     found = [
@@ -254,18 +251,10 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
                 size, blocks, block_bytes = map(int, numbers)
                 is_file = stat.S_ISREG(int(mode, 16))
             except ValueError as exc:
-                raise _malformed(host, "stat", facts) from exc
+                raise malformed(host, "stat", facts) from exc
             if is_file:
                 found[Path(name)] = File(identity, size, blocks * block_bytes)
     return found
-
-
-def _malformed(host: Host, command: str, said: str) -> RefusedError:
-    return RefusedError(
-        f"what uses the images of {host.name} is not known",
-        why=f"{command} says '{said[:100]}' there",
-        remedy=f"see what {command} is on that host",
-    )
 
 
 class _Said(NamedTuple):
@@ -370,39 +359,6 @@ async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str,
             for where, file in (await _files(host, [below])).items():
                 users[file.identity].add(user)
                 waiting.append((where, user))
-
-
-async def backing_of(host: Host, path: Path) -> str | None:
-    """The backing file named in a qcow2 image; None: it has none, or is not qcow2."""
-    head = await _bytes_of(host, path, 0, _HEAD_BYTES)
-    if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:
-        return None
-    offset, length = int.from_bytes(head[8:16]), int.from_bytes(head[16:20])
-    if not offset or length > _MOST_NAME_BYTES:
-        return None
-    return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
-
-
-async def names_layered(host: Host, path: Path) -> bool:
-    """Whether a qcow2 image says that its backing file is qcow2 too, and so may have its own."""
-    head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
-    # Version 2 has a fixed header length, and no field for it.
-    at = int.from_bytes(head[100:104]) if int.from_bytes(head[4:8]) > 2 else 72
-    while len(head) >= at + 8 and (kind := int.from_bytes(head[at : at + 4])):
-        length = int.from_bytes(head[at + 4 : at + 8])
-        if kind == _BACKING_FORMAT:
-            return head[at + 8 : at + 8 + length] == b"qcow2"
-        at += 8 + -(-length // 8) * 8
-    return False
-
-
-async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:
-    numbers = ["-j", str(offset), "-N", str(length)]
-    done = await host.run(["od", "-An", "-v", "-tx1", *numbers, "--", str(path)])
-    try:
-        return bytes.fromhex(done.stdout) if done.returncode == 0 else b""
-    except ValueError as exc:
-        raise _malformed(host, "od", done.stdout) from exc
 
 
 def _mentions(text: str, path: Path) -> bool:

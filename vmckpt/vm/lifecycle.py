@@ -2,33 +2,26 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from vmckpt.errors import (
     BusyError,
-    OperationFailedError,
     RefusedError,
-    UsageError,
-    VmckptError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.directories import state_dir
-from vmckpt.hosts.inventory.drained import require_open
-from vmckpt.hosts.inventory.inventory import all_hosts, local_host
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.identity import identity_of
-from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
+from vmckpt.vm.inventory import Vm, read_vm, require_unused
 from vmckpt.vm.passthrough.plug import plug
-from vmckpt.vm.paths import QemuDir, VmDir, lock_path, vm_dir
+from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.power_off import power_off
-from vmckpt.vm.probe import abilities, choose_accel
-from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
+from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.spec.spec_text import written
 from vmckpt.vm.start import (
     end_qemu,
@@ -39,70 +32,8 @@ from vmckpt.vm.start import (
     sweep,
 )
 
-# Runs wherever TCG does, and is the same in every QEMU, unlike "max".
-TCG_CPU = "qemu64"
-KVM_CPU = "host"
 # Paused by a user, or by QEMU after a disk error: it can be resumed.
 STANDING_STILL = ("paused", "io-error")
-
-
-def read_spec(path: Path) -> Spec:
-    """Read a spec; relative paths start from its directory. Raises UsageError."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(
-            f"cannot read {path}", why=str(exc), remedy="name a spec file (TOML)"
-        ) from exc
-    base = path.absolute().parent
-    return parse_spec(anchored(parse_spec(text, str(path), base), base), str(path), base)
-
-
-async def run_vm(spec: Spec, host: Host) -> Vm:
-    """Create the VM on `host` and start it; on an error nothing of it remains.
-
-    Raises RefusedError if the inventory has a VM of that name anywhere, or the host is drained;
-    BusyError if there may soon be one.
-    """
-    await host.require_up()
-    directory = vm_dir(host.state_dir, spec.name)
-    # A name is assigned under a lock, on whichever host.
-    name_lock = local_host().lock(state_dir() / "names" / spec.name, owner("vm run"))
-    async with name_lock, host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
-        await require_open(host)  # a drain writes its mark first, then looks for locks
-        if taken := await homes(spec.name, all_hosts()):
-            raise RefusedError(
-                f"there is a VM '{spec.name}' already",
-                why=f"on host {taken[0].host.name}",
-                remedy=f"choose another name, start it (`vmckpt vm start {spec.name}`), "
-                "or remove it",
-            )
-        await require_unused([spec.name], host, all_hosts())
-        await sweep(host, spec, directory, None)
-        await host.make_dir(directory.path)
-        created: list[Path] = []
-        try:
-            await host.write_text(directory.spec, spec.text)
-            await identity_of(host, directory)
-            await _create_disks(host, spec, created)
-            return await _boot(spec, host, await settled_platform(spec, host), is_new=True)
-        except BaseException:
-            await finish(_undo_run(host, directory, created))
-            raise
-
-
-async def _undo_run(host: Host, directory: VmDir, created: Iterable[Path]) -> None:
-    """Remove the new VM, and the images made for it that no other VM has begun to use."""
-    from vmckpt.vm.images import used_besides
-
-    for path in created:
-        try:
-            is_used = await used_besides(host, path, (f"VM {directory.path.name}",))
-        except VmckptError:  # libvirtd is silent, or a VM's files are damaged
-            is_used = True
-        if not is_used:
-            await host.remove(path)
-    await host.remove(directory.path)
 
 
 async def start_vm(vm: Vm) -> Vm:
@@ -114,7 +45,7 @@ async def start_vm(vm: Vm) -> Vm:
         if await now.is_alive():
             return await _go_on(now)
         # "auto" values were resolved when it first ran.
-        return await _boot(now.spec, now.host, now.qemu.platform)
+        return await boot(now.spec, now.host, now.qemu.platform)
 
 
 async def pause_vm(vm: Vm) -> None:
@@ -165,7 +96,7 @@ async def reboot_vm(vm: Vm, *, force: bool, timeout_s: float) -> Vm:
 
 async def _started_again(vm: Vm) -> Vm:
     await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
-    return await _boot(vm.spec, vm.host, vm.qemu.platform)
+    return await boot(vm.spec, vm.host, vm.qemu.platform)
 
 
 async def _require_on(vm: Vm) -> None:
@@ -362,7 +293,10 @@ def owner(action: str, run: str = "-", ended_by: str = "") -> Owner:
     return Owner(run, action, os.getpid(), time.time(), ended_by)
 
 
-async def _boot(spec: Spec, host: Host, platform: Platform, *, is_new: bool = False) -> Vm:
+async def boot(
+    spec: Spec, host: Host, platform: Platform, *, is_new: bool = False, starts: bool = True
+) -> Vm:
+    """Start a QEMU and, with `starts`, the guest; otherwise end it before the guest has run."""
     directory = vm_dir(host.state_dir, spec.name)
     files = directory.qemu(new_qemu_id())
     before = await host.read_text(directory.current)
@@ -374,7 +308,10 @@ async def _boot(spec: Spec, host: Host, platform: Platform, *, is_new: bool = Fa
         if is_new:
             # Another operator, with a separate state directory, may assign it at the same time.
             await require_unused([spec.name], host, all_hosts())
-        await commands.cont(monitor)
+        if starts:
+            await commands.cont(monitor)
+        else:
+            await end_qemu(host, spec.ram_dir, files)
     except BaseException:
         await finish(_take_back(spec, host, files, directory.current, before))
         raise
@@ -394,74 +331,6 @@ async def _take_back(
         await host.remove(current)
     elif await host.read_text(current) != before:
         await host.write_text(current, before)
-
-
-async def settled_platform(spec: Spec, host: Host) -> Platform:
-    """Resolve a spec's platform on a host. Raises RefusedError if the host does not offer it."""
-    offered = (await abilities(host)).machines
-    if spec.machine not in offered:
-        raise RefusedError(
-            f"QEMU on {host.name} has no machine type '{spec.machine}'",
-            why=f"it offers {', '.join(sorted(set(offered.values()), reverse=True)[:6])}, ...",
-            remedy="choose one of them, or a host with a QEMU that has it",
-        )
-    accel, _ = await choose_accel(host, spec.accel)
-    cpu = spec.cpu if spec.cpu != "auto" else (KVM_CPU if accel == "kvm" else TCG_CPU)
-    return Platform(offered[spec.machine], accel, cpu)
-
-
-async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
-    """Create missing images; each path is added to `created` before the file exists."""
-    for disk in spec.disks:
-        path = disk.on(host.state_dir)
-        if await host.exists(path):
-            continue
-        if disk.size_bytes is None:
-            raise RefusedError(
-                f"disk image {path} is not on {host.name}",
-                why="and the spec gives no size to create it with",
-                remedy='create it, fix the path, or add size = "10G"',
-            )
-        if not disk.path.is_absolute():
-            await host.make_dir(path.parent)
-        created.append(path)
-        try:
-            await create_image(host, path, disk.format, disk.size_bytes)
-        except OperationFailedError:
-            created.remove(path)  # it is another VM's, created meanwhile
-            raise
-
-
-async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:
-    """Create an empty disk image; nothing may exist at `path`. Raises OperationFailedError.
-
-    It is durable on return: otherwise data that a guest flushes later could be lost with its name.
-    """
-    # qemu-img would follow another user's dangling symbolic link.
-    done = await host.run(["sh", "-c", 'set -C; : >"$1"', "sh", str(path)])
-    if done.returncode:
-        raise OperationFailedError(
-            f"cannot create disk image {path} on {host.name}",
-            why=done.stderr.strip(),
-            remedy="remove what stands there, or correct the path",
-        )
-    done = await host.run(
-        [str(qemu_img(host)), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
-    )
-    if not done.returncode:
-        done = await host.run(["sync", "--", str(path), str(path.parent)])
-    if done.returncode:
-        await host.remove(path)
-        raise OperationFailedError(
-            f"cannot create disk image {path} on {host.name}",
-            why=done.stderr.strip(),
-            remedy="check the path and free space",
-        )
-
-
-def qemu_img(host: Host) -> Path:
-    """The qemu-img that belongs to a host's QEMU."""
-    return Path(host.qemu).parent / "qemu-img" if "/" in host.qemu else Path("qemu-img")
 
 
 async def _press_button(vm: Vm) -> None:

@@ -48,8 +48,8 @@ from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.create import settled_platform
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.lifecycle import settled_platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.start import Qemu, new_qemu_id

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli.options.arguments import VmName
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @together
 def check(
-    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    vm: VmName,
     hosts: Annotated[
         list[str], typer.Argument(help="Possible destination hosts.", metavar="HOST...")
     ],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.loop import run, run_until_interrupted
-from vmckpt.cli.options.arguments import LookFor, look_s
+from vmckpt.cli.options.arguments import LookFor, VmName, look_s
 from vmckpt.cli.output import Json, note, show, warn
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
 
 def dirty_rate(
-    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    vm: VmName,
     for_: LookFor = "30s",
     watch: Annotated[
         bool,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.commands.moving import move, show_recovery, target_of
-from vmckpt.cli.options.arguments import DryRun, TimeLimits
+from vmckpt.cli.options.arguments import DryRun, TimeLimits, VmName
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, note, run, show, warn
 from vmckpt.options.migration import MigrationOptions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @together
 def migrate(
-    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    vm: VmName,
     host: Annotated[str | None, typer.Argument(help="Destination host.")] = None,
     *,
     options: MigrationOptions,

@@ -68,6 +68,12 @@ async def _migrate(
         return await vm.migrate(target, options, emit, forecast)
 
 
+_HEARD_BY = {
+    "heartbeats": "as the guest's heartbeats show",
+    "arp": "as ARP probes every 5 ms show",
+}
+
+
 def _text(report: "MigrationReport") -> str:
     from vmckpt.ui.tables import fields
     from vmckpt.units import counted, format_duration, format_size
@@ -83,7 +89,7 @@ def _text(report: "MigrationReport") -> str:
 
     measured = (
         (report.downtime_ms, "by QEMU"),
-        (report.guest_downtime_ms, "as the guest's heartbeats show"),
+        (report.guest_downtime_ms, _HEARD_BY.get(report.guest_downtime_by or "", "from outside")),
     )
     shown = [f"{value:.0f} ms {source}" for value, source in measured if value is not None]
     downtime = ", ".join(shown) or "not measured"

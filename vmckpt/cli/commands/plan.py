@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.options.arguments import LookFor, TimeLimits, look_s
+from vmckpt.cli.options.arguments import LookFor, TimeLimits, VmName, look_s
 from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, note, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @together
 def plan(
-    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    vm: VmName,
     host: Annotated[str, typer.Argument(help="Destination host.")],
     *,
     limits: TimeLimits,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.nouns.vm import Name
+from vmckpt.cli.options.arguments import VmName
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 @app.command("list")
 @together
-def list_(vm: Name, *, listing: ListOptions) -> None:
+def list_(vm: VmName, *, listing: ListOptions) -> None:
     """Show a VM's passed-through devices.
 
     With their strategies, and whether they are plugged in.
@@ -72,7 +72,7 @@ def cards(
 
 
 @app.command()
-def recover(vm: Name, json: Json = False) -> None:
+def recover(vm: VmName, json: Json = False) -> None:
     """Plug in missing devices and restore their jobs.
 
     For use after "jobs ... were not resumed", when the cause is fixed.

@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from vmckpt.cli.options.arguments import MaxPause, pause_s
+from vmckpt.cli.options.arguments import MaxPause, VmName, pause_s
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.stores import AnyStore, absolute_place
 from vmckpt.cli.options.together import together
@@ -113,7 +113,7 @@ AfterRollback = Annotated[
 
 @app.command("run")
 def run_(
-    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    vm: VmName,
     command: Annotated[list[str], typer.Argument(help="Command to run, after --.")],
     in_: In = "here",
     check: Checks = None,

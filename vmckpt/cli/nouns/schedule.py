@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
+from vmckpt.cli.options.arguments import VmName
 from vmckpt.cli.options.checkpoint_options import Retention
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, asked
@@ -41,7 +42,7 @@ Count = Annotated[
 @app.command()
 @together
 def add(
-    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    vm: VmName,
     *,
     times: Times,
     retention: Retention,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
-from vmckpt.cli.nouns.vm import Name
+from vmckpt.cli.options.arguments import VmName
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show
@@ -23,7 +23,7 @@ SnapshotName = Annotated[str, typer.Argument(help="The snapshot's name.")]
 
 
 @app.command()
-def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
+def save(vm: VmName, name: SnapshotName, json: Json = False) -> None:
     """Save memory, devices and disks of a running VM."""
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
@@ -38,7 +38,7 @@ def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
 
 @app.command("list")
 @together
-def list_(vm: Name, *, listing: ListOptions) -> None:
+def list_(vm: VmName, *, listing: ListOptions) -> None:
     """List a VM's snapshots, oldest first."""
     list_snapshots(vm, listing)
 
@@ -55,7 +55,7 @@ def list_snapshots(vm: str, listing: ListOptions) -> None:
 
 
 @app.command()
-def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
+def load(vm: VmName, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Return a VM to a snapshot.
 
     Everything since then is lost.
@@ -77,7 +77,7 @@ def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> 
 
 @app.command("delete", hidden=True)
 @app.command()
-def rm(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
+def rm(vm: VmName, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Delete a snapshot."""
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display

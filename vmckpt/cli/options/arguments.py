@@ -1,5 +1,6 @@
 """Options that several commands take, and what they mean."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     from vmckpt.options.migration import MigrationOptions
 
 
+VmName = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
+MaybeVmName = Annotated[
+    str | None, typer.Argument(help="The VM's name.", metavar="VM", show_default=False)
+]
+SpecFile = Annotated[Path, typer.Argument(help="The VM's spec (TOML).")]
+HostOption = Annotated[
+    str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
+]
+RunId = Annotated[
+    str, typer.Argument(help="Id of the run (see `vmckpt runs list`).", metavar="RUN")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 Apply = Annotated[
     bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")

@@ -8,7 +8,6 @@ import typer
 if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue.retention import RetentionRule
 
-Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only checkpoints of this VM.")]
 Point = Annotated[
     str, typer.Argument(help="Checkpoint: its name, or a prefix of its id.", metavar="CHECKPOINT")
@@ -17,7 +16,6 @@ MaybePoint = Annotated[
     str | None,
     typer.Argument(help="Checkpoint: its name, or a prefix of its id.", metavar="CHECKPOINT"),
 ]
-MaybeVm = Annotated[str | None, typer.Argument(help="The VM's name.")]
 Members = Annotated[
     str | None,
     typer.Option(

@@ -56,6 +56,19 @@ vm console
 vm start
     vmckpt vm start web
     vmckpt vm start --autostart
+vm define
+    vmckpt vm define web.toml
+    vmckpt vm define web.toml --host h1
+vm edit
+    vmckpt vm edit web
+    vmckpt vm edit web --spec web.toml
+vm import
+    vmckpt vm import web
+    vmckpt vm import web --name web2
+    vmckpt vm import web.xml --host h1
+vm export
+    vmckpt vm export web
+    vmckpt vm export web --format libvirt
 vm pause
     vmckpt vm pause web
     vmckpt vm pause web --json

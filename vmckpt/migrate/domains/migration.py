@@ -11,8 +11,6 @@ from vmckpt.errors import (
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
-from vmckpt.hosts.sockets.hearing import heard
-from vmckpt.hosts.sockets.heartbeats import Silence
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import MigrateCall, build
@@ -25,6 +23,8 @@ from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, re
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
 from vmckpt.migrate.steps.disk_files import MovedDisk, create_files
+from vmckpt.migrate.steps.downtime import GuestDowntime
+from vmckpt.migrate.steps.echo import BridgedNic, Echo, begin
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.domains.arrival import name_there
 from vmckpt.preflight.domains.checks import DomainPreflight, preflight
@@ -95,6 +95,7 @@ class DomainMigration:
             max_downtime_ms=checked.options.max_downtime_ms,
             has_tpm=domain.description.has_tpm,
         )
+        self._downtime = GuestDowntime(target, run.note)
         self._began_s = self._ended_s = time.monotonic()
 
     async def run(
@@ -122,15 +123,20 @@ class DomainMigration:
                 self._begin("turn")
                 await link.my_turn()
             self._begin("transfer")
+            if self._domain.state == "running":
+                guest = self._domain.description.heartbeat_id
+                self._downtime.begin(guest, self._probe(source))
             self._began_s = time.monotonic()
             async with link.kept(transfer.hold_to):
                 await transfer.run(request, caller)
         except (asyncio.CancelledError, VmckptError) as exc:
             # A second Ctrl-C must not start the cleanup before it is known who has the guest.
             if (meant := await to_the_end(self._meaning(exc))) is not None:
+                self._downtime.cancel()
                 raise meant from (None if meant is exc else exc)
             self._run.note("too-late", "it was too late to undo: the VM is on the destination")
         self._ended_s = time.monotonic()
+        self._downtime.conclude(self._began_s, self._ended_s)
         await link.leave()
         return await to_the_end(self._conclude(source, transfer))
 
@@ -167,7 +173,7 @@ class DomainMigration:
             session=source,
         )
         total_time_s = self._run.elapsed_s()
-        silence, last, options = await self._heard(), transfer.last, self._checked.options
+        heard, last, options = await self._downtime.result(), transfer.last, self._checked.options
         method = "postcopy" if transfer.postcopy else "precopy"
         return MigrationReport(
             run=self._run.id,
@@ -181,19 +187,24 @@ class DomainMigration:
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._ended_s - self._began_s, 4),
             downtime_ms=last.downtime_ms,
-            guest_downtime_ms=silence.longest_gap_ms if silence else None,
-            guest_silent_ms=silence.silent_ms if silence else None,
-            heartbeats_lost=silence.lost if silence else None,
+            guest_downtime_ms=heard.downtime_ms,
+            guest_silent_ms=heard.silent_ms,
+            heartbeats_lost=heard.heartbeats_lost,
             blocktime_ms=None,
             transferred_bytes=last.transferred_bytes,
             rounds=transfer.rounds,
             warnings=(),
             run_record="",
             channels=options.requested_channels or 1,
+            guest_downtime_by=heard.by,
         )
 
-    async def _heard(self) -> Silence | None:
-        guest = self._domain.description.heartbeat_id
-        if guest is None or self._domain.state != "running":
-            return None
-        return await heard(self._ends[1], guest, self._began_s, self._ended_s, self._run.note)
+    async def _probe(self, session: Libvirtd) -> Echo | None:
+        nics = list[BridgedNic]()
+        for one in self._domain.description.interfaces:
+            bridge = one.source if one.kind == "bridge" else None
+            if one.kind == "network":
+                bridge = await session.network_bridge(one.source)
+            if bridge and one.mac:
+                nics.append(BridgedNic(bridge, one.mac))
+        return await begin(self._ends[0], self._domain.name, self._run.id, nics, None)

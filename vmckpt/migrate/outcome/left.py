@@ -6,22 +6,17 @@ home there. The remains on the other end are never taken for the VM: they are re
 answers again.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Set
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
-from vmckpt.hosts.every import ask_every
+from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.outcome.ends import End, Pair, discard
 from vmckpt.migrate.outcome.journal import MigrationJournal
-from vmckpt.migrate.outcome.machines import is_source
 from vmckpt.migrate.steps.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.steps.handover import release
-from vmckpt.vm.inventory import Vm, VmStatus, read_vm
-from vmckpt.vm.paths import left_file, left_vm, vm_dir
+from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.paths import left_file, vm_dir
 from vmckpt.vm.start import end_qemu
 
 
@@ -117,64 +112,6 @@ async def clear_source(
     files = vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)
     await release(End(source, files), Path(journal.ram_dir))
     await target.remove(_path(journal, target))
-
-
-async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> list[VmStatus]:
-    """Remove stale homes from the queried VMs.
-
-    A VM is at home on two hosts during a migration's handover, and when a dead host returns after
-    another took the VM over. Records tell which home is stale: the migration's journal, on any of
-    `hosts`, or the home itself (after a failover). Changes nothing; a home without such a record
-    stays in the list.
-    """
-    looks = list(looks)
-    counts = Counter(look.vm.name for look in looks)
-    twice = [look.vm for look in looks if counts[look.vm.name] > 1]
-    if not twice:
-        return looks
-    names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
-    answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
-    stale = {home for found in answers.given for home in found}
-    stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
-    left = {home.vm for home in homes - stale}  # contradictory records hide none
-    return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
-
-
-class _Home(NamedTuple):
-    """Identified by its QEMU: another operator's record may use other host names."""
-
-    vm: str
-    qemu_id: str
-
-
-def _home_of(vm: Vm) -> _Home:
-    return _Home(vm.name, vm.qemu.files.qemu_id)
-
-
-async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home]:
-    """The stale homes of these VMs, by the migrations that the host has on record."""
-    stale = set[_Home]()
-    directory = host.state_dir / "left"
-    for file in await host.list_dir(directory):
-        if left_vm(file) not in names:
-            continue
-        with suppress(StorageError):  # a damaged record is skipped
-            if journal := await MigrationJournal.read_from(host, directory / file):
-                source, target = _ends_of(journal)
-                stale.add(target if await is_source(journal, host) else source)
-    for name in names:
-        if journal := await MigrationJournal.read(host, name):
-            source, target = _ends_of(journal)
-            if target in homes:  # the handover was past the commit
-                stale.add(source)
-    return stale
-
-
-def _ends_of(journal: MigrationJournal) -> tuple[_Home, _Home]:
-    return (
-        _Home(journal.vm, journal.source_qemu),
-        _Home(journal.vm, journal.target_qemu),
-    )
 
 
 def _contradiction(journal: MigrationJournal, owner: Host, other: Host) -> OutcomeUnknownError:

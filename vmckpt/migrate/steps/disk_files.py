@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.vm.lifecycle import create_image
+from vmckpt.vm.create import create_image
 from vmckpt.vm.paths import PROOF_SUFFIX
 from vmckpt.vm.superseded import is_superseded
 

@@ -36,8 +36,9 @@ from vmckpt.replicate.disks.mirrors import MirrorSource
 from vmckpt.replicate.request import REQUEST, ReplicationRequest
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.durable import rename_durably, write_durably
+from vmckpt.vm.create import qemu_img
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.lifecycle import owner, qemu_img
+from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.users.users import let_read, let_write
 

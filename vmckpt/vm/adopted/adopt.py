@@ -12,8 +12,7 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.directories import state_dir
-from vmckpt.hosts.inventory.inventory import all_hosts, check_name, local_host
+from vmckpt.hosts.inventory.inventory import all_hosts, check_name
 from vmckpt.hosts.processes.process import ProcessId, from_stat
 from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
@@ -22,9 +21,10 @@ from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.look import adopted_facts, process_of
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
+from vmckpt.vm.create import new_name
 from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, lock_path, vm_dir, vms_dir
+from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, new_qemu_id, record_foreign, sweep
 
@@ -55,10 +55,8 @@ async def adopt(
             why=f"there are {len(monitors)}",
             remedy="name each once: --qmp PATH --qmp PATH2",
         )
-    await host.require_up()
     directory = vm_dir(host.state_dir, name)
-    name_lock = local_host().lock(state_dir() / "names" / name, owner("vm adopt"))
-    async with name_lock, host.lock(lock_path(host.state_dir, name), owner("vm adopt")):
+    async with new_name(name, host, "vm adopt"):
         if taken := await homes(name, all_hosts()):
             raise RefusedError(
                 f"there is a VM '{name}' already",

@@ -27,10 +27,14 @@ class DomainDisk(NamedTuple):
 
 
 class DomainInterface(NamedTuple):
-    """One NIC: `kind` bridge, network, user, ...; `source` the bridge, network or device."""
+    """One NIC: `kind` bridge, network, user, ...; `source` the bridge, network or device.
+
+    `mac` is in lower case.
+    """
 
     kind: str
     source: str
+    mac: str = ""
 
 
 class Description(NamedTuple):
@@ -146,12 +150,12 @@ def _disk(disk: ElementTree.Element) -> DomainDisk:
 
 
 def _interface(nic: ElementTree.Element) -> DomainInterface:
-    kind, source = nic.get("type", ""), nic.find("source")
+    kind, source, address = nic.get("type", ""), nic.find("source"), nic.find("mac")
+    mac = "" if address is None else address.get("address", "").lower()
     if source is None:
-        return DomainInterface(kind, "")
-    return DomainInterface(
-        kind, source.get("network") or source.get("bridge") or source.get("dev") or ""
-    )
+        return DomainInterface(kind, "", mac)
+    of = source.get("network") or source.get("bridge") or source.get("dev") or ""
+    return DomainInterface(kind, of, mac)
 
 
 def _files(root: ElementTree.Element) -> Iterator[str]:

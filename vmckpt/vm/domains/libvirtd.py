@@ -104,6 +104,16 @@ class Libvirtd(LibvirtConnection):
         except LibvirtRefusedError:
             return False  # no such network, or a libvirtd without networks
 
+    async def network_bridge(self, name: str) -> str | None:
+        """The bridge of a virtual network; None if it has none, or there is no such network."""
+        try:
+            return await self._ask(
+                "name a network's bridge",
+                lambda: str(self._connection.networkLookupByName(name).bridgeName()),
+            )
+        except LibvirtRefusedError:
+            return None
+
     async def disk_size(self, uuid: str, target: str) -> DiskSize:
         """The size of one disk's image."""
 
@@ -118,6 +128,13 @@ class Libvirtd(LibvirtConnection):
         return await self._ask(
             "report whether the domain's memory was saved",
             lambda: bool(self._domain(uuid).hasManagedSaveImage(0)),
+        )
+
+    async def starts_with_host(self, uuid: str) -> bool:
+        """Whether libvirtd starts the domain when it starts itself."""
+        return await self._ask(
+            "report whether the domain starts with its host",
+            lambda: bool(self._domain(uuid).autostart()),
         )
 
     # -- a domain's life ---------------------------------------------------------------------
@@ -158,6 +175,16 @@ class Libvirtd(LibvirtConnection):
         flags = Xml.SECURE | Xml.MIGRATABLE
         return await self._ask(
             "describe the domain", lambda: str(self._domain(uuid).XMLDesc(flags))
+        )
+
+    async def command_line(self, xml: str) -> str:
+        """The command line, as shells read it, of the QEMU that a domain would have.
+
+        NICs on networks and bridges are taps in it. Raises LibvirtRefusedError.
+        """
+        return await self._ask(
+            "show the command line of its QEMU",
+            lambda: str(self._connection.domainXMLToNative("qemu-argv", xml, 0)),
         )
 
     async def define(self, xml: str) -> None:

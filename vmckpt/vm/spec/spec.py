@@ -66,12 +66,14 @@ class Adopted(NamedTuple):
     """An adopted machine: the part of its command line that every QEMU of it gets.
 
     `arguments` has placeholders for what belongs to one QEMU (see adopted.holes). On every host
-    `files` must be readable, and TCP ports `forwards` free.
+    `files` must be readable, and TCP ports `forwards` free. `domain` is libvirt's XML of a machine
+    that was a domain.
     """
 
     arguments: tuple[str, ...]
     files: tuple[Path, ...]
     forwards: tuple[int, ...]
+    domain: str = ""
 
 
 class Placement(NamedTuple):
@@ -233,6 +235,7 @@ def _adopted(table: TomlTable | None) -> Adopted | None:
         table.texts("arguments"),
         tuple(Path(text) for text in table.texts("files")),
         table.integers("forwards"),
+        table.text("domain", ""),
     )
     table.no_more_keys()
     return adopted

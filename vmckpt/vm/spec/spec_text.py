@@ -53,6 +53,7 @@ def written(spec: Spec) -> str:
             _line("arguments", list(spec.adopted.arguments)),
             _line("files", [str(path) for path in spec.adopted.files]),
             _line("forwards", list(spec.adopted.forwards)),
+            *([_line("domain", spec.adopted.domain)] if spec.adopted.domain else []),
         ]
     return "\n".join(lines) + "\n"
 

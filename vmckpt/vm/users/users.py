@@ -20,8 +20,8 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.hosts.uids import Uids, make_uids
 from vmckpt.state.documents import Schema
+from vmckpt.vm.backing import backing_of, names_layered
 from vmckpt.vm.identity import identity_of, read_identity
-from vmckpt.vm.images import backing_of, names_layered
 from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec
 

@@ -9,7 +9,7 @@ from vmckpt.cli.nouns import snapshot
 from vmckpt.cli.nouns.checkpoint import disks
 from vmckpt.cli.nouns.checkpoint import group as groups
 from vmckpt.cli.nouns.checkpoint.restore import restore
-from vmckpt.cli.options.arguments import Apply, MaxPause, pause_s
+from vmckpt.cli.options.arguments import Apply, MaxPause, MaybeVmName, VmName, pause_s
 from vmckpt.cli.options.checkpoint_given import given_name, given_tags, one_of, teller
 from vmckpt.cli.options.checkpoint_kinds import require_of_group, require_replaceable, whose
 from vmckpt.cli.options.checkpoint_options import (
@@ -17,7 +17,6 @@ from vmckpt.cli.options.checkpoint_options import (
     KindOption,
     MaxHold,
     MaybePoint,
-    MaybeVm,
     Members,
     Name,
     OfGroup,
@@ -30,7 +29,6 @@ from vmckpt.cli.options.checkpoint_options import (
     Retention,
     Tags,
     Trigger,
-    Vm,
     VmId,
 )
 from vmckpt.cli.options.listing import ListOptions
@@ -53,7 +51,7 @@ app = typer.Typer(
 @app.command()
 @together
 def create(
-    vm: MaybeVm = None,
+    vm: MaybeVmName = None,
     group: Members = None,
     name: Name = None,
     tag: Tags = None,
@@ -332,7 +330,7 @@ def rm(
 @app.command()
 @together
 def prune(
-    vm: Vm,
+    vm: VmName,
     *,
     retention: Retention,
     vm_id: VmId = None,

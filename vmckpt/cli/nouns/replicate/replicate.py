@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.nouns.replicate import status as statuses
-from vmckpt.cli.options.arguments import Window
+from vmckpt.cli.options.arguments import VmName, Window
 from vmckpt.cli.options.replicate_options import ReplicateArguments, StandbyIsDead
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, note, run, show, warn
@@ -21,13 +21,12 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 
 
 @app.command()
 @together
 def start(
-    name: Name,
+    name: VmName,
     standby: Annotated[
         str,
         typer.Argument(help="Host that takes over the VM when the primary fails.", metavar="HOST"),
@@ -54,7 +53,7 @@ def start(
 @app.command()
 @together
 def keep(
-    name: Name,
+    name: VmName,
     hosts: Annotated[
         list[str],
         typer.Argument(
@@ -89,7 +88,7 @@ def keep(
 
 @app.command()
 def failover(
-    name: Name,
+    name: VmName,
     primary_is_dead: Annotated[
         bool,
         typer.Option(
@@ -114,7 +113,7 @@ def failover(
 @app.command()
 @together
 def failback(
-    name: Name,
+    name: VmName,
     host: Annotated[
         str | None,
         typer.Argument(help="Destination host. [default: the host that it was taken over from]"),
@@ -142,7 +141,7 @@ def failback(
 
 @app.command()
 def stop(
-    name: Name,
+    name: VmName,
     standby_is_dead: StandbyIsDead = False,
     json: Json = False,
 ) -> None:

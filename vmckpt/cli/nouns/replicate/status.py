@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli.options.arguments import VmName
 from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
@@ -11,11 +12,10 @@ if TYPE_CHECKING:
     from vmckpt.replicate.operator.sides import ReplicaSide
 
 WATCH_S = 1.0
-Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
 
 
 def status(
-    name: Name,
+    name: VmName,
     watch: Annotated[
         bool, typer.Option("--watch", help="Repeat every second; with --json, one line each.")
     ] = False,
@@ -38,7 +38,7 @@ def status(
 
 
 def events(
-    name: Name,
+    name: VmName,
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue with new events until Ctrl-C.")
     ] = False,

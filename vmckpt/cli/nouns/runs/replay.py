@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from vmckpt.cli.options.arguments import RunId
 from vmckpt.cli.options.together import option_of
 from vmckpt.cli.output import Json, show
 from vmckpt.options.migration import MigrationOptions
 
 
 def replay(
-    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
+    run: RunId,
     policy: Annotated[Path, option_of(MigrationOptions, "policy")],
     json: Json = False,
 ) -> None:

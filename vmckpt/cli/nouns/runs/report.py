@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt.cli.options.arguments import RunId
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
+    run: RunId,
     html: Annotated[
         Path | None, typer.Option(help="Write an HTML page with charts.", metavar="FILE")
     ] = None,

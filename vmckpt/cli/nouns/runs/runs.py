@@ -1,12 +1,13 @@
 """vmckpt runs: list, show, attach, score, report, replay."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.nouns.runs.replay import replay
 from vmckpt.cli.nouns.runs.report import report
+from vmckpt.cli.options.arguments import RunId
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, show
@@ -48,7 +49,7 @@ def list_(listing: ListOptions) -> None:
 
 @app.command("show")
 def show_(
-    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
+    run: RunId,
     json: Json = False,
 ) -> None:
     """Show one run: request, phases, notes, result."""
@@ -88,7 +89,7 @@ def show_(
 
 @app.command()
 def attach(
-    run: Annotated[str, typer.Argument(help="Id of the run (see `vmckpt runs list`).")],
+    run: RunId,
     json: Json = False,
 ) -> None:
     """Show a migration from its start to its end.

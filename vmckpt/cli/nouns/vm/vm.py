@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.confirm import Yes, confirm
+from vmckpt.cli.nouns.vm import specs
+from vmckpt.cli.options.arguments import HostOption, MaybeVmName, SpecFile, VmName
 from vmckpt.cli.options.listing import ListOptions
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, run, show, warn
@@ -21,11 +23,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(help="The VM's name.", metavar="VM")]
-HostOption = Annotated[
-    str, typer.Option("--host", help="Host (see `vmckpt host list`).", metavar="HOST")
-]
-
 ShutdownLimit = Annotated[
     str,
     typer.Option("--timeout", help="Time limit for the guest's shutdown.", metavar="DURATION"),
@@ -34,14 +31,14 @@ ShutdownLimit = Annotated[
 
 @app.command("run")
 def run_(
-    spec: Annotated[Path, typer.Argument(help="The VM's spec (TOML).")],
+    spec: SpecFile,
     host: HostOption = "local",
     json: Json = False,
 ) -> None:
     """Create a VM from a spec and start it."""
     from vmckpt.drivers.direct import started
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.vm.lifecycle import read_spec, run_vm
+    from vmckpt.vm.create import read_spec, run_vm
 
     vm = run(run_vm(read_spec(spec), find_host(host)))
     _show_started(vm.name, vm.host.name, started(vm), as_json=json)
@@ -49,7 +46,7 @@ def run_(
 
 @app.command()
 def adopt(
-    name: Name,
+    name: VmName,
     qmp: Annotated[
         list[Path],
         typer.Option(
@@ -81,6 +78,12 @@ def adopt(
     told = "".join(f"\n  note: {one_line(note)}" for note in adoption.notes)
     show(facts, f"{name} is adopted on {vm.host.name} (pid {vm.qemu.process.pid}){told}",
          as_json=json)  # fmt: skip
+
+
+app.command()(specs.define)
+app.command()(specs.edit)
+app.command("import")(specs.import_)
+app.command()(specs.export)
 
 
 @app.command("list")
@@ -129,7 +132,7 @@ def list_(
 
 
 @app.command("show")
-def show_(name: Name, json: Json = False) -> None:
+def show_(name: VmName, json: Json = False) -> None:
     """Show a VM: its host, state and current operation."""
     from vmckpt.cli.found import find
     from vmckpt.ui.tables import fields, in_words, without_empty
@@ -141,7 +144,7 @@ def show_(name: Name, json: Json = False) -> None:
 
 
 @app.command()
-def console(name: Name) -> None:
+def console(name: VmName) -> None:
     """Attach to the VM's serial console; Ctrl-] detaches."""
     from vmckpt.cli.found import find
     from vmckpt.cli.terminal import attach
@@ -152,9 +155,7 @@ def console(name: Name) -> None:
 
 @app.command()
 def start(
-    name: Annotated[
-        str | None, typer.Argument(help="The VM's name.", metavar="VM", show_default=False)
-    ] = None,
+    name: MaybeVmName = None,
     autostart: Annotated[
         bool, typer.Option("--autostart", help="All VMs that start with this machine.")
     ] = False,
@@ -195,7 +196,7 @@ def _start_all(*, as_json: bool) -> None:
 
 
 @app.command()
-def pause(name: Name, json: Json = False) -> None:
+def pause(name: VmName, json: Json = False) -> None:
     """Pause the VM's guest; `vm resume` continues it."""
     from vmckpt.cli.found import find
 
@@ -206,7 +207,7 @@ def pause(name: Name, json: Json = False) -> None:
 
 
 @app.command()
-def resume(name: Name, json: Json = False) -> None:
+def resume(name: VmName, json: Json = False) -> None:
     """Resume a VM that is paused."""
     from vmckpt.cli.found import find
 
@@ -218,7 +219,7 @@ def resume(name: Name, json: Json = False) -> None:
 
 @app.command()
 def reboot(
-    name: Name,
+    name: VmName,
     force: Annotated[
         bool, typer.Option("--force", help="Reset it immediately, without a shutdown.")
     ] = False,
@@ -245,7 +246,7 @@ class Autostart(StrEnum):
 
 @app.command()
 def autostart(
-    name: Name,
+    name: VmName,
     setting: Annotated[Autostart, typer.Argument(help="on or off.")],
     json: Json = False,
 ) -> None:
@@ -273,7 +274,7 @@ class NicConnection(StrEnum):
 
 @app.command()
 def network(
-    name: Name,
+    name: VmName,
     connection: Annotated[
         NicConnection, typer.Argument(help="plugged or isolated, from the VM's next start.")
     ],
@@ -294,7 +295,7 @@ def network(
 
 @app.command()
 def stop(
-    name: Name,
+    name: VmName,
     force: Annotated[
         bool, typer.Option("--force", help="End it immediately, like a power cut.")
     ] = False,
@@ -312,7 +313,7 @@ def stop(
 
 @app.command()
 def rm(
-    name: Name,
+    name: VmName,
     disks: Annotated[
         bool,
         typer.Option(

@@ -1,0 +1,78 @@
+"""A probe in one network namespace sees when an address in another falls silent."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address
+
+import pytest
+
+from tests.kinds import require_root
+from vmckpt.hosts.sockets.arp import watch
+
+pytestmark = pytest.mark.contract
+ADDRESS, MAC = "192.0.2.7", "52:54:00:77:00:07"
+
+
+def ip(*words: str, namespace: str = "") -> None:
+    inside = ["-n", namespace] if namespace else []
+    subprocess.run(["ip", *inside, *words], check=True)
+
+
+@pytest.fixture
+def far() -> Iterator[tuple[str, str]]:
+    """A link of this machine, and the namespace in which its other end answers."""
+    require_root()
+    near, namespace = f"vka{os.getpid()}", f"vkarp{os.getpid()}"
+    ip("netns", "add", namespace)
+    try:
+        ip("link", "add", near, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        ip("link", "set", "eth0", "address", MAC, namespace=namespace)
+        ip("addr", "add", f"{ADDRESS}/24", "dev", "eth0", namespace=namespace)
+        ip("link", "set", "eth0", "up", namespace=namespace)
+        ip("link", "set", near, "up")
+        yield near, namespace
+    finally:
+        with suppress(subprocess.CalledProcessError):
+            ip("netns", "del", namespace)  # its link goes with it
+
+
+def seen(interface: str, for_s: float, mac: str = MAC) -> tuple[int, float, float]:
+    until_s = time.monotonic() + for_s
+    theirs = bytes.fromhex(mac.replace(":", ""))
+    found = watch(interface, theirs, IPv4Address(ADDRESS), lambda: time.monotonic() < until_s)
+    return found.received, found.longest_gap_ms, found.silent_ms
+
+
+def test_an_address_that_answers_is_heard_and_its_silence_measured(far: tuple[str, str]) -> None:
+    near, namespace = far
+
+    def fall_silent() -> None:
+        time.sleep(0.3)
+        began_s = time.monotonic()
+        ip("addr", "del", f"{ADDRESS}/24", "dev", "eth0", namespace=namespace)
+        time.sleep(0.2)
+        ip("addr", "add", f"{ADDRESS}/24", "dev", "eth0", namespace=namespace)
+        took_ms.append((time.monotonic() - began_s) * 1e3)
+
+    took_ms = list[float]()
+    silencer = threading.Thread(target=fall_silent)
+    silencer.start()
+    received, longest_ms, silent_ms = seen(near, 1.0)
+    silencer.join()
+    assert received > 20
+    assert 190 <= longest_ms <= took_ms[0] + 100
+    assert silent_ms >= longest_ms
+
+
+def test_where_nobody_answers_nothing_is_heard(far: tuple[str, str]) -> None:
+    near, _ = far
+    assert seen(near, 0.1, "52:54:00:77:00:08")[0] == 0
+
+
+def test_an_interface_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(OSError, match="No such device"):
+        seen("vk-nowhere", 0.1)

@@ -1,0 +1,68 @@
+"""Guest-visible downtime of a guest that sends no heartbeats, by ARP probes from its source."""
+
+import asyncio
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.qemu.world import World, image, qemu, world
+from tests.waiting import eventually
+from vmckpt.lab.guests.labguest import LabGuest
+from vmckpt.vm.argv import default_mac
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(180)]
+GUEST = LabGuest("quiet", 9, Path())
+
+
+@pytest.fixture
+def made() -> Iterator[World]:
+    with world(qemu("10.0"), qemu("10.0")) as one:
+        guest = LabGuest(GUEST.name, GUEST.number, image())
+        text = re.sub(r"^(heartbeat_id|guest_agent).*$", "", guest.spec(), flags=re.MULTILINE)
+        spec = one.shared / "quiet.toml"
+        spec.write_text(text)
+        one.ok("vm", "run", str(spec), "--host", "lab-a")
+        yield one
+
+
+async def booted(made: World) -> None:
+    control = await GUEST.control(made.lab)
+    await control.close()
+
+
+def known(made: World, host: str) -> None:
+    """The host knows the guest's address, as after any traffic between the two."""
+    enter = [*made.lab.host(host).enter]
+    mac = default_mac(GUEST.name, 0)
+    add = ["ip", "neigh", "replace", GUEST.address, "lladdr", mac, "dev", "br0"]
+    subprocess.run([*enter, *add], check=True)
+
+
+def probes(made: World) -> list[str]:
+    return [path.name for path in made.state_dir.rglob("echo-*")]
+
+
+def test_it_is_probed_and_the_report_says_so(made: World) -> None:
+    unknown = made.ok("migrate", GUEST.name, "lab-b")
+    assert (unknown["guest_downtime_ms"], unknown["guest_downtime_by"]) == (None, None)
+    known(made, "lab-b")
+    asyncio.run(booted(made))
+    moved = made.ok("migrate", GUEST.name, "lab-a")
+    assert moved["guest_downtime_by"] == "arp", moved
+    # At least what QEMU itself stopped the guest for, but for the time between two probes.
+    assert moved["guest_downtime_ms"] >= moved["downtime_ms"] - 5, moved
+    assert moved["guest_downtime_ms"] < 1000 * moved["total_time_s"], moved
+    assert moved["heartbeats_lost"] is None
+    assert probes(made) == []
+
+
+def test_a_killed_migration_leaves_no_probe(made: World) -> None:
+    known(made, "lab-a")
+    command = made.begin("migrate", GUEST.name, "lab-b", "--bandwidth", "4MiB/s")
+    eventually(lambda: probes(made) != [] or command.poll() is not None, 60, "the probe")
+    made.kill(command)
+    made.ok("vm", "show", GUEST.name)
+    eventually(lambda: probes(made) == [], 30, "the probe to end by itself")

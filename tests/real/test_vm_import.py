@@ -1,0 +1,85 @@
+"""A libvirt domain that is off becomes a VM of vmckpt's own, and a domain again."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.qemu.world import image
+from tests.real.domains import GUEST, OWN_DISK, remove_domain, run_domain, states
+from tests.real.machines import Machines
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
+# What virt-install gives a guest besides its disk.
+DESKTOP = f"""
+<disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>
+<source file='{OWN_DISK}'/><target dev='vda' bus='virtio'/></disk>
+<disk type='file' device='cdrom'><target dev='sda' bus='sata'/><readonly/></disk>
+<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+<input type='tablet' bus='usb'/><graphics type='vnc' autoport='yes'/>
+<video><model type='virtio' heads='1' primary='yes'/></video>
+<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
+
+
+async def answers(made: Machines) -> None:
+    control = await GUEST.control(made.lab)
+    await control.close()
+
+
+def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
+    made = own_disk
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.virsh("lab-a", "undefine", GUEST.name)
+    run_domain(made, "lab-a", disk_xml=DESKTOP)
+    refused = made.vmckpt("vm", "import", GUEST.name)
+    assert refused.code == 4, refused
+    assert refused.error["why"] == "it runs"
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.virsh("lab-a", "autostart", GUEST.name)
+
+    imported = made.ok("vm", "import", GUEST.name)
+    assert (imported["host"], imported["state"]) == ("lab-a", "stopped")
+    assert states(made) == {}
+    facts = made.ok("vm", "show", GUEST.name)
+    assert (facts["driver"], facts["state"]) == ("qemu", "stopped")
+    assert made.ok("vm", "start", GUEST.name)["state"] == "running"
+    asyncio.run(answers(made))
+    # What vmckpt does with its own VMs only.
+    taken = made.ok("checkpoint", "create", GUEST.name, "--name", "one")
+    assert taken["pause_ms"] > 0
+    moved = made.ok("migrate", GUEST.name, "lab-b")
+    assert moved["outcome"] == "completed"
+    made.ok("migrate", GUEST.name, "lab-a")
+
+    refused = made.vmckpt("vm", "edit", GUEST.name, "--spec", "/dev/null")
+    assert refused.code != 0, refused
+    made.ok("vm", "stop", GUEST.name, "--force")
+    xml = made.shared / "dom-back.xml"
+    xml.write_text(made.ok("vm", "export", GUEST.name, "--format", "libvirt")["text"])
+    made.ok("vm", "rm", GUEST.name, "--yes")
+    made.ok("vm", "import", str(xml), "--host", "lab-a", "--name", "again")
+    made.ok("vm", "start", "again")
+    asyncio.run(answers(made))
+    made.ok("vm", "stop", "again", "--force")
+    made.ok("vm", "rm", "again", "--yes")
+    made.virsh("lab-a", "define", str(xml))
+    made.virsh("lab-a", "start", GUEST.name)
+    assert states(made) == {"lab-a": "running"}
+    assert str(OWN_DISK) in made.virsh("lab-a", "domblklist", GUEST.name)
+
+
+def test_a_vm_that_its_spec_describes_becomes_a_domain(real_lab: Machines) -> None:
+    made, guest = real_lab, replace(GUEST, image=image())
+    try:
+        made.run_guest(guest, "lab-a")
+        asyncio.run(answers(made))
+        made.ok("vm", "stop", guest.name, "--force")
+        xml = made.shared / "dom-own.xml"
+        xml.write_text(made.ok("vm", "export", guest.name, "--format", "libvirt")["text"])
+        made.virsh("lab-a", "define", str(xml))
+        made.ok("vm", "rm", guest.name, "--yes")
+        made.virsh("lab-a", "start", guest.name)
+        asyncio.run(answers(made))
+        assert states(made) == {"lab-a": "running"}
+    finally:
+        remove_domain(made)

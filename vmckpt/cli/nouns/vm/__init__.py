@@ -1,0 +1,5 @@
+"""vmckpt vm."""
+
+from vmckpt.cli.nouns.vm.vm import app
+
+__all__ = ["app"]

@@ -1,0 +1,76 @@
+"""How long a guest is silent during its migration, as heard from outside of it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from vmckpt.errors import VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.hosts.sockets.heartbeats import Silence
+from vmckpt.migrate.steps.echo import Echo
+
+HEARTBEATS, ARP = "heartbeats", "arp"
+T = TypeVar("T")
+
+
+class Heard(NamedTuple):
+    """A guest's longest silence, the sum of those over 20 ms, and how they were heard, if so."""
+
+    downtime_ms: float | None = None
+    silent_ms: float | None = None
+    heartbeats_lost: int | None = None
+    by: str | None = None
+
+
+class GuestDowntime:
+    """Listens to a guest's heartbeats at its destination; one without is probed by ARP."""
+
+    def __init__(self, target: Host, note: Callable[[str, str], None]) -> None:
+        self._target, self._note = target, note
+        self._guest: int | None = None
+        self._probing: asyncio.Task[Echo | None] | None = None
+        self._hearing: asyncio.Task[Heard] | None = None
+
+    def begin(self, guest: int | None, probe: Coroutine[Any, Any, Echo | None]) -> None:
+        """The guest, which runs, is about to be moved; `guest` is its heartbeats' id."""
+        if guest is not None and self._target.heartbeats is not None:
+            self._guest = guest
+            probe.close()
+        else:
+            self._probing = asyncio.create_task(self._measured(probe))
+
+    def conclude(self, began_s: float, ended_s: float) -> None:
+        """It has been moved between these two times of this machine's monotonic clock."""
+        self._hearing = asyncio.create_task(self._hear(began_s, ended_s))
+
+    def cancel(self) -> None:
+        """Stop listening. A probe ends by itself when the VM's lock is given up."""
+        for task in (self._probing, self._hearing):
+            if task:
+                task.cancel()
+
+    async def result(self) -> Heard:
+        """What was heard."""
+        return await self._hearing if self._hearing else Heard()
+
+    async def _hear(self, began_s: float, ended_s: float) -> Heard:
+        if self._guest is not None:
+            found = await heard(self._target, self._guest, began_s, ended_s, self._note)
+            return _by(HEARTBEATS, found, found and found.lost)
+        echo = await self._probing if self._probing else None
+        return _by(ARP, await self._measured(echo.end()) if echo else None)
+
+    async def _measured(self, work: Coroutine[Any, Any, T | None]) -> T | None:
+        """A failure only costs the figure."""
+        try:
+            return await work
+        except (VmckptError, ValueError) as exc:
+            self._note("echo", f"guest-visible downtime was not measured: {exc}")
+            return None
+
+
+def _by(how: str, found: Silence | None, heartbeats_lost: int | None = None) -> Heard:
+    if found is None:
+        return Heard()
+    return Heard(found.longest_gap_ms, found.silent_ms, heartbeats_lost, how)

@@ -1,0 +1,134 @@
+"""Guest-visible downtime of any guest: a probe on its source's bridge that asks it by ARP."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.codec import convert
+from vmckpt.deadlines import poll
+from vmckpt.errors import VmckptError
+from vmckpt.foreign import parse
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.hosts.sockets.arp import LAST_S
+from vmckpt.hosts.sockets.heartbeats import Silence
+from vmckpt.qemu.agent import GuestAgent
+from vmckpt.vm.argv import bridged_macs
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import lock_path
+
+_POLL_S = 0.05
+
+
+class BridgedNic(NamedTuple):
+    """A guest's NIC (MAC in lower case), and the bridge that its host has it on."""
+
+    bridge: str
+    mac: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbour:
+    """A line of `ip -j neigh`."""
+
+    dst: str = ""
+    lladdr: str = ""
+    state: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbeOutput:
+    """What the probe printed: figures, or why it has none."""
+
+    received: int = 0
+    lost: int = 0
+    longest_gap_ms: float = 0.0
+    silent_ms: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A probe that runs on a host. It ends by itself soon after its run gives up the VM's lock."""
+
+    host: Host
+    process: ProcessId
+    out: Path
+
+    async def end(self) -> Silence | None:
+        """End it; the guest's silence since it began, None if the guest never answered.
+
+        Raises HostDownError, MalformedError.
+        """
+        await self.host.interrupt(self.process)
+        text = await poll(
+            lambda: self.host.read_text(self.out),
+            lambda text: text is None or text.endswith("\n"),
+            every_s=_POLL_S,
+            within_s=LAST_S + 2.0,
+        )
+        await self.host.remove(self.out)
+        said = convert(_ProbeOutput, parse(text)) if text else _ProbeOutput()
+        if not said.received:
+            return None
+        return Silence(said.received, said.lost, said.longest_gap_ms, said.silent_ms, 0)
+
+
+async def begin(
+    host: Host, vm: str, run: str, nics: Sequence[BridgedNic], agent: Path | None
+) -> Echo | None:
+    """Start probing a VM of `host`, whose lock `run` holds. None: no address of it is known.
+
+    Addresses come from the host's neighbour table, or from the guest agent at `agent`. Raises
+    HostDownError.
+    """
+    for nic in nics:
+        address = await _neighbour(host, nic)
+        if address is None and agent is not None:
+            address = await _by_agent(host, agent, nic.mac)
+        if address is None:
+            continue
+        out = host.state_dir / f"echo-{run}.json"
+        lock = lock_path(host.state_dir, vm)
+        words = ["echo", nic.bridge, nic.mac, str(address), str(lock), run, str(out)]
+        return Echo(host, await host.spawn([*await host.own_command(), *words], out), out)
+    return None
+
+
+async def begin_for(vm: Vm, run: str) -> Echo | None:
+    """The same for a VM of vmckpt's own."""
+    bridge = vm.host.bridge
+    nics = [BridgedNic(bridge, mac) for mac in bridged_macs(vm.spec) if bridge]
+    agent = vm.qemu.files.agent if vm.spec.guest_agent else None
+    return await begin(vm.host, vm.name, run, nics, agent)
+
+
+async def _neighbour(host: Host, nic: BridgedNic) -> IPv4Address | None:
+    done = await host.run(["ip", "-j", "neigh", "show", "dev", nic.bridge])
+    if done.returncode:
+        return None
+    return _address(convert(tuple[_Neighbour, ...], parse(done.stdout)), nic.mac)
+
+
+def _address(neighbours: Iterable[_Neighbour], mac: str) -> IPv4Address | None:
+    """The IPv4 address that a host knows a MAC by. Pure."""
+    for one in neighbours:
+        if one.lladdr.lower() == mac and "." in one.dst and "FAILED" not in one.state:
+            return IPv4Address(one.dst)
+    return None
+
+
+async def _by_agent(host: Host, path: Path, mac: str) -> IPv4Address | None:
+    try:
+        agent = await GuestAgent.connect(await host.connect(path), timeout_s=1.0)
+        try:
+            found = await agent.interfaces(timeout_s=1.0)
+        finally:
+            await agent.close()
+    except VmckptError:  # a guest without an agent, or a slow one
+        return None
+    mine = (one for one in found if one.mac == mac)
+    every = (address for one in mine for address in one.addresses)
+    return next((one for one in every if isinstance(one, IPv4Address)), None)

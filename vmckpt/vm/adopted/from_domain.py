@@ -1,0 +1,156 @@
+"""A stopped libvirt domain becomes a VM of vmckpt's own."""
+
+from contextlib import AsyncExitStack
+from shlex import quote
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import check_name
+from vmckpt.sequence.steps import finish
+from vmckpt.units import counted
+from vmckpt.vm.adopted.domain_xml import with_holes
+from vmckpt.vm.adopted.native import native_argv, native_machine
+from vmckpt.vm.adopted.rewrite import rewrite
+from vmckpt.vm.adopted.spec_text import spec_text
+from vmckpt.vm.create import create_vm, name_lock, new_name
+from vmckpt.vm.domains.description import Description, parse_domain
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.inventory import Domain, held_domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import images_dir, lock_path, vm_dir
+from vmckpt.vm.spec.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec_text import written
+
+_ACTION = "vm import"
+# Kinds of NIC that become taps on the host's bridge, and the kind that stays.
+_TAPS, _USER = frozenset({"network", "bridge"}), "user"
+_ONCE = "start and stop it: virsh start {0}; virsh shutdown {0}"
+
+
+class Imported(NamedTuple):
+    """The new VM, which is off, and notes for its owner."""
+
+    vm: Vm
+    notes: tuple[str, ...]
+
+
+async def import_domain(domain: Domain, name: str) -> Imported:
+    """Make a domain that is off a VM called `name`; libvirt no longer has it afterwards.
+
+    Its disk images and variable store stay where they are. On an error nothing has changed; if the
+    command is killed, or libvirtd falls silent, at the last step, both exist: the same call then
+    removes the domain. Raises RefusedError, UsageError, BusyError.
+    """
+    check_name(name, "VM")
+    host = domain.host
+    async with AsyncExitStack() as locks:
+        await locks.enter_async_context(name_lock(name, _ACTION))
+        if name != domain.name:
+            lock = host.lock(lock_path(host.state_dir, name), owner(_ACTION))
+            await locks.enter_async_context(lock)
+        now, session = await locks.enter_async_context(held_domain(domain, _ACTION))
+        await _require_idle(now, session)
+        vm = await read_vm(host, name)
+        if vm is not None and _domain_of(vm.spec) == now.uuid:
+            await session.undefine(now.uuid)  # a call before this one did the rest
+            return Imported(vm, ())
+        xml = await session.definition(now.uuid)
+        autostart = await session.starts_with_host(now.uuid)
+        imported = await _create(host, name, xml, session, autostart=autostart)
+        try:
+            await session.undefine(now.uuid)
+        except LibvirtRefusedError:
+            await finish(host.remove(imported.vm.directory.path))
+            raise
+        return imported
+
+
+async def import_xml(xml: str, host: Host, name: str | None) -> Imported:
+    """Make a VM of a domain's XML, by the host's libvirtd, which does not have that domain.
+
+    `name` is the VM's (None: the domain's). On an error nothing has changed. Raises RefusedError,
+    UsageError, BusyError.
+    """
+    description = parse_domain(xml)
+    name = name or description.name
+    check_name(name, "VM")
+    if host.libvirt is None:
+        raise RefusedError(
+            f"{host.name} cannot read a domain's XML",
+            why="libvirt translates it, and vmckpt knows no libvirtd there",
+            remedy=f"name one: vmckpt host set {host.name} --libvirt SOCKET; or another --host",
+        )
+    async with new_name(name, host, _ACTION), libvirtd(host) as session:
+        if description.uuid and await session.find(description.uuid):
+            why = f"libvirt on {host.name} has it"
+            raise _refusal(description.name, why, f"vmckpt vm import {quote(description.name)}")
+        await _require_possible(host, description)
+        return await _create(host, name, xml, session, autostart=False)
+
+
+async def _require_idle(domain: Domain, session: Libvirtd) -> None:
+    """Raises RefusedError if anything but its disks would be lost."""
+    name = quote(domain.name)
+    if domain.is_active:
+        raise _refusal(domain.name, "it runs", f"stop it first: vmckpt vm stop {name}")
+    if await session.has_saved_memory(domain.uuid):
+        why = "libvirt has saved its memory, from which it continues at its next start"
+        raise _refusal(domain.name, why, _ONCE.format(name))
+    if snapshots := await session.snapshots(domain.uuid):
+        why = f"libvirt would forget its {counted(len(snapshots), 'snapshot')}"
+        raise _refusal(domain.name, why, f"delete them: virsh snapshot-delete {name} NAME")
+    await _require_possible(domain.host, domain.description)
+
+
+async def _require_possible(host: Host, description: Description) -> None:
+    name = quote(description.name)
+    if kinds := {one.kind for one in description.interfaces} - _TAPS - {_USER}:
+        why = f"vmckpt connects NICs to bridges, and it has NICs of type {', '.join(sorted(kinds))}"
+        raise _refusal(description.name, why, f"change them: virsh edit {name}")
+    variables = description.variables
+    if variables is not None and not await host.exists(variables):
+        why = f"its variable store {variables} does not exist yet"
+        raise _refusal(description.name, why, _ONCE.format(name))
+
+
+def _refusal(name: str, why: str, remedy: str) -> RefusedError:
+    what = f"the domain '{name}' cannot become a VM of vmckpt's own"
+    return RefusedError(what, why=why, remedy=remedy)
+
+
+async def _create(
+    host: Host, name: str, xml: str, session: Libvirtd, *, autostart: bool
+) -> Imported:
+    """The VM, and what differs from the domain."""
+    description, directory = parse_domain(xml), vm_dir(host.state_dir, name)
+    argv = native_argv(await session.command_line(xml))
+    machine = native_machine(description.name, argv, images_dir(host.state_dir))
+    made = rewrite(name, machine.facts)
+    spec = parse_spec(spec_text(name, machine.facts, made), str(directory.spec), directory.path)
+    spec = spec._replace(
+        autostart=autostart,
+        adopted=spec.adopted and spec.adopted._replace(domain=with_holes(xml, spec.disks)),
+    )
+    spec = parse_spec(written(spec), str(directory.spec), directory.path)
+    notes = (*machine.notes, *made.notes, *_on_networks(description, host.bridge))
+    return Imported(await create_vm(spec, host, starts=False), notes)
+
+
+def _on_networks(description: Description, bridge: str | None) -> list[str]:
+    """What becomes of NICs on virtual networks."""
+    return [
+        f"a NIC on libvirt's network '{one.source}' is on the host's bridge now"
+        f"{f' ({bridge})' if bridge else ''}"
+        for one in description.interfaces
+        if one.kind == "network"
+    ]
+
+
+def _domain_of(spec: Spec) -> str | None:
+    """The UUID of the domain that a VM was."""
+    xml = spec.adopted.domain if spec.adopted else ""
+    return parse_domain(xml).uuid if xml else None

@@ -1,0 +1,53 @@
+"""Backing files, from the header of a qcow2 image on a host."""
+
+from pathlib import Path
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+
+# struct QCowHeader: magic, version, backing_file_offset, backing_file_size; of its extensions only
+# the backing format, which QEMU writes among the first.
+_BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
+_HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
+
+
+async def backing_of(host: Host, path: Path) -> str | None:
+    """The backing file named in a qcow2 image; None: it has none, or is not qcow2."""
+    head = await _bytes_of(host, path, 0, _HEAD_BYTES)
+    if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:
+        return None
+    offset, length = int.from_bytes(head[8:16]), int.from_bytes(head[16:20])
+    if not offset or length > _MOST_NAME_BYTES:
+        return None
+    return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
+
+
+async def names_layered(host: Host, path: Path) -> bool:
+    """Whether a qcow2 image says that its backing file is qcow2 too, and so may have its own."""
+    head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
+    # Version 2 has a fixed header length, and no field for it.
+    at = int.from_bytes(head[100:104]) if int.from_bytes(head[4:8]) > 2 else 72
+    while len(head) >= at + 8 and (kind := int.from_bytes(head[at : at + 4])):
+        length = int.from_bytes(head[at + 4 : at + 8])
+        if kind == _BACKING_FORMAT:
+            return head[at + 8 : at + 8 + length] == b"qcow2"
+        at += 8 + -(-length // 8) * 8
+    return False
+
+
+async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:
+    numbers = ["-j", str(offset), "-N", str(length)]
+    done = await host.run(["od", "-An", "-v", "-tx1", *numbers, "--", str(path)])
+    try:
+        return bytes.fromhex(done.stdout) if done.returncode == 0 else b""
+    except ValueError as exc:
+        raise malformed(host, "od", done.stdout) from exc
+
+
+def malformed(host: Host, command: str, said: str) -> RefusedError:
+    """What a tool on the host printed was not understood."""
+    return RefusedError(
+        f"what uses the images of {host.name} is not known",
+        why=f"{command} says '{said[:100]}' there",
+        remedy=f"see what {command} is on that host",
+    )
