@@ -23,7 +23,7 @@ ORDERS: Final = frozenset(
     {
         "start", "press_power_button", "destroy", "define", "undefine", "save_snapshot",
         "load_snapshot", "delete_snapshot", "migrate", "abort", "start_postcopy",
-        "set_max_downtime", "set_max_speed", "begin_dirty_rate",
+        "set_max_downtime", "set_max_speed", "begin_dirty_rate", "save", "restore",
     }
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from vmckpt.epoch import guard
 from vmckpt.hosts.processes.deadman import attended
 from vmckpt.hosts.processes.process import find_by_argument
@@ -249,6 +250,21 @@ def test_an_attendant_that_is_frozen_is_found_out(tmp_path: Path) -> None:
             while time.monotonic() < given_up_s:
                 say("inf")
                 time.sleep(0.1)
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_one_that_is_still_needed_acts_after_the_block(tmp_path: Path, *, is_needed: bool) -> None:
+    done = tmp_path / "done"
+    program = f"import sys, pathlib; sys.stdin.read(); pathlib.Path({str(done)!r}).touch()"
+    with attended(
+        [sys.executable, "-c", program], tmp_path / "log", is_needed=lambda: is_needed
+    ) as say:
+        say("x")
+        assert not done.exists()
+    if is_needed:
+        eventually(done.exists, 30, "it to act")
+    else:
+        assert not done.exists()
 
 
 def test_what_is_told_is_never_waited_for(tmp_path: Path) -> None:

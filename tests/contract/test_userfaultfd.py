@@ -74,12 +74,15 @@ def _try(tmp_path: Path, groups: str) -> None:
         assert done.stdout == "PermissionError\n"
 
 
-# Installs as many filters that allow everything as it is told, then waits.
+UNUSED_CALL, USERFAULTFD = 500, 323
+# Installs as many filters as it is told, then waits. They allow everything but one call.
 CONFINED = """
 import ctypes, struct, sys
 libc = ctypes.CDLL(None)
-code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 1, ctypes.addressof(code)))
+denied = int(sys.argv[2])
+words = [(0x20, 0, 0, 0), (0x15, 0, 1, denied), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *word) for word in words))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(code)))
 libc.prctl(38, 1, 0, 0, 0)
 for _ in range(int(sys.argv[1])):
     if libc.prctl(22, 2, program, 0, 0):
@@ -104,7 +107,7 @@ sys.stdin.read()
 def test_only_qemus_own_filter_is_known_to_allow_it(
     filters: str, words: list[str], *, is_made: bool
 ) -> None:
-    command = [sys.executable, "-c", CONFINED, filters, *words]
+    command = [sys.executable, "-c", CONFINED, filters, str(UNUSED_CALL), *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout
@@ -114,6 +117,20 @@ def test_only_qemus_own_filter_is_known_to_allow_it(
             else:
                 with pytest.raises(OSError, match="confined by seccomp"):
                     descriptor_from(child.pid, 323, os.O_CLOEXEC | os.O_NONBLOCK)
+            assert child.poll() is None
+        finally:
+            child.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may read filters")
+def test_a_filter_that_forbids_the_call_is_read_and_named_and_the_process_lives() -> None:
+    command = [sys.executable, "-c", CONFINED, "1", str(USERFAULTFD), "-sandbox", "on"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.readline() == b"ready\n"
+            with pytest.raises(OSError, match="seccomp filter does not allow userfaultfd"):
+                descriptor_from(child.pid, USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
             assert child.poll() is None
         finally:
             child.kill()

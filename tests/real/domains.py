@@ -17,6 +17,11 @@ OWN_DISK = Path("/var/lib/libvirt/images/dom.qcow2")  # of whichever host has th
 _DISK = """
 <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>
 <source file='{path}'/><target dev='vda' bus='virtio'/></disk>"""
+# What virt-install adds to a guest that somebody is to look at.
+SCREEN = """
+<graphics type='vnc' port='-1' autoport='yes' listen='127.0.0.1'/>
+<video><model type='{card}'/></video><input type='tablet' bus='usb'/>
+<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
 _DOMAIN = """\
 <domain type='qemu'><name>{name}</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='{number}'/></metadata>
@@ -26,7 +31,7 @@ vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
 <features><acpi/></features>
 <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>
 <on_poweroff>destroy</on_poweroff>
-<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disk}
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disk}{devices}
 <interface type='bridge'><source bridge='br0'/><model type='virtio'/><rom enabled='no'/></interface>
 <serial type='pty'/><memballoon model='none'/></devices></domain>
 """
@@ -65,9 +70,17 @@ def start_libvirtd(machines: Machines, host: str) -> None:
 
 
 def run_domain(
-    machines: Machines, host: str, *, disk: Path | None = None, disk_xml: str = ""
+    machines: Machines,
+    host: str,
+    *,
+    disk: Path | None = None,
+    disk_xml: str = "",
+    devices: str = "",
 ) -> None:
-    """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`."""
+    """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`.
+
+    `devices`: XML of more devices.
+    """
     if disk is not None:
         for each in HOSTS:
             machines.inside(each, "mkdir", "-p", str(disk.parent))
@@ -82,6 +95,7 @@ def run_domain(
             heartbeats=HEARTBEATS,
             image=image(),
             disk=disk_xml if disk is None else _DISK.format(path=disk),
+            devices=devices,
         )
     )
     machines.virsh(host, "define", str(xml))

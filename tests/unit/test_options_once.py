@@ -23,7 +23,7 @@ MEANINGS = {
     "--disks": ("copied by a migration", "removed with a VM", "copied to a standby"),
     "--every": ("runs of a schedule", "refreshes of a display", "health checks"),
     "--for": ("a measurement", "the watch after a guarded command"),
-    "--format": ("of an image", "of a VM's description"),
+    "--format": ("of an image", "of a VM's description", "of a checkpoint for libvirt"),
     "--force": ("a power cut", "a reset", "the removal of a guard's pin"),
     "--group": ("VMs to take as one", "a group that was taken"),
     "--host": (

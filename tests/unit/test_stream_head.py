@@ -9,7 +9,7 @@ from vmckpt.epoch.head import MOST_OTHER_BYTES, ReadHead, readable
 from vmckpt.errors import OperationFailedError
 from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.qemu.stream_head import RamBlock, stream_head
+from vmckpt.qemu.stream_head import RamBlock, plain_stream, read_stream_head, stream_head
 
 RAM = RamBlock("ram0", 1 << 26, 1 << 26, 0x7F0000000000)
 CARD = RamBlock("0000:00:01.0/vga.vram", 2 * PAGE_BYTES, 2 * PAGE_BYTES, 0x10000)
@@ -35,6 +35,45 @@ GOLDEN = (
 def test_its_bytes() -> None:
     contents = {CARD.name: bytes(PAGE_BYTES) + b"v" * PAGE_BYTES, TABLES.name: b"t" * PAGE_BYTES}
     assert stream_head("pc-q35-1", BLOCKS, contents) == GOLDEN
+
+
+DEVICES = b"\x04devices\0"
+# The same machine as an ordinary stream, whose RAM has a page of zeroes and one of text.
+PLAIN = (
+    b"QEVM\0\0\0\3" + b"\x07\0\0\0\x08pc-q35-1"
+    b"\x01\0\0\x27\x0f\3ram\0\0\0\0\0\0\0\4" + b"\0\0\0\0\x04\0\x30\x04"
+    b"\x04ram0\0\0\0\0\x04\0\0\0" + b"\x150000:00:01.0/vga.vram"
+    b"\0\0\0\0\0\0\x20\0" + b"\x14/rom@etc/acpi/tables\0\0\0\0\0\0\x10\0"
+    b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f" + b"\x03\0\0\x27\x0f"
+    b"\0\0\0\0\0\0\0\x02\x150000:00:01.0/vga.vram\0"
+    b"\0\0\0\0\0\0\x10\x28" + b"v" * PAGE_BYTES
+    + b"\0\0\0\0\0\0\0\x08\x14/rom@etc/acpi/tables" + b"t" * PAGE_BYTES
+    + b"\0\0\0\0\0\0\x70\x02\x04ram0\0" + b"\0\0\0\0\0\0\x30\x28" + b"r" * PAGE_BYTES
+    + b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f" + DEVICES
+)  # fmt: skip
+
+
+def test_it_is_read_back_and_becomes_an_ordinary_stream() -> None:
+    head = read_stream_head(GOLDEN + DEVICES)
+    assert (head.machine, head.absent, head.rest) == ("pc-q35-1", ("ram0",), DEVICES)
+    assert head.blocks == tuple((block.name, block.used_bytes) for block in BLOCKS)
+    ram = [(7 * PAGE_BYTES, b""), (3 * PAGE_BYTES, b"r" * PAGE_BYTES)]
+    assert b"".join(plain_stream(head, ram)) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"",
+        PLAIN,
+        *(GOLDEN[:length] for length in (8, 20, 100, 150, 220, 300, len(GOLDEN) - 1)),
+        GOLDEN.replace(b"\x04\0\x30\x04", b"\x04\0\x30\x00"),
+        GOLDEN.replace(b"\x04\0\x30\x04", b"\x04\0\x20\x04"),
+    ],
+)
+def test_what_is_no_such_stream_is_refused(stream: bytes) -> None:
+    with pytest.raises(ValueError, match="stream"):
+        read_stream_head(stream)
 
 
 class Memory:

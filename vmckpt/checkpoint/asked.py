@@ -50,4 +50,9 @@ class TakenCheckpoint:
         told |= {"apart": self.apart, "damaged": self.damaged}
         told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
         told["not_ended"] = self.not_ended
-        return {"id": self.id, **told, **asdict(self.facts)}
+        facts = asdict(self.facts)
+        if self.facts.domain is None:
+            del facts["domain"]
+        else:
+            facts["domain"] = self.facts.shown()["domain"]
+        return {"id": self.id, **told, **facts}

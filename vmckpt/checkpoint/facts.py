@@ -52,6 +52,19 @@ class DiskFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class DomainFacts:
+    """A libvirt domain: its UUID, and its XML with secrets.
+
+    `xml` is that of the running domain, `definition` that with which it starts the next time; "":
+    it is transient.
+    """
+
+    uuid: str
+    xml: str
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFacts:
     """The facts of one checkpoint. Times are Unix seconds.
 
@@ -86,13 +99,22 @@ class CheckpointFacts:
     group: Mapping[str, Any] | None = None
     # Proof that a site took it (`origin.py`).
     origin: Mapping[str, Any] | None = None
+    # A libvirt domain's `DomainFacts`; its `spec` then only describes it.
+    domain: "DomainFacts | None" = None
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
         words = {"format": FORMAT, **asdict(self)}
-        for name in ("group", "origin"):
+        for name in ("group", "origin", "domain"):
             if words[name] is None:
                 del words[name]  # older versions do not know these fields
+        return words
+
+    def shown(self) -> dict[str, Any]:
+        """For people and programs: without a domain's XML, which has passwords."""
+        words = self.to_json()
+        if self.domain is not None:
+            words["domain"] = {"uuid": self.domain.uuid}
         return words
 
     @classmethod
@@ -151,6 +173,13 @@ def _disk(words: Mapping[str, Any]) -> DiskFacts:
     return DiskFacts(path, kind, _count(words["size_bytes"]), read_only, area)
 
 
+def _domain(value: Any) -> DomainFacts | None:
+    if value is None:
+        return None
+    words = _texts(mapping(value, of=DomainFacts.__slots__))
+    return DomainFacts(**words)
+
+
 def _group(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
@@ -171,6 +200,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "macs": _macs,
     "group": _group,
     "origin": mapping,
+    "domain": _domain,
 }
 
 
@@ -195,6 +225,19 @@ def usable_facts(manifest: Manifest) -> CheckpointFacts:
         raise _unknown(str(exc)) from exc
     except UsageError as exc:
         raise _unknown(f"{exc.what}: {exc.why}") from exc
+    return facts
+
+
+def own_facts(manifest: Manifest) -> CheckpointFacts:
+    """As `usable_facts`, for a VM of vmckpt's own. Raises RefusedError: it is a libvirt domain."""
+    facts = usable_facts(manifest)
+    if facts.domain is not None:
+        raise RefusedError(
+            f"checkpoint '{facts.name}' cannot become a VM of vmckpt's own",
+            why="it is of a libvirt domain, whose machine libvirt makes",
+            remedy="restore it into libvirt: vmckpt checkpoint restore; its disks alone: "
+            "vmckpt checkpoint export-disk",
+        )
     return facts
 
 

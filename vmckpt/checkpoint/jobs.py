@@ -33,6 +33,8 @@ from vmckpt.vm.lifecycle import restore_is_cut_off
 
 # How long a member of a group runs at low priority on a busy host.
 MOST_LAST_S = 10.0
+# How long a recovery waits for libvirt to save or load a domain's memory.
+RECOVERY_S = 600.0
 # The code of events that report a checkpoint's steps.
 STEP = "step"
 
@@ -57,16 +59,23 @@ class StoreAsked:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Take a checkpoint. `held_s`: as a member of a group, the longest hold of output (0: none)."""
+    """Take a checkpoint. `held_s`: as a member of a group, the longest hold of output (0: none).
+
+    `domain`: the UUID, if the VM is a libvirt domain.
+    """
 
     store: StoreAsked
     wish: TakeOptions
     held_s: float | None = None
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore a checkpoint. `known`, `is_foreign`: `CheckpointSource`; `held_s`: `Take`."""
+    """Restore a checkpoint. `known`, `is_foreign`: `CheckpointSource`; `held_s`: `Take`.
+
+    `is_domain`: into libvirt.
+    """
 
     store: StoreAsked
     wish: RestoreOptions
@@ -74,6 +83,7 @@ class Restore:
     known: str = ""
     is_foreign: bool = True
     held_s: float | None = None
+    is_domain: bool = False
 
     @property
     def source(self) -> CheckpointSource:
@@ -107,11 +117,17 @@ class Forks:
 async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
     _begin()
     asked, access = job.request, job.request.store.access()
-    vm = await require_at_home(job.host, job.vm)
 
     def step(text: str) -> None:
         job.emit(Note(0.0, STEP, text))
 
+    if asked.domain:
+        from vmckpt.checkpoint.domains.take import take_domain
+
+        return await take_domain(
+            job.host, asked.domain, asked.store.path, asked.wish, tell=step, access=access
+        )
+    vm = await require_at_home(job.host, job.vm)
     if asked.wish.kind == FILE:
         return await take_whole(vm, asked.store.path, asked.wish, step, access)
     async with _joined(job, asked.held_s) as member:
@@ -130,6 +146,11 @@ async def _restore(job: Job[Restore, Restored]) -> None:
                 member.say("settled", result=asdict(restored))
 
         source = job.request.source
+        if job.request.is_domain:
+            from vmckpt.checkpoint.domains.restore import restore_domain
+
+            await restore_domain(job.host, source, job.request.wish, running)
+            return
         await restore.restore(job.host, source, job.request.wish, running, member=member)
 
 
@@ -195,16 +216,35 @@ async def _released(
 async def _takes(
     job: Job[Take, TakenCheckpoint],
 ) -> AsyncIterator[JobWorker[TakenCheckpoint]]:
+    if job.request.domain:
+        async with _released(job, job.request.store, ()):
+            yield JobWorker(partial(_take, job), partial(_settle_domain, job))
+        return
     async with _released(job, job.request.store, [job.vm]):
         yield JobWorker(partial(_take, job), partial(_let_output_go, job))
+
+
+async def _settle_domain(job: Job[Take, Any]) -> None:
+    """Recovery: nothing of the checkpoint stays in the domain's QEMU."""
+    from vmckpt.checkpoint.domains.settle import settle_held
+
+    await settle_held(job.host, job.request.domain)
 
 
 @asynccontextmanager
 async def _restores(
     job: Job[Restore, Restored],
 ) -> AsyncIterator[JobWorker[Restored]]:
+    undo = _settle_restores if job.request.is_domain else _let_output_go
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_restore, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_restore, job), partial(undo, job))
+
+
+async def _settle_restores(job: Job[Restore, Restored]) -> None:
+    """Recovery: the restore of a domain is finished or undone."""
+    from vmckpt.checkpoint.domains.record import settle_all
+
+    await settle_all(job.host, RECOVERY_S)
 
 
 @asynccontextmanager

@@ -43,13 +43,21 @@ async def require_meant_to_take(vm: Vm, place: StoreLocation, key: Key) -> None:
     Raises RefusedError if it is not the VM whose checkpoints are there, and a host that does not
     answer may have that one; and what opening the store raises.
     """
-    others = await _elsewhere(vm.name, vm.host)
+    identity = await read_identity(vm.host, vm.directory)
+    await require_meant(vm.name, vm.host, identity, place, key)
+
+
+async def require_meant(
+    name: str, host: Host, identity: str | None, place: StoreLocation, key: Key
+) -> None:
+    """As `require_meant_to_take`, for a VM of that identity."""
+    others = await _elsewhere(name, host)
     if not others.silent:
         return
     async with opened(place, key) as store:
-        known = await in_thread(partial(_ids_of, store, vm.name))
-    if known and await read_identity(vm.host, vm.directory) not in known:
-        raise _another(vm.name, vm.host, others.silent)
+        known = await in_thread(partial(_ids_of, store, name))
+    if known and identity not in known:
+        raise _another(name, host, others.silent)
 
 
 def _ids_of(store: Store, vm: str) -> set[str]:

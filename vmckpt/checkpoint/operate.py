@@ -113,13 +113,7 @@ async def taking(
     vm: Vm, given: str | None, options: TakeOptions, key: KeySource | None = None
 ) -> StoreJob[Take, TakenCheckpoint]:
     """The job that takes a checkpoint. Raises RefusedError, NotFoundError, HostDownError."""
-    place = parse_place(given, vm.host) if given else own(vm.host)
-    if place.host is not None and not _same_machine(place.host, vm.host):
-        raise RefusedError(
-            f"{vm.host.name} does not see the store {place.label}",
-            why=f"it is a directory of {place.host.name}, and '{vm.name}' is on {vm.host.name}",
-            remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
-        )
+    place = store_of(vm.name, vm.host, given)
     await (require_savable(vm) if options.kind == FILE else take.require_capturable(vm))
     access = await access_to(place, key, to_write=True, named=given is not None)
     if access.secret is not None:
@@ -131,6 +125,18 @@ async def taking(
         return Take(store, options, held_s)
 
     return StoreJob(CHECKPOINT, vm.host, vm.name, request, place, access)
+
+
+def store_of(name: str, host: Host, given: str | None) -> StoreLocation:
+    """The store for a checkpoint of a VM on `host`. Raises RefusedError: it does not see it."""
+    place = parse_place(given, host) if given else own(host)
+    if place.host is not None and not _same_machine(place.host, host):
+        raise RefusedError(
+            f"{host.name} does not see the store {place.label}",
+            why=f"it is a directory of {place.host.name}, and '{name}' is on {host.name}",
+            remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
+        )
+    return place
 
 
 async def restore_to(
@@ -173,6 +179,8 @@ async def _restoring(
     key: KeySource | None,
 ) -> StoreJob[Restore, R]:
     name = options.name or entry.manifest.vm
+    if is_domain := entry.facts is not None and entry.facts.domain is not None:
+        await _require_domain_restorable(kind, host, entry, options)
     if options.in_place:
         await require_meant_to_restore(entry.manifest, host)
         await _end_what_is_cut_off(host, name)
@@ -183,9 +191,25 @@ async def _restoring(
     known, is_foreign = await _standing(entry, trust=options.trust)
 
     def request(store: StoreAsked, held_s: float | None) -> Restore:
-        return Restore(store, options, entry.id, known, is_foreign, held_s)
+        return Restore(store, options, entry.id, known, is_foreign, held_s, is_domain)
 
     return StoreJob(kind, host, name, request, place, access, is_new=not options.in_place)
+
+
+async def _require_domain_restorable(
+    kind: JobKind[Restore, Any], host: Host, entry: CatalogueEntry, options: RestoreOptions
+) -> None:
+    """Raises RefusedError, OutcomeUnknownError."""
+    if kind.name == RESTORE_DISKS.name:
+        raise RefusedError(
+            f"the disks of '{entry.name}' cannot be restored alone",
+            why="it is of a libvirt domain, whose definition libvirt has",
+            remedy="write them to images: vmckpt checkpoint export-disk",
+        )
+    if options.name is None and entry.facts is not None and entry.facts.domain is not None:
+        from vmckpt.checkpoint.domains.elsewhere import require_not_elsewhere
+
+        await require_not_elsewhere(entry.manifest.vm, entry.facts.domain.uuid, host)
 
 
 async def fork_on(

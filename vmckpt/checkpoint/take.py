@@ -7,7 +7,7 @@ two checkpoints: unchanged pages are recognized by their content.
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,7 +17,15 @@ import numpy as np
 
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.place import open_or_create
-from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
+from vmckpt.checkpoint.facts import (
+    DEVICES,
+    EPOCH,
+    RAM,
+    CheckpointFacts,
+    DiskFacts,
+    DomainFacts,
+    machine_to_json,
+)
 from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.memory_passes import MemoryPasses
@@ -130,7 +138,7 @@ class StopTimes(NamedTuple):
 
 
 class Taking:
-    """One checkpoint in the making."""
+    """One checkpoint in the making. `domain`: libvirt's description of the VM, if it is one."""
 
     def __init__(
         self,
@@ -139,7 +147,10 @@ class Taking:
         options: TakeOptions,
         store_calls: StoreThread,
         tell: Callable[[str], None],
+        *,
+        domain: Callable[[], Awaitable[DomainFacts]] | None = None,
     ) -> None:
+        self._domain = domain
         self._vm, self._monitor, self._options, self._store_calls = (
             vm,
             monitor,
@@ -276,7 +287,8 @@ class Taking:
             try:
                 await self._store_calls(new.abort)
             finally:
-                await self._disks.end(keep_bitmap=new.is_committed)
+                # What libvirt looks at has nothing of ours between two checkpoints.
+                await self._disks.end(keep_bitmap=new.is_committed and self._domain is None)
         except VmckptError as exc:
             if not new.is_committed:
                 raise
@@ -422,6 +434,7 @@ class Taking:
             changed_pages=moment.changed_pages,
             kind=moment.kind,
             saved_as=moment.saved_as,
+            domain=await self._domain() if self._domain is not None else None,
         )
 
 

@@ -47,7 +47,9 @@ COMMANDS = (
 # `checkpoint --kind internal` by its former name: not in --help.
 FORMER = ("snapshot",)
 # Started by vmckpt itself: not in --help.
-HIDDEN = ("link", "job", "replica", "observe", "lend", "settle-groups", "deliver")
+HIDDEN = (
+    "link", "job", "replica", "observe", "lend", "settle-groups", "deliver", "domain-guard",
+)  # fmt: skip
 NOUNS = (
     "vm",
     "replicate",

@@ -1,6 +1,6 @@
 """A VM that vmckpt runs itself: it started or adopted the QEMU."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
@@ -9,6 +9,7 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.replies import Snapshot
+    from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm, VmStatus
 
 
@@ -188,6 +190,18 @@ class DirectVm(NamedTuple):
         from vmckpt.forecast.measure.dirty_rate import measure
 
         return await measure(self.vm, for_s)
+
+    async def checkpoint(
+        self,
+        store: str | None,
+        options: "TakeOptions",
+        tell: Callable[[str], None],
+        key: "KeySource | None",
+    ) -> "TakenCheckpoint":
+        """Take a checkpoint while it runs, into that store or its host's own."""
+        from vmckpt.checkpoint.operate import create
+
+        return await create(self.vm, store, options, tell, key)
 
     async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""

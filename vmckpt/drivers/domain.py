@@ -1,6 +1,6 @@
 """A domain of a host's libvirtd. vmckpt never bypasses libvirt."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
     from vmckpt.checkpoint.domain_snapshots import LibvirtSnapshot
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
+    from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.domains.inventory import Domain
 
 
@@ -145,6 +147,18 @@ class LibvirtDomain:
 
         return await measure_domain(self.domain, for_s)
 
+    async def checkpoint(
+        self,
+        store: str | None,
+        options: "TakeOptions",
+        tell: Callable[[str], None],
+        key: "KeySource | None",
+    ) -> "TakenCheckpoint":
+        """Take a checkpoint while it runs, through libvirt's monitor of its QEMU."""
+        from vmckpt.checkpoint.domains.operate import create
+
+        return await create(self.domain, store, options, tell, key)
+
     async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Have libvirt take a snapshot; it reports no progress."""
         from vmckpt.checkpoint import domain_snapshots
@@ -174,7 +188,7 @@ def not_for_domains(name: str) -> RefusedError:
     """The error for what vmckpt does only with VMs that it runs."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt forecasts and replicates only VMs of its own",
+        why="vmckpt forecasts, replicates, forks, groups, guards and schedules only VMs of its own",
         remedy="`vmckpt check` says whether it can migrate, `vmckpt dirty-rate` how fast it "
         "dirties its memory; `vmckpt migrate` migrates it without constraints, "
         "controlled by --policy or --timeout",
@@ -198,7 +212,7 @@ async def info(domain: "Domain") -> VmInfo:
         ended=None,
         adopted=False,
         started_by="libvirt",
-        cannot=("checkpoint", "replicate"),
+        cannot=("replicate",),
         operation=owner.action if owner else None,
         migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
         guest_agent=None,

@@ -9,6 +9,7 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
+    from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.spec.spec import Placement
 
 # States of a VM that uses no memory; the last two are libvirt's.
@@ -168,6 +170,15 @@ class Driver(Protocol):
 
     async def measure(self, for_s: float) -> "DirtyRate":
         """How fast it dirties its memory, measured for that long."""
+
+    async def checkpoint(
+        self,
+        store: str | None,
+        options: "TakeOptions",
+        tell: Callable[[str], None],
+        key: "KeySource | None",
+    ) -> "TakenCheckpoint":
+        """Take a checkpoint while it runs, into that store or its host's own."""
 
     async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""

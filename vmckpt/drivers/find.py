@@ -134,6 +134,10 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.vm.inventory import read_vm
 
+    if not copy and entry.facts is not None and (domain := entry.facts.domain) is not None:
+        from vmckpt.checkpoint.domains.elsewhere import host_of_domain
+
+        return await host_of_domain(domain.uuid, entry.facts.host)
     if not copy:
         name = entry.manifest.vm
         vms = await ask_every(all_hosts(), lambda host: read_vm(host, name))

@@ -71,7 +71,8 @@ async def capturing(
     this process dies during a pause. `pausing` is entered for each pass's pause. Raises OSError as
     `tracking` does, CommandRefusedError.
     """
-    async with saving(monitor, CAPABILITIES, PARAMETERS):
+    # The settings of a lent QEMU are its owner's: its devices are only saved, never migrated.
+    async with nullcontext() if monitor.is_lent else saving(monitor, CAPABILITIES, PARAMETERS):
         blocks = await ram_blocks(monitor)
         others = readable(blocks, ram_name)
         with tracking(pid, ram, page_tracking(), ram_bytes, others or ()) as tracker:

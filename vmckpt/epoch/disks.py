@@ -11,6 +11,7 @@ reads the whole disk.
 """
 
 import os
+import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.deadlines import retry
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import block
 from vmckpt.qemu.block import DiskDevice
 from vmckpt.qemu.disks.nbd import ALLOCATION, NbdExport, bitmap_context
@@ -29,6 +31,7 @@ from vmckpt.vm.users.users import let_write_here, made_by
 
 _OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
 BITMAP = "vmckpt-"
+_LISTENER = "vmckpt-disks"
 _BUSY_S, _POLL_S = 5.0, 0.01
 
 
@@ -121,8 +124,9 @@ class DisksAtOnce:
         let_write_here(self._files, self._files.old_blocks(number))
 
     async def _add_target(self, number: int) -> None:
-        path = str(self._files.old_blocks(number))
-        inner = {"driver": "file", "filename": path, "discard": "unmap"}
+        path = self._files.old_blocks(number)
+        name = await _lent(self._monitor, path) if self._monitor.is_lent else str(path)
+        inner = {"driver": "file", "filename": name, "discard": "unmap"}
         options = {"driver": "raw", "node-name": f"{_OLD}{number}", "discard": "unmap"}
         await block.blockdev_add(self._monitor, {**options, "file": inner})
 
@@ -164,7 +168,7 @@ class DisksAtOnce:
             await block.transaction(self._monitor, actions)
         path = made_by(self._files, "disks.sock")
         path.unlink(missing_ok=True)
-        await block.nbd_server_start_unix(self._monitor, path)
+        await self._serve(path)
         try:
             for number, disk in enumerate(self._disks):
                 # Refused while the filter has no other user.
@@ -180,6 +184,16 @@ class DisksAtOnce:
             yield path
         finally:
             await finish(self._stop_serving(path))
+
+    async def _serve(self, path: Path) -> None:
+        if not self._monitor.is_lent:
+            await block.nbd_server_start_unix(self._monitor, path)
+            return
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+            listening.listen()
+            await self._monitor.give_fd(_LISTENER, listening.fileno())
+        await block.nbd_server_start_given(self._monitor, _LISTENER)
 
     async def _stop_serving(self, path: Path) -> None:
         if self._monitor.is_open:
@@ -249,6 +263,12 @@ def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterato
         last = min(end, -(-(extent.start + extent.length) // block_bytes) * block_bytes)
     if first < last:
         yield first, last
+
+
+async def _lent(monitor: Monitor, path: Path) -> str:
+    """The file's name for a QEMU that gets descriptors; the lender takes them back."""
+    with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        return f"/dev/fdset/{await monitor.add_fd(fd)}"
 
 
 def forget_files(files: QemuDir) -> None:

@@ -1,5 +1,6 @@
 """Where the RAM of a VM is, so that another process can read it and see what is written to it."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -61,8 +62,9 @@ def memory_errors(vm: Vm) -> Iterator[None]:
         yield
     except OSError as exc:
         why = "its QEMU has ended" if isinstance(exc, ProcessLookupError) else exc.strerror
+        remedy = f"see whether it runs, and try again: vmckpt vm show {vm.name}"
+        if exc.errno == errno.EOPNOTSUPP:
+            remedy = "save it while it is paused, into its image: --kind internal"
         raise OperationFailedError(
-            f"the memory of '{vm.name}' cannot be read",
-            why=why or str(exc),
-            remedy=f"see whether it runs, and try again: vmckpt vm show {vm.name}",
+            f"the memory of '{vm.name}' cannot be read", why=why or str(exc), remedy=remedy
         ) from exc

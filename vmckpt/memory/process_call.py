@@ -25,6 +25,7 @@ import gc
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ STOP_TIMEOUT_S = 2.0
 _WALL = 0x40000000  # __WALL: threads too
 _GETREGS, _SETREGS, _CONT, _DETACH, _SINGLESTEP = 12, 13, 7, 17, 9
 _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
+_SECCOMP_GET_FILTER = 0x420C
 _EVENT_STOP = 128
 _SIGSET_BYTES = 8
 # SIGTRAP ends the step; everything else waits until the thread is back where it was.
@@ -46,6 +48,11 @@ _MOST_WORDS_BYTES = 8 << 20
 _SYSCALL = b"\x0f\x05"
 _NO_RESTART = (1 << 64) - 1
 _NR_OPEN, _NR_CLOSE, _NR_IOCTL, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 2, 3, 16, 323, 438
+_NAMES = {_NR_OPEN: "open", _NR_IOCTL: "ioctl", _NR_USERFAULTFD: "userfaultfd"}
+# struct seccomp_data, its architecture (x86-64), and what a filter returns for an allowed call.
+_SECCOMP_DATA, _ARCH_X86_64, _ALLOW = struct.Struct("<iI7Q"), 0xC000003E, 0x7FFF0000
+_INSTRUCTION = struct.Struct("<HBBI")  # struct sock_filter
+_MOST_FILTERS = 64
 # linux/userfaultfd.h: same as the call, subject to the device's permissions (Linux 6.1).
 _DEVICE, _USERFAULTFD_NEW = b"/dev/userfaultfd\0", 0xAA00
 # Below the stack and its red zone of 128 bytes: nothing is stored there.
@@ -92,6 +99,7 @@ def _take(pid: int, number: int, arguments: list[int]) -> int:
     _require_unconfined(pid)
     gate, pidfd = _syscall_instruction(pid), os.pidfd_open(pid)
     with _stopped(pid) as saved:
+        _require_allowed(pid, number, _NR_CLOSE)
         there = _made(pid, saved, gate, number, arguments)
         ours = _libc.syscall(_NR_PIDFD_GETFD, pidfd, there, 0)
         error = ctypes.get_errno()
@@ -116,6 +124,7 @@ def call_and_keep(pid: int, number: int, *arguments: int) -> int:
     _require_unconfined(pid)
     gate = _syscall_instruction(pid)
     with _stopped(pid) as saved:
+        _require_allowed(pid, number)
         return _made(pid, saved, gate, number, list(arguments))
 
 
@@ -163,6 +172,7 @@ def _made(pid: int, saved: _Registers, gate: int, number: int, arguments: list[i
     except PermissionError as refused:
         if number != _NR_USERFAULTFD:
             raise
+        _require_allowed(pid, _NR_OPEN, _NR_IOCTL, _NR_CLOSE)
         at = saved.rsp - _BELOW_STACK
         with Path(f"/proc/{pid}/mem").open("r+b", 0) as memory:
             memory.seek(at)
@@ -199,7 +209,8 @@ def _require_unconfined(pid: int) -> None:
     """Raises unless it has no seccomp filter, which might kill it for the call, or only QEMU's
     sandbox.
 
-    That one denies by name (system/qemu-seccomp.c), and neither userfaultfd nor close.
+    That one denies by name (system/qemu-seccomp.c), and neither userfaultfd nor close;
+    `_require_allowed` sees for itself.
     """
     # In its name, which may be any bytes, newlines are escaped: no line comes from the name.
     status = Path(f"/proc/{pid}/status").read_bytes()
@@ -210,6 +221,70 @@ def _require_unconfined(pid: int) -> None:
     own = any(one == b"-sandbox" and two.startswith(b"on") for one, two in pairwise(words))
     if not own or b"\nSeccomp_filters:\t1\n" not in status:
         raise OSError(errno.EOPNOTSUPP, "the process is confined by seccomp")
+
+
+def _require_allowed(pid: int, *numbers: int) -> None:
+    """Raises unless the seccomp filters of the stopped process let it make these system calls.
+
+    They are read and evaluated. Who may not read them (that takes CAP_SYS_ADMIN, and a kernel with
+    checkpoint/restore) goes by `_require_unconfined` alone.
+    """
+    try:
+        programs = _filters(pid)
+    except OSError as exc:
+        if exc.errno in (errno.EACCES, errno.EINVAL, errno.EIO):
+            return
+        raise
+    denied = [n for n in numbers if any(verdict(one, n) != _ALLOW for one in programs)]
+    if denied:
+        names = ", ".join(_NAMES.get(number, str(number)) for number in denied)
+        raise OSError(errno.EOPNOTSUPP, f"its seccomp filter does not allow {names}")
+
+
+def _filters(pid: int) -> list[bytes]:
+    """The programs of a stopped process's seccomp filters. Raises OSError."""
+    found = list[bytes]()
+    while len(found) < _MOST_FILTERS:
+        try:
+            count = _ptrace(_SECCOMP_GET_FILTER, pid, len(found))
+        except FileNotFoundError:  # there are no more
+            return found
+        program = ctypes.create_string_buffer(_INSTRUCTION.size * count)
+        _ptrace(_SECCOMP_GET_FILTER, pid, len(found), ctypes.addressof(program))
+        found.append(program.raw)
+    raise OSError(errno.EOPNOTSUPP, f"it has more than {_MOST_FILTERS} seccomp filters")
+
+
+def verdict(program: bytes, number: int) -> int:
+    """What a seccomp filter returns for system call `number` of x86-64, its arguments all 0. Pure.
+
+    Raises OSError (EOPNOTSUPP) for an instruction that filters of QEMU and libseccomp do not have.
+    """
+    instructions = list(_INSTRUCTION.iter_unpack(program))
+    data = _SECCOMP_DATA.pack(number, _ARCH_X86_64, *[0] * 7)
+    value, at, memory = 0, 0, [0] * 16
+    while at < len(instructions):  # jumps lead ahead only
+        code, if_true, if_false, k = instructions[at]
+        at += 1
+        match code:
+            case 0x20 if k <= len(data) - 4:  # ld [k]
+                (value,) = struct.unpack_from("<I", data, k)
+            case 0x60 if k < len(memory):  # ld M[k]
+                value = memory[k]
+            case 0x02 if k < len(memory):  # st M[k]
+                memory[k] = value
+            case 0x54:  # and
+                value &= k
+            case 0x05:  # ja
+                at += k
+            case 0x15 | 0x25 | 0x35 | 0x45:  # jeq, jgt, jge, jset
+                holds = {0x15: value == k, 0x25: value > k, 0x35: value >= k, 0x45: value & k}
+                at += if_true if holds[code] else if_false
+            case 0x06:  # ret
+                return int(k)
+            case _:
+                raise OSError(errno.EOPNOTSUPP, f"its seccomp filter has an unknown {code:#x}")
+    raise OSError(errno.EOPNOTSUPP, "its seccomp filter has no end")
 
 
 def _syscall_instruction(pid: int) -> int:
@@ -246,10 +321,12 @@ def _wait(pid: int, deadline_s: float | None = None) -> _Stop:
             raise OSError(errno.EBUSY, f"the process did not stop within {STOP_TIMEOUT_S:g} s")
 
 
-def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
-    if _libc.ptrace(request, pid, address or None, data or None) == -1:
+def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> int:
+    result = _libc.ptrace(request, pid, address or None, data or None)
+    if result == -1:
         error = ctypes.get_errno()
         raise OSError(error, f"ptrace: {os.strerror(error)}")
+    return int(result)
 
 
 if __name__ == "__main__":

@@ -251,6 +251,12 @@ async def nbd_server_start_unix(monitor: Monitor, path: Path) -> None:
     await monitor.tell("nbd-server-start", {"addr": address})
 
 
+async def nbd_server_start_given(monitor: Monitor, name: str) -> None:
+    """As `nbd_server_start_unix`, at a listening socket that QEMU was given under that name."""
+    address = {"type": "fd", "data": {"str": name}}
+    await monitor.tell("nbd-server-start", {"addr": address})
+
+
 async def block_export_read(
     monitor: Monitor, export: str, node: str, bitmap: tuple[str, str] | None
 ) -> None:

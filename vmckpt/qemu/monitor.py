@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NotRequired, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, NotRequired, Self, TypedDict, TypeVar
 
 from qemu.qmp import (
     EventListener,
@@ -125,8 +125,11 @@ class MonitorLostError(HostDownError):
 class Monitor:
     """One QMP session. Owns its socket; closing it never affects the guest.
 
-    `label` names the QEMU in errors ("web on host a").
+    `label` names the QEMU in errors ("web on host a"). `is_lent`: another program's QEMU, which
+    gets descriptors (`relayed.py`): it may not be able to open our files.
     """
+
+    is_lent: ClassVar[bool] = False
 
     def __init__(self, client: QMPClient, label: str) -> None:
         self._client = client

@@ -5,10 +5,10 @@ of, and the RAM: a list of all blocks, then pages of those that are not in its m
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-_PAGE_BYTES = 4096
+_PAGE_BYTES, _PIECE_BYTES = 4096, 4 << 20
 _MAGIC = struct.pack(">II", 0x5145564D, 3)
 _CONFIGURATION, _SUBSECTION, _START, _END, _FOOTER = 0x07, 0x05, 0x01, 0x03, 0x7E
 _U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
@@ -53,6 +53,110 @@ def stream_head(machine: str, blocks: Sequence[RamBlock], contents: Mapping[str,
             _end_of_part(),
         ]
     )
+
+
+class StreamHead(NamedTuple):
+    """What `stream_head` made. `pages`: those of `contents`, as in the stream; `rest`: what follows
+    it. `absent`: the blocks that `contents` did not have.
+    """
+
+    machine: str
+    blocks: tuple[tuple[str, int], ...]
+    pages: bytes
+    absent: tuple[str, ...]
+    rest: bytes
+
+
+def read_stream_head(stream: bytes) -> StreamHead:
+    """The inverse of `stream_head`. Raises ValueError: it is not such a stream."""
+    try:
+        return _read(stream)
+    except (struct.error, IndexError, UnicodeDecodeError) as exc:
+        raise ValueError(f"the stream ends early or is not one: {exc}") from exc
+
+
+def _read(stream: bytes) -> StreamHead:
+    at = len(_MAGIC)
+    _require(stream[:at] == _MAGIC and stream[at] == _CONFIGURATION, "it begins otherwise")
+    (length,) = _U32.unpack_from(stream, at + 1)
+    machine = stream[at + 5 : at + 5 + length].decode()
+    fixed = stream_head(machine, (), {})
+    # All that precedes the sizes is fixed but for the machine, and an empty list ends it.
+    at = len(fixed) - 2 * len(_end_of_part()) - len(_section(_END)) - _U64.size
+    _require(stream[:at] == fixed[:at], "its configuration is another")
+    total, at = _number(stream, at)
+    _require(bool(total & _SIZES), "it does not list its blocks")
+    left, blocks = total & ~(_PAGE_BYTES - 1), list[tuple[str, int]]()
+    while left > 0:
+        name, at = _name(stream, at)
+        used_bytes, at = _number(stream, at)
+        at += _U64.size
+        blocks.append((name, used_bytes))
+        left -= used_bytes
+    _require(left == 0, "its blocks' sizes are not their sum")
+    between = _end_of_part() + _section(_END)
+    _require(stream[at : at + len(between)] == between, "its list of blocks has no end")
+    begin = at = at + len(between)
+    seen = list[str]()
+    while True:
+        word, after = _number(stream, at)
+        if word & _END_OF_PART:
+            break
+        if not word & _SAME_BLOCK:
+            name, after = _name(stream, after)
+            seen.append(name)
+        at = after + (1 if word & _ZERO else _PAGE_BYTES)
+    end = at + len(_end_of_part())
+    _require(stream[at:end] == _end_of_part(), "its pages have no end")
+    absent = tuple(name for name, _ in blocks if name not in seen)
+    return StreamHead(machine, tuple(blocks), stream[begin:at], absent, stream[end:])
+
+
+def plain_stream(head: StreamHead, ram: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The same machine as an ordinary migration stream: all of its RAM is in it.
+
+    `ram`: pages of the one block that is absent from the head, by offset; b"" is a page of zeroes.
+    """
+    (name,) = head.absent
+    total_bytes = sum(size for _, size in head.blocks)
+    yield b"".join(
+        [
+            _MAGIC,
+            bytes([_CONFIGURATION]) + _long(head.machine),
+            _section(_START) + _short("ram") + _U32.pack(_RAM_INSTANCE) + _U32.pack(_RAM_VERSION),
+            _U64.pack(total_bytes | _SIZES),
+            *(_short(block) + _U64.pack(size) for block, size in head.blocks),
+            _end_of_part(),
+            _section(_END),
+            head.pages,
+        ]
+    )
+    piece, is_first = bytearray(), True
+    for offset, page in ram:
+        flags = (_PAGE if page else _ZERO) | (0 if is_first else _SAME_BLOCK)
+        piece += _U64.pack(offset | flags)
+        if is_first:
+            piece += _short(name)
+        piece += page or b"\0"
+        is_first = False
+        if len(piece) >= _PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece) + _end_of_part() + head.rest
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(f"the stream of devices is not vmckpt's: {otherwise}")
+
+
+def _number(stream: bytes, at: int) -> tuple[int, int]:
+    return _U64.unpack_from(stream, at)[0], at + _U64.size
+
+
+def _name(stream: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + stream[at]
+    return stream[at + 1 : end].decode(), end
 
 
 def _pages(name: str, content: bytes) -> Iterator[bytes]:

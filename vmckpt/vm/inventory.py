@@ -60,7 +60,7 @@ class Vm(NamedTuple):
     def ram_name(self) -> str | None:
         """What QEMU calls the guest's RAM; None: an adopted VM has it elsewhere, or in pieces."""
         if (adopted := self.spec.adopted) is None:
-            return RAM_NAME
+            return self.qemu.ram_name or RAM_NAME
         from vmckpt.vm.adopted.holes import ram_name
 
         return ram_name(adopted.arguments)

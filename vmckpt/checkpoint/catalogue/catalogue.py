@@ -300,5 +300,5 @@ def to_json(entry: CatalogueEntry) -> dict[str, Any]:
         "store": entry.place.label,
         "stores": [place.label for place in entry.places],
         "pins": [pin.to_json() for pin in entry.pins],
-        "facts": entry.facts.to_json() if entry.facts else None,
+        "facts": entry.facts.shown() if entry.facts else None,
     }

@@ -24,7 +24,7 @@ from vmckpt.checkpoint.facts import (
     RAM,
     DiskFacts,
     machine_from_json,
-    usable_facts,
+    own_facts,
 )
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
@@ -151,7 +151,7 @@ class _Forking:
     ) -> None:
         self._host, self._point, self._options, self._run_name = host, point, options, run
         self._history = History().then(point.manifest.id, host, place)
-        self._facts = usable_facts(point.manifest)
+        self._facts = own_facts(point.manifest)
         self._ram, self._was_named, self._is_read_only = -1, False, False
         self._disks: dict[int, Path] = {}
         self._base = point.manifest.id

@@ -25,7 +25,7 @@ from vmckpt.checkpoint.facts import (
     RAM,
     SAVED,
     machine_from_json,
-    usable_facts,
+    own_facts,
 )
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
@@ -110,7 +110,7 @@ async def plan_of(
     point: Checkpoint, source: CheckpointSource, options: RestoreOptions, host: LocalHost
 ) -> PlannedRestore:
     """Plan the restore of a checkpoint. Raises RefusedError."""
-    facts = usable_facts(point.manifest)
+    facts = own_facts(point.manifest)
     standing = await standing_of(
         point.manifest, host, known=source.known, is_foreign=source.is_foreign
     )

@@ -147,6 +147,9 @@ checkpoint restore
 checkpoint export-disk
     vmckpt checkpoint export-disk before-upgrade disk-0 web.qcow2
     vmckpt checkpoint export-disk before-upgrade disk-0 web.img --format raw
+checkpoint export
+    vmckpt checkpoint export before-upgrade /var/lib/libvirt/images/web
+    vmckpt checkpoint export before-upgrade web-exported --format libvirt-save
 checkpoint serve-disk
     vmckpt checkpoint serve-disk before-upgrade /run/web.nbd
     vmckpt checkpoint serve-disk before-upgrade /run/web.nbd --store h2:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from vmckpt.state.durable import NEW_FILE
 STARTER = "VMCKPT_STARTER"
 # The kernel takes 0.3 s per GiB to free a dead process's memory.
 _WAIT_S = 60.0
+# Attendants that outlast their block.
+_needed: list["subprocess.Popen[bytes]"] = []
 
 
 @contextmanager
@@ -86,12 +88,17 @@ class Attendant:
 
 @contextmanager
 def attended(
-    command: Sequence[str], log: Path, *, answer_s: float | None = None
+    command: Sequence[str],
+    log: Path,
+    *,
+    answer_s: float | None = None,
+    is_needed: Callable[[], bool] = lambda: False,
 ) -> Iterator[Attendant]:
     """Run `command` beside this process for the block; it receives lines on standard input.
 
     Standard input, a stream socket, ends when this process ends in any way. Output goes to the file
-    `log`.
+    `log`. After the block the command is killed, unless it `is_needed`: it then acts as if this
+    process had ended.
     """
     ours, theirs = socket.socketpair()
     with ours:
@@ -100,8 +107,11 @@ def attended(
                 command, stdin=theirs.fileno(), stdout=output, stderr=output, start_new_session=True
             )
         ours.setblocking(False)
-        with attendant:
-            try:
-                yield Attendant(ours, answer_s)
-            finally:
+        try:
+            yield Attendant(ours, answer_s)
+        finally:
+            if is_needed():
+                _needed.append(attendant)
+            else:
                 attendant.kill()
+                attendant.wait()

@@ -20,6 +20,13 @@ async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
 
     Raises RefusedError if `pid` is another, or no process of this host has these threads.
     """
+    found = await process_behind(monitor, host, pid)
+    await _require_same_files(host, found)
+    return found
+
+
+async def process_behind(monitor: Monitor, host: Host, pid: int | None = None) -> int:
+    """As `process_of`, whatever files the process sees."""
     threads = {cpu.thread_id for cpu in await commands.query_cpus(monitor)}
     found = pid
     if found is None:
@@ -34,7 +41,6 @@ async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
             "not that process's",
             remedy="name its own socket and --pid; one in a container cannot be adopted",
         )
-    await _require_same_files(host, found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A connection to a host's libvirtd. The only module that imports libvirt.
+"""A connection to a host's libvirtd. With `monitor.py` the only module that imports libvirt.
 
 libvirt's calls block: each runs in a thread of its own, which ends with the process however long
 the call takes.

@@ -95,6 +95,7 @@ class Xml(IntFlag):
 
     SECURE = 1 << 0
     INACTIVE = 1 << 1
+    MIGRATABLE = 1 << 3
 
 
 class EventId(IntEnum):

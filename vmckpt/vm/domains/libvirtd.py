@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import NotFoundError, VmckptError
@@ -169,6 +170,13 @@ class Libvirtd(LibvirtConnection):
             "show the domain's definition", lambda: str(self._domain(uuid).XMLDesc(flags))
         )
 
+    async def migratable(self, uuid: str) -> str:
+        """The XML with which the running domain could be started again, secrets included."""
+        flags = Xml.SECURE | Xml.MIGRATABLE
+        return await self._ask(
+            "describe the domain", lambda: str(self._domain(uuid).XMLDesc(flags))
+        )
+
     async def command_line(self, xml: str) -> str:
         """The command line, as shells read it, of the QEMU that a domain would have.
 
@@ -230,6 +238,16 @@ class Libvirtd(LibvirtConnection):
             "delete the snapshot",
             lambda: self._domain(uuid).snapshotLookupByName(name).delete(0),
         )
+
+    # -- saved memory ------------------------------------------------------------------------
+
+    async def save(self, uuid: str, path: Path) -> None:
+        """Save the domain's memory to a file of its host; it is off then."""
+        await self._tell("save the domain", lambda: self._domain(uuid).save(str(path)))
+
+    async def restore(self, path: Path) -> None:
+        """Start a domain from the file of `save`, or another save image, which stays."""
+        await self._tell("restore the domain", lambda: self._connection.restore(str(path)))
 
     # -- migrating ---------------------------------------------------------------------------
 

@@ -76,8 +76,7 @@ def create(
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
     from vmckpt.checkpoint.asked import TakeOptions
-    from vmckpt.checkpoint.operate import create as create_
-    from vmckpt.cli.found import find_own
+    from vmckpt.cli.found import find as find_vm
     from vmckpt.cli.tree.complete import CHECKPOINTS, remember_new
 
     allowed_s = pause_s(max_pause, kind.value)
@@ -91,7 +90,7 @@ def create(
     if one is None:
         groups.create(str(group), options, max_hold, stored.store, key, as_json=json)
         return
-    taken = run(create_(run(find_own(one)), stored.store, options, teller(json), key))
+    taken = run(run(find_vm(one)).checkpoint(stored.store, options, teller(json), key))
     remember_new(CHECKPOINTS, taken.facts.name)
     if taken.not_replaced:
         warn(f"warning: the one that it replaces is still there: {taken.not_replaced}")
@@ -379,5 +378,6 @@ def prune(
 
 app.command()(restore)
 app.command()(disks.export_disk)
+app.command()(disks.export)
 app.command()(disks.serve_disk)
 app.command()(disks.mount)

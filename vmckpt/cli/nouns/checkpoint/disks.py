@@ -1,5 +1,6 @@
-"""vmckpt checkpoint export-disk, serve-disk, mount: what its disks hold, outside a VM."""
+"""vmckpt checkpoint export-disk, export, serve-disk, mount: what it holds, outside a VM."""
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +66,57 @@ def export_disk(
         f"{format_size(done.disk.size_bytes)}, {format_size(done.written_bytes)} of it not zero"
     )
     show(facts, text, as_json=json)
+
+
+@together
+def export(
+    point: Point,
+    directory: Annotated[Path, typer.Argument(help="Directory to create; must not exist.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="libvirt-save: for `virsh restore`, with all disks as images.",
+            metavar="FORMAT",
+        ),
+    ] = "libvirt-save",
+    *,
+    stored: Stored,
+    json: Json = False,
+) -> None:
+    """Write a libvirt domain's checkpoint to files for libvirt.
+
+    Memory and devices become a save image, which `virsh restore` continues; disks become images
+    beside it, named in the image's XML. All content is verified.
+    """
+    from vmckpt.checkpoint.domains.export import LIBVIRT_SAVE, export_domain
+    from vmckpt.checkpoint.operate import standing
+    from vmckpt.errors import UsageError
+    from vmckpt.units import format_size
+
+    if format_ != LIBVIRT_SAVE:
+        raise UsageError(
+            f"--format {format_} is unknown",
+            why=f"it is {LIBVIRT_SAVE}",
+            remedy="write it, or leave it out; for one disk alone: vmckpt checkpoint export-disk",
+        )
+    key = stored.key()
+    found = find(point, stored.store, key)
+    if run(standing(found)).foreign:
+        warn(
+            "warning: this site has not taken it: read what libvirt would open before you restore "
+            "it: virsh save-image-dumpxml"
+        )
+    with progress("exporting", quiet=json) as moved:
+        done = run(export_domain(found, directory.absolute(), moved, key))
+    text = (
+        f"{done.domain} as of {found.name} is in {done.directory}, "
+        f"{format_size(done.written_bytes)}; to continue it, with its images where they are now:\n"
+        f"  virsh restore {shlex.quote(str(done.image))}"
+    )
+    if done.definition is not None:
+        text += f"\n  virsh define {shlex.quote(str(done.definition))}"
+    show({"checkpoint": found.id, **done.to_json()}, text, as_json=json)
 
 
 @together

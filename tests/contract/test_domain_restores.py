@@ -1,0 +1,157 @@
+"""What an interrupted restore of a domain has made is finished or undone, by what libvirt says."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_libvirtd import FakeLibvirtd
+from vmckpt.checkpoint.domains.record import (
+    PendingDomain,
+    Phase,
+    files_of,
+    old_of,
+    settle_restore,
+    write_down,
+)
+from vmckpt.checkpoint.restore.making import proof_of
+from vmckpt.errors import BusyError, OperationFailedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import DomainState, PausedReason
+from vmckpt.vm.domains.job import DomainJob
+from vmckpt.vm.domains.running import domain_dir
+from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.paths import IN_MEMORY
+
+pytestmark = pytest.mark.contract
+UUID, ID = "11111111-1111-1111-1111-111111111111", "abcd0123"
+XML = "<domain type='qemu'><name>web</name><os><type machine='q35'>hvm</type></os></domain>"
+OLD, NEW, OF_ANOTHER = "the old one", "the new one", "of another"
+
+
+def domain(state: DomainState, reason: int = 1) -> DomainInfo:
+    return DomainInfo(UUID, "web", state, reason, True, XML)
+
+
+class Restore:
+    """A restore that was cut off: its record, images, and saved memory."""
+
+    def __init__(self, root: Path, phase: Phase, *, replaces: bool) -> None:
+        self.host = LocalHost("a", root / "state", "::1")
+        self.image = root / "web.qcow2"
+        self.pending = PendingDomain(
+            "web", UUID, ID, (str(self.image),), replaces, replaces, "<definition/>", phase
+        )
+        asyncio.run(write_down(self.host, self.pending))
+        self.files = files_of(self.host, UUID, ID)
+        self.files.path.mkdir()
+        self.proof = proof_of(self.image, ID)
+        self.proof.write_text(NEW)
+        if not replaces:
+            self.image.hardlink_to(self.proof)
+            return
+        self.image.write_text(OLD)
+        if phase is not Phase.MAKING:
+            old_of(self.host, self.pending).write_text("memory")
+        if phase is Phase.SWITCHING:
+            self.pending.put_in_place()
+
+    def settle(self, state: DomainState | None, reason: int = 1, **answers: Any) -> FakeLibvirtd:
+        seen = None if state is None else domain(state, reason)
+        session = FakeLibvirtd(self.host, find=seen, **answers)
+        asyncio.run(settle_restore(self.host, UUID, session))
+        return session
+
+    def nothing_left(self) -> None:
+        assert list(self.image.parent.glob("web.qcow2?*")) == []
+        assert not self.files.path.exists()
+        assert not self.files.memory(IN_MEMORY).exists()
+        assert not domain_dir(self.host, UUID).restoring.exists()
+
+
+def test_a_new_domain_that_libvirt_did_not_start_leaves_nothing(tmp_path: Path) -> None:
+    work = Restore(tmp_path, Phase.MAKING, replaces=False)
+    work.settle(None)
+    assert not work.image.exists()
+    work.nothing_left()
+    work.settle(None)  # there is nothing to do any more
+
+
+def test_what_took_the_name_of_a_new_image_stays(tmp_path: Path) -> None:
+    """Recovery may come late, and somebody may have put another file there."""
+    work = Restore(tmp_path, Phase.MAKING, replaces=False)
+    work.image.unlink()
+    work.image.write_text(OF_ANOTHER)
+    work.settle(None)
+    assert work.image.read_text() == OF_ANOTHER
+    work.nothing_left()
+
+
+def test_a_new_domain_that_runs_is_finished(tmp_path: Path) -> None:
+    work = Restore(tmp_path, Phase.MAKING, replaces=False)
+    session = work.settle(DomainState.RUNNING, job=DomainJob(False), define=None)
+    assert session.told == [("define", "<definition/>")]
+    assert work.image.read_text() == NEW
+    work.nothing_left()
+
+
+@pytest.mark.parametrize("phase", [Phase.MAKING, Phase.SAVING])
+def test_the_old_guest_that_still_runs_is_left_alone(tmp_path: Path, phase: Phase) -> None:
+    work = Restore(tmp_path, phase, replaces=True)
+    session = work.settle(DomainState.RUNNING, job=DomainJob(False))
+    assert session.told == []
+    assert work.image.read_text() == OLD
+    work.nothing_left()
+
+
+@pytest.mark.parametrize("phase", [Phase.SAVING, Phase.SWITCHING])
+def test_the_old_guest_that_was_saved_continues_with_its_disks(
+    tmp_path: Path, phase: Phase
+) -> None:
+    work = Restore(tmp_path, phase, replaces=True)
+    memory = old_of(work.host, work.pending)
+    session = work.settle(DomainState.SHUTOFF, restore=None)
+    assert session.told == [("restore", memory)]
+    assert work.image.read_text() == OLD
+    work.nothing_left()
+
+
+def test_the_new_guest_that_runs_stays(tmp_path: Path) -> None:
+    work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
+    session = work.settle(DomainState.RUNNING, job=DomainJob(False), define=None)
+    assert session.told == [("define", "<definition/>")]
+    assert work.image.read_text() == NEW
+    work.nothing_left()
+
+
+def test_a_domain_that_libvirt_still_saves_is_waited_for(tmp_path: Path) -> None:
+    """It goes off a moment later: to leave it alone now would lose the old guest."""
+    work = Restore(tmp_path, Phase.SAVING, replaces=True)
+    with pytest.raises(BusyError):
+        work.settle(DomainState.RUNNING, job=DomainJob(True))
+    assert old_of(work.host, work.pending).exists()
+    assert domain_dir(work.host, UUID).restoring.exists()
+
+
+def test_a_new_guest_that_libvirt_still_loads_is_waited_for(tmp_path: Path) -> None:
+    """It may yet fail: then the old one is still needed."""
+    work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
+    with pytest.raises(BusyError):
+        work.settle(DomainState.PAUSED, PausedReason.STARTING_UP)
+    assert old_of(work.host, work.pending).exists()
+
+
+def test_the_old_guests_memory_is_kept_if_libvirt_does_not_start_it(tmp_path: Path) -> None:
+    work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
+    refused = LibvirtRefusedError("no", why="no room", remedy="make room", code=1)
+    with pytest.raises(OperationFailedError) as caught:
+        work.settle(DomainState.SHUTOFF, restore=refused)
+    memory = old_of(work.host, work.pending)
+    assert f"virsh restore {memory}" in caught.value.remedy
+    assert memory.read_text() == "memory"
+    assert work.image.read_text() == OLD
+    session = work.settle(DomainState.SHUTOFF, restore=None)  # the next command tries again
+    assert session.told == [("restore", memory)]
+    work.nothing_left()

@@ -1,0 +1,1 @@
+"""Checkpoints of libvirt domains: taken through libvirt's monitor, exported for libvirt."""

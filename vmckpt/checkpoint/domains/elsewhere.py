@@ -1,0 +1,42 @@
+"""On which host a domain is that a checkpoint is to become. On the operator's machine."""
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import all_hosts, find_host
+from vmckpt.vm.domains.inventory import Domain, all_domains, choose
+
+
+async def host_of_domain(uuid: str, taken_on: str) -> Host:
+    """The host that has the domain now, else the one where it was.
+
+    Raises HostDownError: only a libvirtd that does not answer may have it.
+    """
+    found = await all_domains(all_hosts())
+    here = _of(uuid, found.given)
+    if (domain := choose(here)) is not None:
+        return domain.host
+    if found.silent:
+        raise HostDownError(
+            "the domain is on none of the hosts whose libvirtd answers, and would run twice if "
+            "another runs it",
+            why="; ".join(f"{error.what}: {error.why}" for error in found.silent),
+            remedy="if it does not run there any more, name the host to restore it on: --host",
+        )
+    return find_host(taken_on)
+
+
+async def require_not_elsewhere(name: str, uuid: str, host: Host) -> None:
+    """Raises OutcomeUnknownError: another host that answers has the domain, too."""
+    found = await all_domains(all_hosts())
+    others = [one.host.name for one in _of(uuid, found.given) if one.host.name != host.name]
+    if others:
+        raise OutcomeUnknownError(
+            f"'{name}' is on {' and '.join(others)}",
+            why=f"it would be the same domain ({uuid}) on {host.name} too",
+            remedy="restore it there (--host), make a copy (--as NAME), or remove it there first: "
+            "virsh undefine",
+        )
+
+
+def _of(uuid: str, domains: list[Domain]) -> list[Domain]:
+    return [domain for domain in domains if domain.uuid == uuid]

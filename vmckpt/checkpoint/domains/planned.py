@@ -1,0 +1,113 @@
+"""What a domain's checkpoint becomes: the domain's XML, and its images. Pure."""
+
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.checkpoint.facts import CheckpointFacts, DomainFacts
+from vmckpt.errors import NotFoundError, RefusedError
+from vmckpt.vm.argv import default_mac
+from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.parts import DomainPart, parts_of
+from vmckpt.vm.domains.rewritten import Identity, Image, as_copy, with_images
+
+# libvirt's own, for copies of block devices.
+IMAGES = Path("/var/lib/libvirt/images")
+# The image of a disk, by its number, its name in the domain and its format.
+Where = Callable[[int, DomainPart, str], Path]
+
+
+@dataclass(frozen=True, slots=True)
+class NewDisk:
+    """A disk whose content is `area` of the checkpoint."""
+
+    target: str
+    area: str
+    size_bytes: int
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDomain:
+    """A domain to be started from a checkpoint. `definition`: "" for a transient one."""
+
+    name: str
+    uuid: str
+    xml: str
+    definition: str
+    disks: tuple[NewDisk, ...]
+
+
+def domain_of(facts: CheckpointFacts) -> DomainFacts:
+    """Raises RefusedError: the checkpoint is of a VM of vmckpt's own."""
+    if facts.domain is None:
+        raise RefusedError(
+            f"checkpoint '{facts.name}' is not of a libvirt domain",
+            why="it is of a VM of vmckpt's own, whose machine libvirt did not make",
+            remedy="restore it as a VM: vmckpt checkpoint restore; its disks alone: "
+            "vmckpt checkpoint export-disk",
+        )
+    return facts.domain
+
+
+def plan_itself(facts: CheckpointFacts, where: Where | None = None) -> PlannedDomain:
+    """The domain itself, its images where they were, or elsewhere."""
+    domain = domain_of(facts)
+    disks = _disks(facts, domain, where or (lambda _number, part, _kind: part.path))
+    name = parse_domain(domain.xml).name
+    return _planned(name, domain.uuid, (domain.xml, domain.definition), disks)
+
+
+def plan_copy(
+    facts: CheckpointFacts, name: str, *, keep_macs: bool, plugged: bool
+) -> PlannedDomain:
+    """A copy with a name, UUID and images of its own, beside the original's: there libvirt's QEMUs
+    reach them. Raises RefusedError.
+    """
+    domain = domain_of(facts)
+    macs = None if keep_macs else tuple(default_mac(name, n) for n in range(len(facts.macs)))
+    new = Identity(name, str(uuid.uuid4()), macs, isolated=not plugged)
+
+    def beside(number: int, part: DomainPart, kind: str) -> Path:
+        folder = IMAGES if part.path.is_relative_to("/dev") else part.path.parent
+        return folder / f"{name}-{number}.{kind}"
+
+    disks = _disks(facts, domain, beside)
+    texts = [as_copy(text, new) if text else "" for text in (domain.xml, domain.definition)]
+    return _planned(name, new.uuid, texts, disks)
+
+
+def _planned(
+    name: str, new_uuid: str, texts: Iterable[str], disks: tuple[NewDisk, ...]
+) -> PlannedDomain:
+    images = {disk.target: disk.image for disk in disks}
+    xml, definition = (with_images(text, images) if text else "" for text in texts)
+    return PlannedDomain(name, new_uuid, xml, definition, disks)
+
+
+def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[NewDisk, ...]:
+    """Those that the checkpoint has the content of; others keep the image that they had.
+
+    Raises RefusedError: its disks are not those of its XML; NotFoundError.
+    """
+    parts = parts_of(domain.xml).disks
+    if [str(part.path) for part in parts] != [disk.path for disk in facts.disks]:
+        raise RefusedError(
+            f"checkpoint '{facts.name}' is contradictory",
+            why="its disks are not those of its domain's XML",
+            remedy="see: vmckpt checkpoint show",
+        )
+    found = list[NewDisk]()
+    for number, (part, disk) in enumerate(zip(parts, facts.disks, strict=True)):
+        if disk.read_only:
+            continue
+        if disk.area is None:
+            raise NotFoundError(
+                f"the checkpoint has no content for disk {part.target}",
+                why="it was not stored with it",
+                remedy="restore another checkpoint",
+            )
+        image = Image(where(number, part, disk.format), disk.format)
+        found.append(NewDisk(part.target, disk.area, disk.size_bytes, image))
+    return tuple(found)

@@ -1,0 +1,299 @@
+"""Restore a domain's checkpoint into libvirt: the domain itself, or a copy. Runs on its host.
+
+libvirt starts the domain from a save image that is made of the checkpoint, so that it is the same
+domain as before, with nothing of vmckpt's in it. Its memory is loaded before the guest runs.
+
+In place, the domain's guest is first saved by libvirt to a file. Until libvirt has started the new
+guest everything is undone: the images get their content back, and the old guest continues from
+that file. `record.py` guarantees this however the process ends.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy, plan_itself
+from vmckpt.checkpoint.domains.record import (
+    PendingDomain,
+    Phase,
+    files_of,
+    old_of,
+    settle_all,
+    settle_restore,
+    write_down,
+)
+from vmckpt.checkpoint.domains.save_image import write_save_image
+from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
+from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
+from vmckpt.checkpoint.restore.making import proof_of, take_name
+from vmckpt.checkpoint.restore.planned import standing_of
+from vmckpt.deadlines import retry
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    NotFoundError,
+    RefusedError,
+    StorageError,
+)
+from vmckpt.hosts.inventory.directories import state_dir
+from vmckpt.hosts.inventory.inventory import check_name, local_host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.state.durable import make_dir_durably, storage_errors
+from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.domains.inventory import Domain, as_domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.parts import parts_of
+from vmckpt.vm.domains.running import domain_dir
+from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.inventory import homes
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
+from vmckpt.vm.start import new_qemu_id
+
+NO_AGENT = "the guest's clock shows the time of the checkpoint: set it, or let it synchronize"
+NEW_MACS = "the guest learns of its new MAC addresses when it boots next"
+
+
+async def restore_domain(
+    host: LocalHost,
+    source: CheckpointSource,
+    options: RestoreOptions,
+    running: Callable[[Restored], None],
+) -> None:
+    """Restore it; `running` is called when the guest runs.
+
+    Raises RefusedError, NotFoundError, BusyError, LibvirtRefusedError, StorageError: nothing was
+    changed.
+    """
+    async with reading(source.place, source.checkpoint, source.secret) as point:
+        facts = usable_facts(point.manifest)
+        await _require_trusted(point, source, host)
+        plan = _plan(facts, options, host)
+        async with _entitled(plan, options, host) as (session, old):
+            work = _Restoring(plan, point, facts, host=host, session=session, old=old)
+            restored = await work.run(options, in_memory=source.secret is not None)
+            warnings = await _recorded(host, plan.uuid, point.manifest, source.place)
+            running(replace(restored, warnings=(*restored.warnings, *warnings)))
+
+
+async def _recorded(host: LocalHost, uuid: str, manifest: Manifest, place: str) -> tuple[str, ...]:
+    """Record what the domain was restored as; returns why that failed, in words."""
+    path = domain_dir(host, uuid).point
+    history = History.parse(await host.read_text(path))
+    try:
+        await host.write_text(path, history.then(manifest.id, host, place, manifest.sequence).text)
+    except StorageError as exc:  # a full disk: the domain runs all the same
+        return (f"{exc.what}: {exc.why}",)
+    return ()
+
+
+async def _require_trusted(point: Checkpoint, source: CheckpointSource, host: LocalHost) -> None:
+    """Its XML may name anything of the host. Raises RefusedError."""
+    standing = await standing_of(
+        point.manifest, host, known=source.known, is_foreign=source.is_foreign
+    )
+    if standing.is_foreign and not standing.is_trusted:
+        raise RefusedError(
+            f"the checkpoint of '{point.manifest.vm}' was not taken by this site",
+            why="libvirt would open everything that its domain's XML names",
+            remedy="do not restore it; or, if you trust its origin, add --trust",
+        )
+
+
+def _plan(facts: CheckpointFacts, options: RestoreOptions, host: LocalHost) -> PlannedDomain:
+    if options.name is None:
+        return plan_itself(facts)
+    return plan_copy(
+        facts,
+        check_name(options.name, "VM"),
+        keep_macs=options.keep_macs,
+        plugged=options.plugged,
+    )
+
+
+@asynccontextmanager
+async def _entitled(
+    plan: PlannedDomain, options: RestoreOptions, host: LocalHost
+) -> AsyncIterator[tuple[Libvirtd, Domain | None]]:
+    """Hold the domain's name for the block; yields the domain that is to be replaced, if any."""
+    action = owner("checkpoint restore")
+    name_lock = local_host().lock(state_dir() / "names" / plan.name, action)
+    await settle_all(host)
+    async with (
+        name_lock,
+        host.lock(lock_path(host.state_dir, plan.name), action),
+        libvirtd(host) as session,
+    ):
+        await settle_restore(host, plan.uuid, session)
+        await settle(host, plan.uuid)
+        if options.in_place:
+            seen = await session.find(plan.uuid)
+            if seen is None:
+                raise NotFoundError(
+                    f"there is no domain '{plan.name}' on {host.name} that it could replace",
+                    why=f"its libvirtd knows no domain {plan.uuid}",
+                    remedy="leave out --in-place, or name the host that has it: --host",
+                )
+            yield session, as_domain(host, seen)
+            return
+        names = {word for one in await session.names() for word in (one.uuid, one.name)}
+        if {plan.uuid, plan.name} & names or await homes(plan.name, [host]):
+            raise RefusedError(
+                f"there is a VM '{plan.name}' already",
+                why=f"on host {host.name}",
+                remedy="restore it --in-place, or make a copy: --as NAME",
+            )
+        yield session, None
+
+
+class _Restoring:
+    """One restore."""
+
+    def __init__(
+        self,
+        plan: PlannedDomain,
+        point: Checkpoint,
+        facts: CheckpointFacts,
+        *,
+        host: LocalHost,
+        session: Libvirtd,
+        old: Domain | None,
+    ) -> None:
+        self._plan, self._point, self._facts = plan, point, facts
+        self._host, self._session, self._old = host, session, old
+        self._files = files_of(host, plan.uuid, new_qemu_id())
+
+    async def run(self, options: RestoreOptions, *, in_memory: bool) -> Restored:
+        """Run it."""
+        began_s = time.monotonic()
+        image = self._files.saved_file(in_memory=in_memory)
+        pending = self._pending()
+        await (self._require_new_images() if self._old is None else self._require_same())
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._settle)
+            await write_down(self._host, pending)
+            await self._host.make_dir(self._files.path)
+            if in_memory:
+                await self._host.make_private_dir(image.parent)
+            await finish(in_thread(partial(self._write, image)))
+            ready_s = time.monotonic()
+            if self._old is not None:
+                await self._switch(pending)
+            await to_the_end(self._session.restore(image))
+            ran_s = time.monotonic()
+        # Left by `_settle`: the domain runs, so that the restore is finished.
+        warnings = [NO_AGENT]
+        if options.name is not None and not options.keep_macs and self._facts.macs:
+            warnings.append(NEW_MACS)
+        return Restored(
+            vm=self._plan.name,
+            host=self._host.name,
+            checkpoint=self._point.manifest.id,
+            preflight_ms=0.0,
+            disks_ms=round((ready_s - began_s) * 1e3, 1),
+            running_ms=round((ran_s - began_s) * 1e3, 1),
+            ran_unix_s=time.time(),
+            warnings=tuple(warnings),
+            settled=True,
+        )
+
+    def _pending(self) -> PendingDomain:
+        paths = [str(disk.image.path) for disk in self._plan.disks]
+        return PendingDomain(
+            name=self._plan.name,
+            uuid=self._plan.uuid,
+            id=self._files.qemu_id,
+            images=tuple(paths),
+            replaces=self._old is not None,
+            was_active=self._old is not None and self._old.is_active,
+            definition=self._plan.definition,
+        )
+
+    async def _require_new_images(self) -> None:
+        for disk in self._plan.disks:
+            if await self._host.exists(disk.image.path):
+                raise RefusedError(
+                    f"{disk.image.path} exists already",
+                    why=f"disk {disk.target} would be written there",
+                    remedy="remove it if nothing needs it, or make a copy: --as NAME",
+                )
+
+    async def _require_same(self) -> None:
+        """Raises RefusedError: the domain would keep something that belongs to its new past."""
+        old, uuid = self._old, self._plan.uuid
+        if old is None:
+            return
+        if old.name != self._plan.name:
+            raise self._in_the_way(f"it is called '{old.name}' now", "rename it: virsh domrename")
+        paths = {str(part.path) for part in parts_of(old.seen.xml).disks if not part.read_only}
+        if paths != {str(disk.image.path) for disk in self._plan.disks}:
+            raise self._in_the_way(
+                f"its disks are {', '.join(sorted(paths)) or 'none'} now, which are others than "
+                "those of the checkpoint",
+                "give it back the disks that it had: virsh edit",
+            )
+        if await self._session.snapshots(uuid):
+            raise self._in_the_way(
+                "libvirt has snapshots of it, which would be lost with its images",
+                "remove them: vmckpt checkpoint rm NAME --kind internal --vm VM",
+            )
+        if await self._session.has_saved_memory(uuid):
+            raise self._in_the_way(
+                "libvirt has saved memory of it, from which it would start the next time",
+                "start it, or: virsh managedsave-remove",
+            )
+
+    def _in_the_way(self, why: str, remedy: str) -> RefusedError:
+        return RefusedError(
+            f"'{self._plan.name}' cannot be replaced by the checkpoint",
+            why=why,
+            remedy=f"make a copy: --as NAME; or {remedy}",
+        )
+
+    def _write(self, image: Path) -> None:
+        """Write the images and the save image. Blocking. Raises StorageError, DamagedError."""
+        for disk in self._plan.disks:
+            path = disk.image.path
+            with storage_errors(f"write {path}"):
+                if self._old is not None and not path.is_file():
+                    raise RefusedError(
+                        f"{path} cannot be replaced",
+                        why=f"disk {disk.target} is no file there: it is a block device, or gone",
+                        remedy="make a copy: --as NAME",
+                    )
+                make_dir_durably(path.parent)
+                proof = proof_of(path, self._files.qemu_id)
+                chunks = self._point.area(disk.area).stream()
+                write_image(proof, disk.image.format, disk.size_bytes, chunks)
+                if self._old is None:
+                    take_name(proof, path)
+        with storage_errors(f"write {image}"), image.open("xb") as file:
+            write_save_image(file, self._plan.xml, self._point, self._facts)
+
+    async def _switch(self, pending: PendingDomain) -> None:
+        """Save the old guest, and give the images their new content."""
+        await write_down(self._host, pending.at(Phase.SAVING))
+        if pending.was_active:
+            await to_the_end(self._session.save(pending.uuid, old_of(self._host, pending)))
+        await write_down(self._host, pending.at(Phase.SWITCHING))
+        with storage_errors("put the images in place"):
+            await finish(in_thread(partial(pending.put_in_place)))
+
+    async def _settle(self) -> None:
+        """Finish the restore if the domain runs, else undo it; also if libvirtd was restarted."""
+
+        async def attempt() -> None:
+            async with libvirtd(self._host) as session:
+                await settle_restore(self._host, self._plan.uuid, session)
+
+        await finish(retry(attempt, (HostDownError, BusyError), every_s=AGAIN_S, within_s=SETTLE_S))

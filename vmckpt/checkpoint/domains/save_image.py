@@ -1,0 +1,90 @@
+"""Write a checkpoint of a domain as libvirt's save image: what `virsh restore` reads.
+
+The file: a header, the domain's XML with a NUL, and a migration stream (libvirt,
+src/qemu/qemu_saveimage.c, version 2).
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import numpy as np
+
+from vmckpt.checkpoint.facts import DEVICES, RAM, CheckpointFacts
+from vmckpt.errors import RefusedError
+from vmckpt.qemu.stream_head import StreamHead, plain_stream, read_stream_head
+from vmckpt.store.area import Area
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.store import Checkpoint
+
+_MAGIC, _VERSION, _WAS_RUNNING = b"LibvirtQemudSave", 2, 1
+# Magic, version, length of the XML, whether it ran, compression, a cookie's offset, and reserve.
+_HEADER = struct.Struct("<16s5I56x")
+# What a page of zeroes and any other page take in the stream, without its content.
+_ZERO_RECORD_BYTES, _RECORD_BYTES = 9, 8
+
+
+def save_image_bytes(point: Checkpoint, facts: CheckpointFacts) -> int:
+    """About how large the image is: not less. Blocking."""
+    pages = len(point.area(RAM).numbers())
+    empty = facts.memory_bytes // PAGE_CHUNK_BYTES - pages
+    full = pages * (_RECORD_BYTES + PAGE_CHUNK_BYTES)
+    return full + empty * _ZERO_RECORD_BYTES + len(point.blob(DEVICES)) + (1 << 20)
+
+
+def write_save_image(
+    file: BinaryIO,
+    xml: str,
+    point: Checkpoint,
+    facts: CheckpointFacts,
+    moved: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Write the image; `xml` describes the domain that it becomes. Blocking.
+
+    `moved` receives the bytes of memory done, and the total. Raises OSError, RefusedError,
+    DamagedError.
+    """
+    words = xml.encode() + b"\0"
+    file.write(_HEADER.pack(_MAGIC, _VERSION, len(words), _WAS_RUNNING, 0, 0))
+    file.write(words)
+    head = _head(point, facts)
+    file.writelines(plain_stream(head, _pages(point.area(RAM), facts.memory_bytes, moved)))
+
+
+def _head(point: Checkpoint, facts: CheckpointFacts) -> StreamHead:
+    try:
+        head = read_stream_head(point.blob(DEVICES))
+    except ValueError as exc:
+        raise _unknown(str(exc)) from exc
+    sizes = dict(head.blocks)
+    if len(head.absent) != 1 or sizes[head.absent[0]] != facts.memory_bytes:
+        raise _unknown(f"the RAM that is not in its devices is {', '.join(head.absent) or 'none'}")
+    return head
+
+
+def _unknown(why: str) -> RefusedError:
+    return RefusedError(
+        "the checkpoint's devices cannot become a save image",
+        why=why,
+        remedy="use the vmckpt that took it, or a newer one",
+    )
+
+
+def _pages(
+    area: Area, memory_bytes: int, moved: Callable[[int, int], None]
+) -> Iterator[tuple[int, bytes]]:
+    """All pages of the RAM, zeroes too: a new QEMU's memory need not be empty."""
+    present = area.numbers()
+    empty = np.ones(memory_bytes // PAGE_CHUNK_BYTES, bool)
+    empty[present] = False
+    for number in np.flatnonzero(empty).tolist():
+        yield number * PAGE_CHUNK_BYTES, b""
+    done, total = 0, len(present) * PAGE_CHUNK_BYTES
+    moved(done, total)
+    for numbers, contents in area.stream():
+        view = memoryview(contents).cast("B")
+        for place, number in enumerate(numbers.tolist()):
+            page = view[place * PAGE_CHUNK_BYTES : (place + 1) * PAGE_CHUNK_BYTES]
+            yield number * PAGE_CHUNK_BYTES, bytes(page)
+        done += len(numbers) * PAGE_CHUNK_BYTES
+        moved(done, total)

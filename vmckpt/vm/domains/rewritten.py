@@ -1,0 +1,143 @@
+"""A domain's XML with other images, or as a copy of the domain. Pure."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from vmckpt.errors import RefusedError
+from vmckpt.vm.domains.description import parse_xml
+
+# Prefixes that people know; libvirt goes by the URIs.
+for _prefix, _uri in (
+    ("qemu", "http://libvirt.org/schemas/domain/qemu/1.0"),
+    ("libosinfo", "http://libosinfo.org/xmlns/libvirt/domain/1.0"),
+    ("vmckpt", "urn:vmckpt"),
+):
+    ElementTree.register_namespace(_prefix, _uri)
+_HEARTBEATS = "{urn:vmckpt}heartbeats"
+# What a NIC keeps when it is connected to nothing.
+_GUEST_SIDE = ("mac", "model", "address", "alias", "rom", "driver", "boot", "mtu", "acpi")
+# Where libvirt makes sockets of its own choice.
+_LIBVIRTS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/")
+_BASES = ("backingStore", "mirror")
+_CHARACTER_DEVICES = ("serial", "console", "parallel", "channel")
+
+
+class Image(NamedTuple):
+    """The image of one disk."""
+
+    path: Path
+    format: str
+
+
+class Identity(NamedTuple):
+    """What a copy has of its own. `macs`: by NIC, None: those of the original."""
+
+    name: str
+    uuid: str
+    macs: tuple[str, ...] | None
+    isolated: bool
+
+
+def with_images(xml: str, images: Mapping[str, Image]) -> str:
+    """The XML with these images, by the disks' names (vda): they are based on no others.
+
+    It is returned as it was if it has them already. Raises UsageError.
+    """
+    root, is_changed = parse_xml(xml, "a domain's XML"), False
+    for disk in root.iterfind("devices/disk"):
+        target = disk.find("target")
+        image = None if target is None else images.get(target.get("dev", ""))
+        if image is not None and not _has(disk, image):
+            _give(disk, image)
+            is_changed = True
+    return ElementTree.tostring(root, encoding="unicode") if is_changed else xml
+
+
+def _has(disk: ElementTree.Element, image: Image) -> bool:
+    source, driver = disk.find("source"), disk.find("driver")
+    if source is None or driver is None or any(disk.find(name) is not None for name in _BASES):
+        return False
+    return (source.get("file"), driver.get("type")) == (str(image.path), image.format)
+
+
+def _give(disk: ElementTree.Element, image: Image) -> None:
+    for name in ("source", *_BASES):
+        for old in disk.findall(name):
+            disk.remove(old)
+    disk.set("type", "file")
+    if (driver := disk.find("driver")) is None:
+        driver = ElementTree.SubElement(disk, "driver", {"name": "qemu"})
+    driver.set("type", image.format)
+    ElementTree.SubElement(disk, "source", {"file": str(image.path)})
+
+
+def as_copy(xml: str, new: Identity) -> str:
+    """The XML of a copy. Raises RefusedError: it needs something that the original has; UsageError.
+
+    Graphics get ports of libvirt's choice. An isolated copy's NICs are taps on no bridge.
+    """
+    root = parse_xml(xml, "a domain's XML")
+    root.attrib.pop("id", None)
+    for tag, text in (("name", new.name), ("uuid", new.uuid)):
+        element = root.find(tag)
+        if element is None:
+            element = ElementTree.SubElement(root, tag)
+        element.text = text
+    for metadata in root.iterfind("metadata"):
+        for own in metadata.findall(_HEARTBEATS):
+            metadata.remove(own)
+    for label in root.findall("seclabel[@type='dynamic']"):
+        root.remove(label)
+    for number, nic in enumerate(root.iterfind("devices/interface")):
+        _change_nic(nic, new, number)
+    for kind in _CHARACTER_DEVICES:
+        for device in root.iterfind(f"devices/{kind}"):
+            _change_character_device(device, new.name)
+    for graphics in root.iterfind("devices/graphics"):
+        _change_graphics(graphics)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _change_graphics(graphics: ElementTree.Element) -> None:
+    for name in ("port", "tlsPort", "websocket", "socket"):
+        graphics.attrib.pop(name, None)
+    if graphics.get("type") in ("vnc", "spice"):
+        graphics.set("autoport", "yes")
+    for listen in graphics.iterfind("listen[@type='socket']"):
+        listen.attrib.pop("socket", None)
+
+
+def _change_nic(nic: ElementTree.Element, new: Identity, number: int) -> None:
+    if new.macs is not None:
+        if (mac := nic.find("mac")) is None:
+            mac = ElementTree.SubElement(nic, "mac")
+        mac.set("address", new.macs[number])
+    for target in nic.findall("target"):
+        nic.remove(target)  # the tap of the original
+    if new.isolated:
+        for child in list(nic):
+            if child.tag not in _GUEST_SIDE:
+                nic.remove(child)
+        for driver in nic.findall("driver"):
+            driver.attrib.pop("name", None)
+        nic.attrib.clear()
+        nic.set("type", "ethernet")
+
+
+def _change_character_device(device: ElementTree.Element, name: str) -> None:
+    kind = device.get("type")
+    if kind == "pty":
+        device.attrib.pop("tty", None)
+    for source in device.findall("source"):
+        path = source.get("path", "")
+        if kind == "pty" or (kind == "unix" and path.startswith(_LIBVIRTS)):
+            device.remove(source)  # libvirt makes another one
+        elif kind not in ("null", "spicevmc", "spiceport", "qemu-vdagent"):
+            raise RefusedError(
+                f"the checkpoint cannot become '{name}'",
+                why=f"the original's {device.tag} of type {kind} uses {path or 'an address'}, "
+                "which the copy would use too",
+                remedy="restore the domain itself: --in-place, or where there is none of its name",
+            )
