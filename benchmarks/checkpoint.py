@@ -38,7 +38,7 @@ from benchmarks.parts import measure
 from benchmarks.replication_rivals import saved_to_files
 from benchmarks.summary import Verdict
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.checkpoint.catalogue.place import own_place
+from vmckpt.checkpoint.catalogue.location import own_location
 from vmckpt.lab.guests.guest import CONTROL_PORT, GuestControl
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.monitor import session
@@ -140,7 +140,7 @@ async def twenty(memory_load: str, disk_load: str) -> dict[str, Any]:
             taken.append(await create(made))
             await asyncio.sleep(1.0)
         await control.close()
-        place = own_place(made.asked("lab-a").state_dir)
+        place = own_location(made.asked("lab-a").state_dir)
         changed = await asyncio.to_thread(zstd_of_changes, place, [one["id"] for one in taken])
     added = [one["stored"] for one in taken]
     found = {

@@ -42,7 +42,7 @@ def environment(url: str) -> dict[str, str]:
     }
 
 
-def new_place() -> str:
+def new_location() -> str:
     """A prefix that nobody has."""
     return f"s3://{BUCKET}/{secrets.token_hex(8)}"
 

@@ -92,7 +92,7 @@ class Asked:
     """A back end that counts what it is asked."""
 
     def __init__(self, inner: Backend) -> None:
-        self.place, self.inner = inner.place, inner
+        self.location, self.inner = inner.location, inner
         self.locks_last, self.is_remote = inner.locks_last, inner.is_remote
         self.counts: Counter[str] = Counter()
 

@@ -12,7 +12,7 @@ from tests.contract.test_jobs import Playing, plan, until
 from tests.faulty_host import Fault, FaultyHost, down, silence
 from tests.job_examples import EXAMPLES
 from vmckpt.checkpoint import operate
-from vmckpt.checkpoint.catalogue.place import StoreLocation
+from vmckpt.checkpoint.catalogue.location import StoreLocation
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
 from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.errors import BusyError, OutcomeUnknownError, StorageError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store_work import make
-from vmckpt.checkpoint.catalogue.place import open_or_create
+from vmckpt.checkpoint.catalogue.location import open_or_create
 from vmckpt.checkpoint.group.line import Line
 from vmckpt.checkpoint.group.member import joined
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError
@@ -36,12 +36,12 @@ def committed(state: Path, *, both: bool) -> GroupJournal:
     """A journal of two members in two stores; of the second the checkpoint may be missing."""
     parts = []
     for vm in ("web", "db"):
-        place = str(state / vm)
-        with create_store(place) as store:
+        location = str(state / vm)
+        with create_store(location) as store:
             made = make(store, 1, None)
             if vm == "db" and not both:
                 store.remove([made.id])
-        parts.append(Part(vm, "local", ENDED, "local", place, made.id))
+        parts.append(Part(vm, "local", ENDED, "local", location, made.id))
     journal = GroupJournal("0123", "night", tuple(parts))
     journal.write()
     return journal
@@ -206,9 +206,9 @@ def test_both_ends_hear_one_another_and_the_end(tmp_path: Path) -> None:
 
 def test_members_that_make_their_hosts_first_store_at_once_have_one(tmp_path: Path) -> None:
     for number in range(5):
-        place = str(tmp_path / str(number))
+        location = str(tmp_path / str(number))
         with ThreadPoolExecutor(8) as pool:
-            stores = list(pool.map(partial(open_or_create, place), [Access(may_be_made=True)] * 8))
+            stores = list(pool.map(partial(open_or_create, location), [Access(may_be_made=True)] * 8))
         assert len({store.config.id for store in stores}) == 1
         for store in stores:
             store.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
-from vmckpt.checkpoint.catalogue.place import lent
+from vmckpt.checkpoint.catalogue.location import lent
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import find_by_argument

@@ -27,7 +27,7 @@ def promise(place: Path, name: str, size_bytes: int, *, is_private: bool = False
 
 
 def ask(place: Path, one: Promise, have_bytes: int, *, overcommit: bool = False) -> FreeMemory:
-    return promises.promise(one, lambda: have_bytes, overcommit=overcommit, place=place)
+    return promises.promise(one, lambda: have_bytes, overcommit=overcommit, records_dir=place)
 
 
 @pytest.mark.parametrize("is_private", [False, True])

@@ -261,8 +261,8 @@ class Operator:
 def cases() -> Iterator[Any]:
     """Each ending with each command; of most all but one are long."""
     for number, (name, case) in enumerate(CASES.items()):
-        for place, command in enumerate(COMMANDS):
-            is_long = place != number % len(COMMANDS)
+        for location, command in enumerate(COMMANDS):
+            is_long = location != number % len(COMMANDS)
             marks = [pytest.mark.long] if is_long else []
             yield pytest.param(case, command, id=f"{name}, {command}", marks=marks)
 

@@ -207,8 +207,8 @@ def test_a_home_is_kept_of_a_guest_that_the_standby_could_not_go_on_with(
 class LosesAnAnswer(FileStore):
     """Of one change nobody is told whether it was made."""
 
-    def __init__(self, place: Path, number: int, *, made: bool) -> None:
-        super().__init__(place)
+    def __init__(self, location: Path, number: int, *, made: bool) -> None:
+        super().__init__(location)
         self._left, self._made = number, made
 
     async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:

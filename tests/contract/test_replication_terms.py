@@ -160,8 +160,8 @@ class Arbiter(FileStore):
 
     refusals, is_stuck = 0.0, False
 
-    def __init__(self, place: Path) -> None:
-        super().__init__(place)
+    def __init__(self, location: Path) -> None:
+        super().__init__(location)
         self.stuck = asyncio.Event()
         self.asked = 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
 from vmckpt.checkpoint.restore import restore as restores
@@ -36,10 +36,10 @@ AS_COPY = replace(COPY, eager=True)
 
 
 def source(host: LocalHost) -> CheckpointSource:
-    place = str(host.state_dir / "checkpoints")
-    with open_store(place) as store:
+    location = str(host.state_dir / "checkpoints")
+    with open_store(location) as store:
         one = store.find("one")
-    return CheckpointSource(place, one.id, known=digest(one), is_foreign=False)
+    return CheckpointSource(location, one.id, known=digest(one), is_foreign=False)
 
 
 def restored(host: LocalHost, wish: RestoreOptions) -> None:
@@ -136,7 +136,7 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "web-fork", 3, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)
-    first, second, third = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    first, second, third = asyncio.run(forks.fork(host, asked.location, wish, run="r"))
     assert "is there already" in first.error
     assert "did not start" in second.error
     assert "did not start" in third.error  # its memory is there, though the second one's is gone
@@ -162,7 +162,7 @@ def test_a_cancelled_fork_leaves_no_part_of_an_image(
 
     async def cancelled() -> None:
         loops.append(asyncio.get_running_loop())
-        work = asyncio.ensure_future(forks.fork(host, asked.place, wish, run="r"))
+        work = asyncio.ensure_future(forks.fork(host, asked.location, wish, run="r"))
         await begun.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -184,7 +184,7 @@ def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False)
     wish = replace(wish, known=asked.known, is_foreign=False)
-    with open_store(asked.place) as store:
+    with open_store(asked.location) as store:
         one = store.find("one")
     ram, memory_bytes = one.area("ram"), one.facts["memory_bytes"]
     assert ram is not None
@@ -199,7 +199,7 @@ def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
         yield from stream(area)
 
     monkeypatch.setattr(Area, "stream", watched)
-    work = forks.fork(host, asked.place, wish, run="r")
+    work = forks.fork(host, asked.location, wish, run="r")
     if ends == "cancelled":
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(work)
@@ -227,7 +227,7 @@ def test_the_guest_of_an_interrupted_migration_stays(
     wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)
     monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
-    (made,) = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    (made,) = asyncio.run(forks.fork(host, asked.location, wish, run="r"))
     assert "interrupted" in made.error
     for name in ("copy", "f-1"):
         directory = vm_dir(host.state_dir, name)
@@ -240,7 +240,7 @@ def test_a_disk_that_another_vm_has_by_now_is_not_replaced_in_place(host: LocalH
 
     async def refusals() -> list[str]:
         asked = source(host)
-        async with reading(asked.place, asked.checkpoint) as point:
+        async with reading(asked.location, asked.checkpoint) as point:
             planned = await restores.plan_of(point, asked, IN_PLACE, host)
             wanted = Wanted(planned.vm, images_of(planned, in_place=True), None, None)
             return [one.reason for one in await ask(_disks(wanted)) if one.verdict == REFUSE]

@@ -76,8 +76,8 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
     places = [str(tmp_path / name) for name in ("one", "two")]
     request = ScheduleRequest("web", When.EVERY, zone="UTC", every_s=60.0, check_percent=percent)
     record = replace(new_record("web", request, clock()), places=("no-such:", *places))
-    for number, place in enumerate(places):
-        with create_store(place) as store:
+    for number, location in enumerate(places):
+        with create_store(location) as store:
             save(store, memory(64, number))
     flip_any_pack(Path(places[0]))
     work, read = Checkpoints(print), set[str]()
@@ -93,9 +93,9 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
     assert again.checked == record.checked
 
 
-def flip_any_pack(place: Path) -> None:
+def flip_any_pack(location: Path) -> None:
     """One bit in each pack: whichever part is read last finds it."""
-    for path in (place / "packs").glob("[0-9a-f]*"):
+    for path in (location / "packs").glob("[0-9a-f]*"):
         data = bytearray(path.read_bytes())
         data[100] ^= 1
         path.write_bytes(data)

@@ -40,8 +40,8 @@ def take(
         return new.commit(facts(f"p{number}").to_json())
 
 
-def listed(place: Path) -> list[CatalogueEntry]:
-    return asyncio.run(catalogue([], str(place), vm="web")).entries
+def listed(location: Path) -> list[CatalogueEntry]:
+    return asyncio.run(catalogue([], str(location), vm="web")).entries
 
 
 def pruned(entries: list[CatalogueEntry], *, apply: bool = True) -> Pruned:

@@ -38,7 +38,7 @@ def facts(line: str, *drives: GuestDrive, **more: Any) -> AdoptedFacts:
         drives=drives,
         devices={},
         late={},
-        places={},
+        slots={},
         networks={},
         labels=frozenset({"serial0", "parallel0"}),
         directories=frozenset(),
@@ -181,8 +181,8 @@ JSON_STYLE = """
 def test_json_as_libvirt_writes_it() -> None:
     disk = drive("/img/a,b.qcow2", owner="v0", node="top")
     known = dict.fromkeys(("v0", "n0", "s0"), "x")
-    places = {"v0": "3.0", "n0": "4.0"}
-    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, places=places))
+    slots = {"v0": "3.0", "n0": "4.0"}
+    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, slots=slots))
     lines = written(made)
     assert (
         '-blockdev {"driver":"file","filename":"<vmckpt:disk0>","node-name":"f",'

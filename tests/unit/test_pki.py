@@ -147,8 +147,8 @@ def test_a_certificate_that_a_host_made_up_is_none_or_proves_nothing(
     parsed = 0
     for real in (asyncio.run(issue(state, hosts[0])).server, authority):
         der = ssl.PEM_cert_to_DER_cert(real.pem)
-        for place, value in itertools.product(range(len(der)), (0x01, 0x11, 0xA3)):
-            pem = ssl.DER_cert_to_PEM_cert(der[:place] + bytes([value]) + der[place + 1 :])
+        for location, value in itertools.product(range(len(der)), (0x01, 0x11, 0xA3)):
+            pem = ssl.DER_cert_to_PEM_cert(der[:location] + bytes([value]) + der[location + 1 :])
             try:
                 found = parse_certificate(pem)
             except ValueError:

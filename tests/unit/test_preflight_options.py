@@ -362,8 +362,8 @@ def test_a_range_of_ports_has_to_have_a_free_one(tmp_path: Path) -> None:
 def test_a_target_that_this_user_may_not_write_to(tmp_path: Path, closed: str) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW))
     target = other(tmp_path)
-    place = target.state_dir if closed == "state" else vm.spec.ram_dir
-    assert refusals(vm, dataclasses.replace(target, closed=str(place))) == {"permissions"}
+    location = target.state_dir if closed == "state" else vm.spec.ram_dir
+    assert refusals(vm, dataclasses.replace(target, closed=str(location))) == {"permissions"}
 
 
 def with_firmware(tmp_path: Path) -> tuple[Vm, Fingerprint]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.catalogue.place import open_or_create
+from vmckpt.checkpoint.catalogue.location import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
@@ -67,7 +67,7 @@ async def require_capturable(vm: Vm) -> None:
 
 async def take(
     vm: Vm,
-    place: str,
+    location: str,
     options: TakeOptions,
     tell: Callable[[str], None],
     access: Access,
@@ -76,7 +76,7 @@ async def take(
 ) -> TakenCheckpoint:
     """Take it; the guest continues in any case.
 
-    `access` opens the store at `place`. A `member` is taken together with the others of its group.
+    `access` opens the store at `location`. A `member` is taken together with the others of its group.
     Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
     """
     async with held(vm, "checkpoint create") as now:
@@ -91,7 +91,7 @@ async def take(
                 work = Taking(now, monitor, options, store_calls, tell)
                 work.join(member, tell_guard)
                 return await without_devices(
-                    now, monitor, options.name, tell, lambda: work.take(place, access)
+                    now, monitor, options.name, tell, lambda: work.take(location, access)
                 )
 
 
@@ -160,9 +160,9 @@ class Taking:
         """Take it together with the other members of a group, if any."""
         self._member, self._tell_guard = member, tell_guard
 
-    async def take(self, place: str, access: Access) -> TakenCheckpoint:
-        """Take the checkpoint into the store at `place`."""
-        store = await self._store_calls(partial(open_or_create, place, access))
+    async def take(self, location: str, access: Access) -> TakenCheckpoint:
+        """Take the checkpoint into the store at `location`."""
+        store = await self._store_calls(partial(open_or_create, location, access))
         try:
             return await self._take(store)
         finally:
@@ -216,7 +216,7 @@ class Taking:
         with suppress(StorageError, UsageError):  # unknown: the next one reads disks as a whole
             version = (await self._store_calls(partial(_versions, store))).get(manifest.id, "")
         now = history.then(
-            manifest.id, self._vm.host, store.place, manifest.sequence, version=version
+            manifest.id, self._vm.host, store.location, manifest.sequence, version=version
         )
         try:
             await self._vm.host.write_text(self._vm.directory.point, now.text)

@@ -59,7 +59,7 @@ async def require_savable(vm: Vm) -> None:
 
 
 async def take_whole(
-    vm: Vm, place: str, options: TakeOptions, tell: Callable[[str], None], access: Access
+    vm: Vm, location: str, options: TakeOptions, tell: Callable[[str], None], access: Access
 ) -> TakenCheckpoint:
     """Save it; the guest continues in any case. `options.max_pause_s` of 0: no limit.
 
@@ -76,7 +76,7 @@ async def take_whole(
             taking = _TakingWhole(now, monitor, options, store_calls, tell)
             taking.file = file
             try:
-                return await taking.take(place, access)
+                return await taking.take(location, access)
             finally:
                 file.unlink(missing_ok=True)
 

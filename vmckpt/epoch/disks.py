@@ -201,9 +201,9 @@ class DisksAtOnce:
             for first, last in filled(export, start, end, block_bytes):
                 if at < first:
                     yield DiskPiece(at, first - at, None)
-                for place in range(first, last, most_bytes):
-                    length = min(most_bytes, last - place)
-                    yield DiskPiece(place, length, export.read(place, length))
+                for offset in range(first, last, most_bytes):
+                    length = min(most_bytes, last - offset)
+                    yield DiskPiece(offset, length, export.read(offset, length))
                 at = last
             if at < end:
                 yield DiskPiece(at, end - at, None)

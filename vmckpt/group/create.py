@@ -120,8 +120,8 @@ def _journal(
             vm=service.work.vm,
             host=service.work.host.name,
             process=service.process,
-            store_host=service.work.place.host.name if service.work.place.host else None,
-            store=service.work.place.path,
+            store_host=service.work.location.host.name if service.work.location.host else None,
+            store=service.work.location.path,
             checkpoint=stored[service.work.vm]["id"],
         )
         for service in services

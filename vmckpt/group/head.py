@@ -155,12 +155,12 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
     prepared = await head.all_say("prepared")
     tell("all are ready")
     answers_s = await head.all_answer("set", TOGETHER_S)
-    places = {
+    sites = {
         vm: MemberSite(said["machine"], said["processors"], answers_s[vm])
         for vm, said in prepared.items()
     }
     with in_real_time():
-        await head.by_turns(turns(places, most_held_s), "cut", "stopped", most_held_s)
+        await head.by_turns(turns(sites, most_held_s), "cut", "stopped", most_held_s)
         head.tell_all("release")
     await head.all_say("captured", ANSWER_S)
     head.tell_all("store")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
+from vmckpt.checkpoint.catalogue.location import Key, StoreLocation, opened
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -145,19 +145,19 @@ async def _require_ended(part: Part) -> None:
 
 async def _looked_for(part: Part, key: Key) -> Part:
     await _require_ended(part)
-    async with opened(_place(part), key) as store:
+    async with opened(_location(part), key) as store:
         is_there = part.checkpoint in await in_thread(store.ids)
     return replace(part, committed=is_there)
 
 
 async def _removed(part: Part, key: Key) -> None:
     if part.committed:
-        async with opened(_place(part), key) as store:
+        async with opened(_location(part), key) as store:
             with suppress(NotFoundError):  # another command has removed it
                 await in_thread(partial(store.remove, [part.checkpoint]))
 
 
-def _place(part: Part) -> StoreLocation:
+def _location(part: Part) -> StoreLocation:
     return StoreLocation(
         None if part.store_host is None else find_host(part.store_host), part.store
     )

@@ -364,14 +364,14 @@ class LocalHost(HostEntry):
 
     async def memory_room(self, directory: Path) -> FreeMemory:
         """Memory for files below `directory` that is neither used nor reserved, in bytes."""
-        with self._readable(promises.PLACE):
+        with self._readable(promises.RECORDS_DIR):
             return promises.room(directory, memory.available_bytes(self.name))
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Reserve free memory, or with `overcommit` any."""
         available = partial(memory.available_bytes, self.name)
         give = partial(promises.promise, promise, available, overcommit=overcommit)
-        with self._readable(promises.PLACE):
+        with self._readable(promises.RECORDS_DIR):
             return await asyncio.to_thread(give)
 
     async def unix_time_s(self) -> float:

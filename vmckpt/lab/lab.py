@@ -208,8 +208,8 @@ async def _check_taps(directory: Path, enter: tuple[str, ...]) -> None:
 
 def _start_observer(namespaces: Namespaces, enter: tuple[str, ...]) -> int:
     path = heartbeats_socket(namespaces.directory)
-    place = f"{network.CLIENT_ADDRESS}:{HEARTBEAT_PORT}"
-    argv = python("vmckpt.lab.heartbeats", "--bind", place, "--socket", str(path))
+    address = f"{network.CLIENT_ADDRESS}:{HEARTBEAT_PORT}"
+    argv = python("vmckpt.lab.heartbeats", "--bind", address, "--socket", str(path))
     return namespaces.start([*enter, *argv], "observer")
 
 

@@ -80,9 +80,9 @@ def _some(extents: Sequence[range], most: int) -> list[int]:
     ends = list(accumulate(map(len, extents)))
     pages = ends[-1] if ends else 0
     numbers = []
-    for place in sorted(random.sample(range(pages), min(pages, most))):
-        extent = bisect_right(ends, place)
-        numbers.append(extents[extent][place - ends[extent]])
+    for index in sorted(random.sample(range(pages), min(pages, most))):
+        extent = bisect_right(ends, index)
+        numbers.append(extents[extent][index - ends[extent]])
     return numbers
 
 
@@ -134,7 +134,7 @@ class _Sample:
         if not filled:
             return Content(1.0, 0.0, 0.0, 1.0)
         chosen = sorted(random.sample(range(len(filled)), min(compressed, len(filled))))
-        ratios = [self._ratio(filled[place]) for place in chosen]
+        ratios = [self._ratio(filled[index]) for index in chosen]
         compressible = sum(ratio < COMPRESSIBLE_RATIO for ratio in ratios) / len(ratios)
         share = len(filled) / len(pages)
         return Content(1 - share, share * compressible, share * (1 - compressible), fmean(ratios))

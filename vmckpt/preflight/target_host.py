@@ -67,12 +67,12 @@ async def accel(vm: Vm, target: Host) -> AsyncIterator[Finding]:
 
 async def permissions(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     """Permission to place its memory and its files there."""
-    places = (vm.spec.ram_dir, target.state_dir)
-    if closed := [str(place) for place in places if not await target.may_write_below(place)]:
+    directories = (vm.spec.ram_dir, target.state_dir)
+    if closed := [str(directory) for directory in directories if not await target.may_write_below(directory)]:
         reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
         yield Finding("permissions", REFUSE, reason, "give it the right to, or choose others")
         return
-    yield Finding("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
+    yield Finding("permissions", OK, f"{' and '.join(map(str, directories))} can be written to")
 
 
 async def userfaults(target: Host, *, by_qemu: bool = True) -> AsyncIterator[Finding]:

@@ -213,8 +213,8 @@ class _Check:
             self._found(name, f"chunks {wrong.tolist()} are not what their names say")
             good[wrong] = False
 
-    def _frame(self, place: tuple[Pack, int]) -> bytes | DamagedError:
-        pack, frame = place
+    def _frame(self, position: tuple[Pack, int]) -> bytes | DamagedError:
+        pack, frame = position
         try:
             data = pack.frame(frame)
         except DamagedError as exc:

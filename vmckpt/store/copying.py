@@ -44,7 +44,7 @@ def copy_checkpoints(
     there = {one.id: one for one in target.manifests()} if len(wanted) < len(every) else {}
     for manifest in every:
         if not is_same(there.get(manifest.id, manifest), manifest):
-            what = f"checkpoint {manifest.id} in {target.place} is another one of that id"
+            what = f"checkpoint {manifest.id} in {target.location} is another one of that id"
             bad[manifest.id] = damaged(what, "find out who wrote it, and remove it there")
     for manifest in wanted:
         try:

@@ -450,8 +450,8 @@ def damaged_chunks(maps: Maps, generations: Mapping[bytes, int], records: Damage
     for number, pack_id in enumerate(maps.packs):
         bad = records.slots(pack_id, generations.get(pack_id, -1))
         if len(bad):
-            places = make_refs(number, bad)
-            total += sum(int(np.isin(area.refs, places).sum()) for area in maps.areas.values())
+            bad_refs = make_refs(number, bad)
+            total += sum(int(np.isin(area.refs, bad_refs).sum()) for area in maps.areas.values())
     return total
 
 

@@ -74,9 +74,9 @@ def _lease(status: ReplicaStatus) -> list[tuple[str, str]]:
     """The lease; unknown for a service of an older vmckpt."""
     if status.lease_s is None:
         return []
-    place = status.arbiter or "?"
+    location = status.arbiter or "?"
     return [
-        ("lease", f"{status.lease_s:g} s, renewed every {status.lease_s / 3:.2g} s, at {place}")
+        ("lease", f"{status.lease_s:g} s, renewed every {status.lease_s / 3:.2g} s, at {location}")
     ]
 
 

@@ -358,9 +358,9 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
 async def _whereabouts(host: Host, process: ProcessId) -> str:
     """What a hung process waits for, in the kernel's words (proc(5))."""
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
-    place = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
+    wchan = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
     state = " ".join(status_fields(status).get("State", []))
-    return f"; the process is in {place or '?'}, state {state}" if state else ""
+    return f"; the process is in {wchan or '?'}, state {state}" if state else ""
 
 
 async def last_words(host: Host, stderr: Path) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import Key, opened
+from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, find_disk
 from vmckpt.errors import RefusedError, StorageError, UsageError
@@ -51,7 +51,7 @@ async def export_disk(
     """
     if os.path.lexists(image.path):
         raise _there_already(image.path)
-    async with opened(entry.place, key) as store:
+    async with opened(entry.location, key) as store:
 
         def work(still_wanted: Callable[[], None]) -> Exported:
             def watched(done: int, total: int) -> None:

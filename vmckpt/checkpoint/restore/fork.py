@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image, write_overlay
 from vmckpt.checkpoint.facts import (
     DEVICES,
@@ -104,7 +104,7 @@ class Forked:
 
 
 async def fork(
-    host: LocalHost, place: str, options: ForkOptions, secret: bytes | None = None, *, run: str
+    host: LocalHost, location: str, options: ForkOptions, secret: bytes | None = None, *, run: str
 ) -> list[Forked]:
     """Make the forks one after the other; a failed one leaves nothing behind.
 
@@ -113,8 +113,8 @@ async def fork(
 
     Raises RefusedError, NotFoundError, StorageError if none can be made.
     """
-    async with reading(place, options.checkpoint, secret) as point:
-        return await _Forking(host, point, options, place, run).run()
+    async with reading(location, options.checkpoint, secret) as point:
+        return await _Forking(host, point, options, location, run).run()
 
 
 def _promise_files(run: str) -> QemuDir:
@@ -143,10 +143,10 @@ class _Forking:
     """All forks of one request."""
 
     def __init__(
-        self, host: LocalHost, point: Checkpoint, options: ForkOptions, place: str, run: str
+        self, host: LocalHost, point: Checkpoint, options: ForkOptions, location: str, run: str
     ) -> None:
         self._host, self._point, self._options, self._run_name = host, point, options, run
-        self._history = History().then(point.manifest.id, host, place)
+        self._history = History().then(point.manifest.id, host, location)
         self._facts = usable_facts(point.manifest)
         self._ram, self._was_named = -1, False
         self._disks: dict[int, Path] = {}
@@ -278,8 +278,8 @@ class _Forking:
         """Load the checkpoint's memory into a sparse file. Blocking."""
         os.truncate(self._ram, self._facts.memory_bytes)
         for numbers, contents in self._point.area(RAM).stream():
-            for place, number in enumerate(numbers.tolist()):
-                page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+            for i, number in enumerate(numbers.tolist()):
+                page = contents[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]
                 os.pwrite(self._ram, page, number * PAGE_BYTES)
 
     async def _one(self, planned: PlannedRestore, state: bytes, locks: AsyncExitStack) -> "_Ready":

@@ -132,8 +132,8 @@ class PageServer:
                     self._missing.zero(offset)
                     continue
                 numbers, contents = self._area.read_around(number)
-                place = int(np.flatnonzero(numbers == number)[0]) * PAGE_BYTES
-                self._missing.fill(offset, memoryview(contents)[place : place + PAGE_BYTES])
+                start = int(np.flatnonzero(numbers == number)[0]) * PAGE_BYTES
+                self._missing.fill(offset, memoryview(contents)[start : start + PAGE_BYTES])
                 self._left[number] = False
                 along.append((numbers, memoryview(contents)))
             for numbers, view in along:
@@ -166,8 +166,8 @@ def main() -> None:
 class _RamSource:
     """The RAM of a checkpoint, which is not removed meanwhile. Raises VmckptError."""
 
-    def __init__(self, place: str, secret: bytes | None, checkpoint_id: str) -> None:
-        self._place, self._secret, self._checkpoint_id = place, secret, checkpoint_id
+    def __init__(self, location: str, secret: bytes | None, checkpoint_id: str) -> None:
+        self._location, self._secret, self._checkpoint_id = location, secret, checkpoint_id
         self._opened, self.area = self._open()
 
     def open_again(self) -> None:
@@ -186,7 +186,7 @@ class _RamSource:
 
     def _open(self) -> tuple[ExitStack, Any]:
         with ExitStack() as opened:
-            store = opened.enter_context(open_store(self._place, Access(self._secret)))
+            store = opened.enter_context(open_store(self._location, Access(self._secret)))
             area = opened.enter_context(store.read(self._checkpoint_id)).area("ram")
             return opened.pop_all(), area
 

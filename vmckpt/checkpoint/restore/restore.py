@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.facts import (
     DEVICES,
@@ -97,7 +97,7 @@ async def restore(
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be loaded later.
     """
-    async with reading(source.place, source.checkpoint, source.secret) as point:
+    async with reading(source.location, source.checkpoint, source.secret) as point:
         planned = await plan_of(point, source, options, host)
         async with entitled(planned, options) as old:
             work = _Restoring(planned, point, source, options, old, member=member)
@@ -241,7 +241,7 @@ class _Restoring:
     async def _pager(self) -> PagerProcess:
         host, source = self._host, self._source
         return await PagerProcess.start(
-            source.place,
+            source.location,
             source.checkpoint,
             self._files.path / "pager.log",
             self._files.ram(self._planned.spec.ram_dir),
@@ -407,8 +407,8 @@ class _Restoring:
         fd = os.open(self._files.ram(self._planned.spec.ram_dir), os.O_RDWR | os.O_CLOEXEC)
         try:
             for numbers, contents in self._point.area(RAM).stream():
-                for place, number in enumerate(numbers.tolist()):
-                    page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+                for i, number in enumerate(numbers.tolist()):
+                    page = contents[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]
                     os.pwrite(fd, page, number * PAGE_BYTES)
         finally:
             os.close(fd)
@@ -465,7 +465,7 @@ class _Restoring:
         history = History.parse(await self._host.read_text(vm.directory.point))
         is_itself = self._old is None and self._identity == manifest.vm_id
         sequence = manifest.sequence if is_itself else None
-        history = history.then(manifest.id, self._host, self._source.place, sequence)
+        history = history.then(manifest.id, self._host, self._source.location, sequence)
         await self._host.write_text(vm.directory.point, history.text)
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
@@ -87,7 +87,7 @@ async def restore_disks(
     Raises RefusedError (the VM runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
     nothing was changed.
     """
-    async with reading(source.place, source.checkpoint, source.secret) as point:
+    async with reading(source.location, source.checkpoint, source.secret) as point:
         planned = await plan_of(point, source, options, host)
         async with entitled(planned, options) as old:
             if old is not None:
@@ -204,7 +204,7 @@ async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> list[s
 
     async def write_history() -> None:
         history = History.parse(await vm.host.read_text(vm.directory.point))
-        history = history.then(point.manifest.id, vm.host, source.place)
+        history = history.then(point.manifest.id, vm.host, source.location)
         await vm.host.write_text(vm.directory.point, history.text)
 
     await vm.host.write_text(vm.directory.current, vm.qemu.to_json())

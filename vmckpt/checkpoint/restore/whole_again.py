@@ -98,8 +98,8 @@ def _write_file(path: Path, area: Area) -> None:
         os.truncate(fd, area.size_bytes)
         for numbers, contents in area.stream():
             view, size = memoryview(contents), area.chunk_bytes
-            for place, number in enumerate(numbers.tolist()):
-                os.pwrite(fd, view[place * size : (place + 1) * size], number * size)
+            for i, number in enumerate(numbers.tolist()):
+                os.pwrite(fd, view[i * size : (i + 1) * size], number * size)
         os.truncate(fd, area.size_bytes)
 
 

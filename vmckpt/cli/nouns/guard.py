@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from vmckpt.cli.options.arguments import MaxPause, pause_s
 from vmckpt.cli.options.listing import ListOptions
-from vmckpt.cli.options.stores import AnyStore, absolute_place
+from vmckpt.cli.options.stores import AnyStore, absolute_location
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, note, run, show, warn
 from vmckpt.ui.shown import lines, one_line
@@ -160,7 +160,7 @@ def run_(
         keep_s=parse_duration_s(keep),
         max_pause_s=pause_s(max_pause, EPOCH),
         after_rollback=tuple(after_rollback or ()),
-        store=absolute_place(store),
+        store=absolute_location(store),
     )
     _told(run(guard(new_run(), request, _tools(as_json=json))), as_json=json)
 

@@ -112,7 +112,7 @@ def show_(name: Name, json: Json = False) -> None:
     facts = _facts(record) | {
         "request": builtins(record.request),
         "runs": builtins(record.runs),
-        "stores": list(record.places),
+        "stores": list(record.locations),
     }
     rows = [
         (

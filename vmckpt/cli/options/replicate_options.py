@@ -114,14 +114,14 @@ class ReplicateArguments(NamedTuple):
         Raises UsageError, RefusedError: nothing says where leases are.
         """
         from vmckpt.options.replication import ReplicationOptions
-        from vmckpt.replicate.arbiter import usual_place
+        from vmckpt.replicate.arbiter import default_location
         from vmckpt.units import parse_duration_s
 
         one_machine = primary.is_this_machine and standby.is_this_machine
-        place = self.lease or (last.arbiter if last else usual_place(one_machine=one_machine))
+        location = self.lease or (last.arbiter if last else default_location(one_machine=one_machine))
         asked = replace(
-            last or ReplicationOptions(place),
-            arbiter=place,
+            last or ReplicationOptions(location),
+            arbiter=location,
             holds_output=not self.unsafe_no_output_commit,
         )
         if self.lease_credentials is not None or self.lease is not None:

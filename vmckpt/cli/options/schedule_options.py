@@ -8,7 +8,7 @@ import typer
 
 from vmckpt.cli.options.arguments import MaxPause, Window, pause_s
 from vmckpt.cli.options.checkpoint_options import CheckpointKind, KindOption, Retention
-from vmckpt.cli.options.stores import Stored, absolute_place
+from vmckpt.cli.options.stores import Stored, absolute_location
 
 if TYPE_CHECKING:
     from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest
@@ -140,11 +140,11 @@ def asked(
         jitter_s=parse_duration_s(times.jitter) if times.jitter else 0.0,
         catch_up=_catch_up(times.catch_up),
         rule=None if rule.is_empty else rule,
-        store=absolute_place(stored.store),
-        copies=tuple(one for one in map(absolute_place, taking.copy_to or ()) if one is not None),
+        store=absolute_location(stored.store),
+        copies=tuple(one for one in map(absolute_location, taking.copy_to or ()) if one is not None),
         kind=_kind(taking.kind),
         max_pause_s=pause_s(taking.max_pause, taking.kind.value),
-        key_file=absolute_place(stored.key_file),
+        key_file=absolute_location(stored.key_file),
         key_command=stored.key_command,
         check_percent=_check_percent(taking.check),
     )

@@ -271,10 +271,10 @@ class Planner:
         return bool(refused) or any(self._copied(*pair) for pair in new)
 
     async def _ask(self, pairs: Sequence[tuple[str, str]], hosts: Mapping[str, Host]) -> None:
-        places = asyncio.Semaphore(ASKED_AT_ONCE)
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
         async def ask(vm: str, target: str) -> None:
-            async with places:
+            async with slots:
                 self._examined[vm, target] = await self._examination(vm, hosts[target])
 
         await all_of(ask(*pair) for pair in pairs)

@@ -18,7 +18,7 @@ from typing import Any
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.look import remove, verify
-from vmckpt.checkpoint.catalogue.place import parse_place
+from vmckpt.checkpoint.catalogue.location import parse_location
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
 from vmckpt.checkpoint.restore.asked import RestoreOptions
@@ -225,7 +225,7 @@ def _located(request: GuardRequest, vm: Vm) -> GuardRequest:
     """With the store as it is called from anywhere: a bare directory is of the VM's host."""
     if request.store is None:
         return request
-    return replace(request, store=parse_place(request.store, vm.host).label)
+    return replace(request, store=parse_location(request.store, vm.host).label)
 
 
 def _checks(request: GuardRequest) -> tuple[HealthCheck, ...]:

@@ -2,7 +2,7 @@
 
 from itertools import islice, pairwise
 
-from vmckpt.checkpoint.catalogue.place import access_to, is_there, own, parse_place
+from vmckpt.checkpoint.catalogue.location import access_to, is_there, own, parse_location
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.fleet.schedule.due import Every
 from vmckpt.fleet.schedule.record import ScheduleRecord
@@ -48,20 +48,20 @@ async def require_stores(record: ScheduleRecord, vm: Vm) -> None:
     exist, is unencrypted although a key is given for it, or needs another key.
     """
     key, given = key_of(record), record.request.store
-    place = parse_place(given, vm.host) if given else own(vm.host)
-    await access_to(place, key, to_write=True, named=given is not None)
+    location = parse_location(given, vm.host) if given else own(vm.host)
+    await access_to(location, key, to_write=True, named=given is not None)
     for text in record.request.copies:
-        place = parse_place(text)
+        location = parse_location(text)
         if text == record.request.store:
             raise RefusedError(
                 f"checkpoints cannot be copied to {text}",
                 why="that is the store that they are taken into",
                 remedy="name another one with --copy-to",
             )
-        if not await is_there(place):
+        if not await is_there(location):
             raise RefusedError(
-                f"there is no store in {place.label}",
+                f"there is no store in {location.label}",
                 why="checkpoints are copied into stores that are there",
-                remedy=f"make it first: vmckpt store init {place.label}",
+                remedy=f"make it first: vmckpt store init {location.label}",
             )
-        await access_to(place, key)
+        await access_to(location, key)

@@ -211,9 +211,9 @@ class _Running:
         return await self._make()
 
     async def _make(self) -> str:
-        def begins(place: str, host: str) -> None:
-            making = replace(self._making, place=place, host=host)
-            places = tuple(dict.fromkeys([*self._record.places, place]))
+        def begins(location: str, host: str) -> None:
+            making = replace(self._making, place=location, host=host)
+            places = tuple(dict.fromkeys([*self._record.places, location]))
             self._save(making=making, places=places)
 
         point = await self._tools.work.take(self._record, begins)
@@ -228,8 +228,8 @@ class _Running:
         """The steps after the checkpoint. `took_s` of None: it was begun just now."""
         outcome, why = DONE, ""
         try:
-            for place in await self._tools.work.copy(self._record, point):
-                self._tell("copied", f"{point.name} is in {place} too", store=place)
+            for location in await self._tools.work.copy(self._record, point):
+                self._tell("copied", f"{point.name} is in {location} too", store=location)
         except Exception as exc:
             if not is_last_try:
                 raise

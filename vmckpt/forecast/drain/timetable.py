@@ -142,8 +142,8 @@ def bound_anywhere(movers: Sequence[Mover], hosts: int, most_at_once: int) -> fl
         alone_s[one.source] = alone_s.get(one.source, 0.0) + shortest_s
     busiest_s = max([*work_s.values(), sum(work_s.values()) / max(hosts, 1)])
     longest_s = max(min(cost.alone_s for cost in one.costs.values()) for one in able)
-    places_s = max([*alone_s.values(), sum(alone_s.values()) / max(hosts, 1)]) / most_at_once
-    return max(fixed_s + busiest_s + end_s, longest_s, places_s)
+    slots_s = max([*alone_s.values(), sum(alone_s.values()) / max(hosts, 1)]) / most_at_once
+    return max(fixed_s + busiest_s + end_s, longest_s, slots_s)
 
 
 def _end_bound_s(moves: Sequence[PlannedMove], most_at_once: int, crowding: float) -> float:

@@ -249,9 +249,9 @@ def _deviation(errors: Sequence[float]) -> float:
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return 0.0
-    place = 0.8 * (len(sizes) - 1)
-    below, above = sizes[floor(place)], sizes[ceil(place)]
-    most = 6 * (below + (place - floor(place)) * (above - below))
+    rank = 0.8 * (len(sizes) - 1)
+    below, above = sizes[floor(rank)], sizes[ceil(rank)]
+    most = 6 * (below + (rank - floor(rank)) * (above - below))
     return sqrt(fmean(min(size, most) ** 2 for size in sizes))
 
 

@@ -23,7 +23,7 @@ from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.procfs import NOT_NOW, read_lines, read_text, status_fields
 
-PLACE = Path("/dev/shm")
+RECORDS_DIR = Path("/dev/shm")
 NAME = "promised"
 # How long an earlier request waits for later ones to withdraw.
 _TURN_S, _POLL_S = 2.0, 0.01
@@ -44,13 +44,13 @@ class _Promise(NamedTuple):
     holder_pid: int | None = None
 
 
-def room(directory: Path, available_bytes: int, place: Path = PLACE) -> FreeMemory:
+def room(directory: Path, available_bytes: int, records_dir: Path = RECORDS_DIR) -> FreeMemory:
     """What can still be reserved in `directory`. Blocking. Raises OSError."""
-    return _room(directory, available_bytes, [one for _, one in _counting(place)])
+    return _room(directory, available_bytes, [one for _, one in _counting(records_dir)])
 
 
 def promise(
-    asked: Promise, available: Callable[[], int], *, overcommit: bool, place: Path = PLACE
+    asked: Promise, available: Callable[[], int], *, overcommit: bool, records_dir: Path = RECORDS_DIR
 ) -> FreeMemory:
     """Reserve memory if there is room, otherwise leave nothing: `is_given` says which. Blocking.
 
@@ -63,7 +63,7 @@ def promise(
     until_s = time.monotonic() + _TURN_S
     try:
         while True:
-            others = [one for path, one in _counting(place) if path != asked.record]
+            others = [one for path, one in _counting(records_dir) if path != asked.record]
             first = [one for one in others if one.is_given or one.since_ns <= mine.since_ns]
             have = available()
             found = _room(directory, have, first)
@@ -100,14 +100,14 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
     return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
-def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
+def _counting(records_dir: Path) -> Iterator[tuple[Path, _Promise]]:
     """Reservations whose holder runs or is being started. Another user's do not count.
 
     Raises OSError if one that may count cannot be read now.
     """
     users = trusted_users()
     holders = _command_lines(users)
-    for path in _written(place):
+    for path in _written(records_dir):
         try:
             one = _read(path, users)
         except (ValueError, KeyError, TypeError):
@@ -126,12 +126,12 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
             yield path, one._replace(holder_pid=pid)
 
 
-def _written(place: Path) -> Iterator[Path]:
-    """The reservation files in `place`, where any user may put symbolic links.
+def _written(records_dir: Path) -> Iterator[Path]:
+    """The reservation files in `records_dir`, where any user may put symbolic links.
 
     A VM's directory may be removed meanwhile.
     """
-    with suppress(FileNotFoundError), os.scandir(place) as entries:
+    with suppress(FileNotFoundError), os.scandir(records_dir) as entries:
         directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         for directory in directories:
             # Another user's directory may be closed to this one, or may be a file by now.

@@ -119,17 +119,17 @@ async def have_listen(
         ) from exc
 
 
-async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
-    """A connection to the host `name`, which listens at `place`. Raises HostDownError."""
+async def open_link(name: str, endpoint: TlsEndpoint) -> ServeConnection:
+    """A connection to the host `name`, which listens at `endpoint`. Raises HostDownError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # Its fingerprint identifies it, not a name or a CA.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    where = f"{place.address} port {place.port}"
+    where = f"{endpoint.address} port {endpoint.port}"
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
-                place.address, place.port, ssl=context, limit=READ_AHEAD_BYTES
+                endpoint.address, endpoint.port, ssl=context, limit=READ_AHEAD_BYTES
             )
     except (OSError, TimeoutError) as exc:
         raise HostDownError(
@@ -138,14 +138,14 @@ async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
             remedy="check the network between the hosts, and their firewalls",
         ) from exc
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    if not hmac.compare_digest(sha256(shown).hexdigest(), place.fingerprint):
+    if not hmac.compare_digest(sha256(shown).hexdigest(), endpoint.fingerprint):
         writer.transport.abort()
         raise HostDownError(
             f"the process that listens at {where} is not {name}",
             why="it shows another certificate",
             remedy="find out who it is; nothing was sent there",
         )
-    writer.write(f"{place.token}\n".encode())
+    writer.write(f"{endpoint.token}\n".encode())
     return ServeConnection(reader, writer, partial(_refused, name, where))
 
 

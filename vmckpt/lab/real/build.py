@@ -142,7 +142,7 @@ def require_alive(namespaces: Namespaces, begun: Begun) -> None:
 def _plan(
     directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: MachineKit
 ) -> list[LabMachine]:
-    places = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
+    addresses = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
     return [
         LabMachine(
             name=name,
@@ -150,11 +150,11 @@ def _plan(
             packages=look.packages.resolve(),
             uuid=str(uuid.uuid4()),
             address=address(management, number),
-            migration_address=places[name],
+            migration_address=addresses[name],
             shared=directory / "shared",
             seen=(*_seen(qemu), heartbeats_socket(directory).parent),
             programs=_programs(qemu),
-            names=places,
+            names=addresses,
             bare=look.bare,
         )
         for number, (name, qemu) in enumerate(zip(names, qemus, strict=True), start=1)

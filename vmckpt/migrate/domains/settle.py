@@ -21,7 +21,7 @@ from vmckpt.migrate.domains.whereabouts import (
     decide,
     decide_off,
     is_orphan,
-    place,
+    end_state,
 )
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
@@ -111,7 +111,7 @@ async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[End
     that happens while it works. A destination is not asked: that of a broken post-copy would never
     answer. Raises HostDownError.
     """
-    where = await _place(session, uuid)
+    where = await _end_state(session, uuid)
     if where in (EndState.OFF, EndState.ABSENT) or not is_source:
         return where, False
     try:
@@ -125,12 +125,12 @@ async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[End
         locked = exc.code == ErrorCode.OPERATION_TIMEOUT
         return EndState.LOCKED if locked else EndState.SILENT, False
     # The job may have ended between the two queries, and the domain may have moved with that.
-    return await _place(session, uuid), False
+    return await _end_state(session, uuid), False
 
 
-async def _place(session: Libvirtd, uuid: str) -> EndState:
+async def _end_state(session: Libvirtd, uuid: str) -> EndState:
     found = await session.condition(uuid)
-    return EndState.ABSENT if found is None else place(*found)
+    return EndState.ABSENT if found is None else end_state(*found)
 
 
 def describe(view: DomainView, ends: tuple[Host, Host]) -> str:

@@ -39,7 +39,7 @@ class DomainMove(Enum):
     UNKNOWN = "it cannot be said"
 
 
-def place(state: DomainState, reason: int) -> EndState:
+def end_state(state: DomainState, reason: int) -> EndState:
     """The meaning of a libvirtd's answer. Pure."""
     match state:
         case DomainState.RUNNING | DomainState.BLOCKED if reason == RunningReason.POSTCOPY:

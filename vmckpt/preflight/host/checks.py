@@ -168,13 +168,13 @@ async def _memory(host: Host, facts: dict[str, Any]) -> Finding:
 
 
 async def _room(host: Host, paste: Paste, facts: dict[str, Any]) -> Finding:
-    place = host.state_dir
-    while not await host.exists(place):
-        place = place.parent
-    free = facts["state_free_bytes"] = await host.free_bytes(place)
+    directory = host.state_dir
+    while not await host.exists(directory):
+        directory = directory.parent
+    free = facts["state_free_bytes"] = await host.free_bytes(directory)
     text = f"{format_size(free)} free for {host.state_dir}"
     if free < LITTLE_ROOM_BYTES:
-        return Finding("room", WARN, text, remedies.room(place, paste))
+        return Finding("room", WARN, text, remedies.room(directory, paste))
     return Finding("room", OK, text)
 
 

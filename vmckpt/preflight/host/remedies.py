@@ -214,12 +214,12 @@ def libvirt_encrypts(host: Host, paste: Paste, directory: Path, user: int | None
     issue, pki = f"vmckpt pki issue {host.name}", pki_dir(host)
     if user is None and directory == pki:
         return issue
-    place = pki if user is None else QEMU_CERTIFICATES
-    settings = {"migrate_tls_x509_cert_dir": f'"{place}"', "migrate_tls_x509_verify": "1"}
+    certificates_dir = pki if user is None else QEMU_CERTIFICATES
+    settings = {"migrate_tls_x509_cert_dir": f'"{certificates_dir}"', "migrate_tls_x509_verify": "1"}
     parts = [f"{_put(settings, '/etc/libvirt/qemu.conf')} && systemctl restart libvirtd"]
     if user is not None:
-        copied = f"install -o {user} -m 600 {shlex.quote(str(pki))}/*.pem {place}"
-        parts = [f"install -d {place}", copied, *parts]
+        copied = f"install -o {user} -m 600 {shlex.quote(str(pki))}/*.pem {certificates_dir}"
+        parts = [f"install -d {certificates_dir}", copied, *parts]
     return f"{issue} && {paste.as_root(' && '.join(parts))}"
 
 

@@ -100,10 +100,10 @@ async def plan_disks(
 
     `images` has the nodes of the running QEMU.
     """
-    places = await asyncio.gather(
-        *(_place(owned, target, number, disk, how) for number, disk in enumerate(owned.disks))
+    all_paths = await asyncio.gather(
+        *(_paths(owned, target, number, disk, how) for number, disk in enumerate(owned.disks))
     )
-    plan = decide_disks(owned.disks, owned.nodes, places, images)
+    plan = decide_disks(owned.disks, owned.nodes, all_paths, images)
     full = tuple(await _room(plan.copies, target))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
 
@@ -111,7 +111,7 @@ async def plan_disks(
 def decide_disks(
     disks: Iterable[Disk],
     nodes: Iterable[str],
-    places: Iterable[DiskPaths],
+    all_paths: Iterable[DiskPaths],
     images: Mapping[str, DiskImage],
 ) -> DiskPlan:
     """Decide what happens to every disk. Pure; `images` has the nodes of the running QEMU.
@@ -121,64 +121,64 @@ def decide_disks(
     shared: list[Path] = []
     copies: list[DiskCopy] = []
     obstacles: list[DiskObstacle] = []
-    for disk, node, place in zip(disks, nodes, places, strict=True):
+    for disk, node, paths in zip(disks, nodes, all_paths, strict=True):
         image = images.get(node)
-        if place.shared:
+        if paths.shared:
             # QEMU names a backing file by its path, or by JSON if it is not a file.
             backing = image.backing if image else ()
-            shared += [place.target, *(Path(name) for name in backing if name.startswith("/"))]
-        elif obstacle := _obstacle(place, image):
+            shared += [paths.target, *(Path(name) for name in backing if name.startswith("/"))]
+        elif obstacle := _obstacle(paths, image):
             obstacles.append(obstacle)
         elif image is None and images:
-            reason = f"its QEMU has no block node '{node}', which {place.source} was known by"
+            reason = f"its QEMU has no block node '{node}', which {paths.source} was known by"
             obstacles.append(DiskObstacle("disk-node", reason, NODELESS))
         elif image:
             copies.append(
                 DiskCopy(
-                    place.number,
+                    paths.number,
                     disk.format,
                     disk.read_only,
                     image.virtual_size_bytes,
                     image.allocated_bytes,
-                    place.source,
-                    place.target,
+                    paths.source,
+                    paths.target,
                     node,
                     disk.node,
-                    place.keep,
-                    place.target_left,
+                    paths.keep,
+                    paths.target_left,
                 )
             )
     return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
 
 
-def _obstacle(place: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
-    if place.device is not None:
-        reason = f"{place.device} is a device, and only image files are copied"
+def _obstacle(paths: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
+    if paths.device is not None:
+        reason = f"{paths.device} is a device, and only image files are copied"
         return DiskObstacle("disk-device", reason, "if both hosts reach the same: --disks shared")
-    if place.shared is None:
-        reason = f"it is unknown whether {place.source} is shared: {place.why}"
+    if paths.shared is None:
+        reason = f"it is unknown whether {paths.source} is shared: {paths.why}"
         return DiskObstacle("disk-shared", reason, EXPLICIT)
-    if place.target_taken and not place.target_left:
+    if paths.target_taken and not paths.target_left:
         return DiskObstacle(
             "disk-target",
-            f"{place.target} exists on the destination already, and is never written over",
+            f"{paths.target} exists on the destination already, and is never written over",
             "see what uses it (vmckpt host images), remove or rename it there; for shared storage: "
             "--disks shared",
         )
-    if not place.target_has_directory:
-        reason = f"the destination has no directory {place.target.parent}"
+    if not paths.target_has_directory:
+        reason = f"the destination has no directory {paths.target.parent}"
         return DiskObstacle("disk-target", reason, "create it there")
     if image and image.snapshots:
         return DiskObstacle(
             "disk-snapshots",
-            f"{place.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
+            f"{paths.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
             "remove them (vmckpt checkpoint rm NAME --kind internal --vm VM), or put the disk on "
             "shared storage",
         )
     return None
 
 
-async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
+async def _paths(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
     source = owned.host
     here = disk.on(source.state_dir)
     there = owned.elsewhere.get(disk.node) or disk.on(target.state_dir)

@@ -77,9 +77,9 @@ class KnownBlocks:
             stop = min(block_end, end)
             is_whole = at == start and stop == block_end
             now = digest(at, stop) if is_whole else _UNKNOWN
-            place = slice(DIGEST_BYTES * block, DIGEST_BYTES * (block + 1))
-            if not is_whole or self._digests[place] != now:
-                self._digests[place] = now
+            span = slice(DIGEST_BYTES * block, DIGEST_BYTES * (block + 1))
+            if not is_whole or self._digests[span] != now:
+                self._digests[span] = now
                 if found and found[-1][1] == at:
                     found[-1] = (found[-1][0], stop)
                 else:

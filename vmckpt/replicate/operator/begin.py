@@ -15,7 +15,7 @@ from vmckpt.preflight.replication.checks import check
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.compare import GuestMachine, describe, differences
 from vmckpt.qemu.monitor import session
-from vmckpt.replicate.arbiter import require_place
+from vmckpt.replicate.arbiter import require_location
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.folding import fold_there
@@ -62,7 +62,7 @@ async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) ->
     still runs where it was, unprotected), HostDownError, BusyError (another command starts one).
     """
     one_machine = vm.host.is_this_machine and standby.is_this_machine
-    require_place(options)
+    require_location(options)
     options.require_sense(one_machine=one_machine)
     # Two would write to the same files, and a failure of one would end what the other has started.
     lock = ServiceFiles.of(vm.host, vm.name).beginning
@@ -98,11 +98,11 @@ async def _begun(
     ours, theirs = ServiceFiles.of(vm.host, vm.name), ServiceFiles.of(standby, vm.name)
     try:
         await _write(standby, theirs, request)
-        place = await have_listen(standby, theirs.path, ("replica", "standby"))
+        endpoint = await have_listen(standby, theirs.path, ("replica", "standby"))
         await _require_same(vm, standby)
         # And its last checkpoint: none is taken while it is protected.
         await hand_over(vm.host, vm.directory, standby)
-        await _write(vm.host, ours, replace(request, place=place))
+        await _write(vm.host, ours, replace(request, place=endpoint))
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)
         status = await _until_protected(vm, ours, service)

@@ -95,7 +95,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         channel = await _connect(request, keeper.term)
         stack.callback(channel.abort)
         second = await stack.enter_async_context(
-            second_path(request, Sender.PRIMARY, _place(request).token)
+            second_path(request, Sender.PRIMARY, _endpoint(request).token)
         )
         welcome = await _greet(channel, request, vm, second)
         monitor = await stack.enter_async_context(
@@ -238,11 +238,11 @@ def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
 
 
 async def _connect(request: ReplicationRequest, term: int) -> Channel:
-    wire = await open_link(request.standby.name, _place(request))
+    wire = await open_link(request.standby.name, _endpoint(request))
     return Channel(wire.reader, wire.writer, term)
 
 
-def _place(request: ReplicationRequest) -> TlsEndpoint:
+def _endpoint(request: ReplicationRequest) -> TlsEndpoint:
     if request.place is None:
         raise OperationFailedError(
             "the primary does not know its standby's address",

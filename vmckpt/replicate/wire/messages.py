@@ -317,20 +317,20 @@ def _list(value: dict[str, Any], name: str) -> list[Any]:
 
 def _made(kind: type[T], value: object) -> T:
     """The message, with each field of the type that its class declares."""
-    places = fields(kind)  # type: ignore[arg-type]
-    if not isinstance(value, dict) or value.keys() != {place.name for place in places}:
+    members = fields(kind)  # type: ignore[arg-type]
+    if not isinstance(value, dict) or value.keys() != {member.name for member in members}:
         raise senseless(f"{kind.__name__} has other fields", f"{value!r:.200}")
-    for place in places:
-        right = _SIMPLE.get(place.type, tuple)
-        given = value[place.name]
+    for member in members:
+        right = _SIMPLE.get(member.type, tuple)
+        given = value[member.name]
         if not isinstance(given, right) or isinstance(given, bool):
-            raise senseless(f"{kind.__name__} has a wrong {place.name}", f"{given!r:.200}")
+            raise senseless(f"{kind.__name__} has a wrong {member.name}", f"{given!r:.200}")
         if isinstance(given, int) and given < 0:
-            raise senseless(f"{kind.__name__} has a negative {place.name}", str(given))
-        if isinstance(given, int) and given > _MOST.get(place.name, given):
-            raise senseless(f"{kind.__name__} has a {place.name} too large", str(given))
+            raise senseless(f"{kind.__name__} has a negative {member.name}", str(given))
+        if isinstance(given, int) and given > _MOST.get(member.name, given):
+            raise senseless(f"{kind.__name__} has a {member.name} too large", str(given))
         if isinstance(given, str) and "\0" in given:  # it becomes part of a command's environment
-            raise senseless(f"{kind.__name__} has a NUL in its {place.name}", f"{given!r:.200}")
+            raise senseless(f"{kind.__name__} has a NUL in its {member.name}", f"{given!r:.200}")
     return kind(**value)
 
 

@@ -92,10 +92,10 @@ class Encoder:
             changed = np.zeros((0, WORDS), dtype=bool)
             same = patched = np.zeros(len(numbers), dtype=bool)
         else:
-            places = _places(numbers)
-            changed, same, patched = _compare(self.shadow.words[places], contents)
+            rows = _as_rows(numbers)
+            changed, same, patched = _compare(self.shadow.words[rows], contents)
             patched &= ~zero
-            self.shadow.words[places] = contents
+            self.shadow.words[rows] = contents
         whole = ~(zero | same | patched)
         zero &= ~same
         kinds = [numbers[chosen] for chosen in (zero, patched, whole)]
@@ -128,7 +128,7 @@ def _zero(contents: Words) -> NDArray[np.bool_]:
     return zero
 
 
-def _places(numbers: Numbers) -> Numbers | slice:
+def _as_rows(numbers: Numbers) -> Numbers | slice:
     """The positions of pages; consecutive ones as a slice, which avoids a copy."""
     first, last = int(numbers[0]), int(numbers[-1])
     if last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():

@@ -40,7 +40,7 @@ class CachedBackend:
     is_remote = True
 
     def __init__(self, inner: Backend, folder: Path | None, secret: bytes) -> None:
-        self.place, self.locks_last = inner.place, inner.locks_last
+        self.location, self.locks_last = inner.location, inner.locks_last
         self._inner, self._secret = inner, blake2b(secret, person=b"vmckpt cache").digest()
         self._folder = folder if folder is not None and _own_folder(folder) else None
         self._known: dict[str, dict[str, tuple[int, str]]] = {}

@@ -57,7 +57,7 @@ class LocalBackend:
 
     def __init__(self, root: Path, *, append_only: bool = False) -> None:
         self.root, self.append_only = root, append_only
-        self.place = str(root)
+        self.location = str(root)
         self._open: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
         self._locks_are_kept = False
@@ -110,7 +110,7 @@ class LocalBackend:
     def remove(self, name: str) -> None:
         """Unlink it durably."""
         if self.append_only:
-            raise append_only_error(name, self.place)
+            raise append_only_error(name, self.location)
         parent, _, last = name.rpartition("/")
         # Removing frees space, even on a full disk.
         with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ class LocalBackend:
                         raise self.error(exc, LOCK) from exc
                 if time.monotonic() >= until_s:
                     raise BusyError(
-                        f"the store {self.place} is in use",
+                        f"the store {self.location} is in use",
                         why=f"another command holds its {name}",
                         remedy="wait for it to end, then run this again",
                     )
@@ -211,10 +211,10 @@ class LocalBackend:
                 fd = stack.enter_context(self._directory(self.root / folder))
             except FileNotFoundError as exc:
                 if required:
-                    raise marks.not_own(folder, self.place) from exc
+                    raise marks.not_own(folder, self.location) from exc
                 raise
             if required and not marks.is_marked(fd, required):
-                raise marks.not_own(folder, self.place)
+                raise marks.not_own(folder, self.location)
             yield fd
 
     def _require_own(self, name: str) -> None:
@@ -249,7 +249,7 @@ class LocalBackend:
         if marks.belong_together(objects):
             self._mark(store_id)
         elif not self._known_marks():  # otherwise another command has just made them
-            raise marks.not_certain(objects, self.place)
+            raise marks.not_certain(objects, self.location)
 
     def _mark(self, store_id: str) -> None:
         """Raises OSError."""
@@ -298,7 +298,7 @@ class LocalBackend:
         if not is_kept:
             why = "a lock that one program holds is granted to another as well"
         raise RefusedError(
-            f"{self.place} is on a file system that does not keep locks: {kind}",
+            f"{self.location} is on a file system that does not keep locks: {kind}",
             why=f"{why}; commands of two hosts at once could disturb one another",
             remedy="use NFS with locks, object storage (s3://...), or HOST:/DIRECTORY of the host "
             "that has the disk"
@@ -359,7 +359,7 @@ class LocalBackend:
 
     def error(self, exc: OSError, name: str) -> StorageError:
         """Translate an OSError."""
-        return storage_error(exc, name, self.place)
+        return storage_error(exc, name, self.location)
 
 
 class LocalWriter:
@@ -428,8 +428,8 @@ class LocalWriter:
 
     def _there_already(self) -> RefusedError:
         if self._backend.append_only:
-            return append_only_error(self._name, self._backend.place)
-        return there_already(self._name.rpartition("/")[2], self._backend.place)
+            return append_only_error(self._name, self._backend.location)
+        return there_already(self._name.rpartition("/")[2], self._backend.location)
 
     def discard(self) -> None:
         """Unlink it unless it was published."""

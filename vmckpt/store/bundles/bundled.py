@@ -68,7 +68,7 @@ class BundledBackend:
     """A location whose packs are read wherever they are. Thread-safe."""
 
     def __init__(self, inner: Backend, files: BundleFiles) -> None:
-        self.place, self.locks_last = inner.place, inner.locks_last
+        self.location, self.locks_last = inner.location, inner.locks_last
         self.is_remote = inner.is_remote
         self.files = files
         self._inner = inner
@@ -99,7 +99,7 @@ class BundledBackend:
         known = self._known
         if not (known.loose or known.bundles or known.unreadable):
             return UnreadableError(
-                f"the store {self.place} has no pack at all",
+                f"the store {self.location} has no pack at all",
                 why="its disk is perhaps not mounted",
                 remedy="mount it; if its content is lost, remove the checkpoints that need it",
             )
@@ -203,7 +203,7 @@ class BundledBackend:
                 return found, unreadable, sizes
             time.sleep(_PAUSE_S)
         raise StorageError(
-            f"the store {self.place} lists bundles that are not there",
+            f"the store {self.location} lists bundles that are not there",
             why="its storage lists what was removed, or gc merges them faster than they are read",
             remedy="run this again; object storage has to list what is there, as AWS S3 does",
         )

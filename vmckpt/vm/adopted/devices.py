@@ -58,8 +58,8 @@ def device(draft: Draft, option: Option) -> None:
         return
     if (rom := settings.get("romfile")) and "/" in rom:
         settings = settings.put("romfile", str(draft.file(rom, option)))
-    if name and settings.get("addr") is None and name in draft.facts.places:
-        settings = settings.put("addr", draft.facts.places[name])
+    if name and settings.get("addr") is None and name in draft.facts.slots:
+        settings = settings.put("addr", draft.facts.slots[name])
     draft.add("device", settings)
 
 

@@ -87,7 +87,7 @@ async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
             name: await inside.device_settings(monitor, name, devices[name])
             for name in sorted(late)
         },
-        places={name: slot for name, slot in slots.items() if slot is not None},
+        slots={name: slot for name, slot in slots.items() if slot is not None},
         networks=await inside.query_networks(monitor),
         labels=await inside.query_chardev_labels(monitor),
         directories=await _directories(host, argv),

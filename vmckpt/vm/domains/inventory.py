@@ -113,10 +113,10 @@ async def find_domain(
 def choose(same_name: Sequence[Domain], *, left: Collection[str] = ()) -> Domain | None:
     """The domain that is meant. Pure. Raises UsageError if that is ambiguous."""
     if len({domain.uuid for domain in same_name}) > 1:
-        places = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
+        found = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
         raise UsageError(
             f"several domains are called '{same_name[0].name}'",
-            why=places,
+            why=found,
             remedy="rename all but one: virsh domrename",
         )
     by_worth = sorted(

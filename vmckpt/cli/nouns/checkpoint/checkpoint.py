@@ -320,7 +320,7 @@ def rm(
     bad = [one for point in points for one in there.find_unreadable(point)]
     found = [there.find(point) for point in points if not there.find_unreadable(point)]
     lost = [in_words(one) for one in found]
-    lost += [f"{one.id} in {one.place.label}, which cannot be read" for one in bad]
+    lost += [f"{one.id} in {one.location.label}, which cannot be read" for one in bad]
     text = "\n".join(f"  {one_line(line)}" for line in lost)
     confirm(f"Removed for good, from every store that has it:\n{text}", yes=yes, as_json=json)
     run(remove(found, key))

@@ -61,12 +61,12 @@ def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: boo
     for vm, id_ in group.members.items():
         entry = group.entries.get(vm)
         facts = entry.facts if entry else None
-        members[vm] = {"id": id_, "stores": [one.label for one in entry.places] if entry else []}
+        members[vm] = {"id": id_, "stores": [one.label for one in entry.locations] if entry else []}
         rows.append(
             (
                 vm,
                 id_[:12],
-                ", ".join(place.label for place in entry.places) if entry else "missing",
+                ", ".join(location.label for location in entry.locations) if entry else "missing",
                 format_size(entry.manifest.added_bytes) if entry else "-",
                 f"{facts.pause_ms:.1f} ms" if facts else "-",
                 facts.host if facts else "-",

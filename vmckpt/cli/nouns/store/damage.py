@@ -40,7 +40,7 @@ def checked(store: "Store", report: "CheckReport") -> DamageOutput:
                 f"{', '.join(report.lost)}"
             )
         error = DamagedError(
-            f"the store {store.place} is damaged",
+            f"the store {store.location} is damaged",
             why=f"{len(names)} files: {_some(names)}",
             remedy=remedy,
         )
@@ -108,7 +108,7 @@ def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> DamageOutp
     error = None
     if left:
         error = DamagedError(
-            f"the store {store.place} still has checkpoints that cannot be restored",
+            f"the store {store.location} still has checkpoints that cannot be restored",
             why=_some(left),
             remedy="take a checkpoint of the VM, which may heal them, or remove them: "
             "--remove-lost (and copy them again from a store that has them); one that is pinned: "
@@ -135,7 +135,7 @@ def _read(report: "CheckReport", damaged: int) -> str:
 
 def _result(store: "Store", report: "CheckReport") -> dict[str, Any]:
     return {
-        "place": store.place,
+        "place": store.location,
         "whole": report.whole,
         "checkpoints": report.checkpoints,
         "packs": report.packs,
