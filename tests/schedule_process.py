@@ -50,7 +50,7 @@ class Files(OnlyTaking):
             raise BusyError("'web' is busy", why="another service is at it", remedy="wait")
         return Point(record.making.id, "point", 0.01, 0.1, 1)
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         return None
 
 

@@ -213,7 +213,7 @@ class World:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return Checked(self.damage, self.unchecked, {"store": record.checked.get("store", 0) + 1})
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         raise NotFoundError("not asked", why="-", remedy="-")
 
     def _point(self, key: str) -> Point:

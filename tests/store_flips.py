@@ -99,7 +99,7 @@ class Flipping:
     def _flip(self, backend: BundledBackend) -> None:
         """One bit, of a frame most often; else anywhere, or where the formats' own bytes are."""
         folder = self._random.choice(FOLDERS)
-        held = backend.look()
+        held = backend.list_holdings()
         packs = [*held.loose, *held.bundles]
         names = [f"{folder}/{name}" for name in backend.names(folder)]
         if folder == "packs" or not names:
@@ -229,7 +229,7 @@ class Flipping:
         with self._look() as store:
             opened = store.opened
             opened.records.refresh()
-            packs = set(opened.packs.look_again())
+            packs = set(opened.packs.list_again())
             if folder != "damaged":
                 packs &= ids
             return {

@@ -72,7 +72,7 @@ def test_a_pack_whose_table_is_damaged_in_a_bundle_is_read_as_its_own_object_has
     for one in (ready.location / "packs").glob("[0-9a-f]*"):
         (location / "packs" / one.name).write_bytes(one.read_bytes())
     with open_store(str(location)) as store:
-        (bundle,) = store.opened.backend.look().bundles.values()
+        (bundle,) = store.opened.backend.list_holdings().bundles.values()
     path = location / bundle.name
     data = bytearray(path.read_bytes())
     for member in bundle.members.values():
@@ -114,7 +114,7 @@ def test_a_sector_of_a_bundle_that_cannot_be_read_takes_one_pack_with_it_at_most
     """The list's, or that of a table: all packs that have nothing there can be read."""
     location = merged.copied(tmp_path / "store")
     with open_store(str(location)) as store:
-        (bundle,) = store.opened.backend.look().bundles.values()
+        (bundle,) = store.opened.backend.list_holdings().bundles.values()
     backend = Unreadable(location)
     backend.bad = 0
     with open_store(backend) as store:
@@ -147,7 +147,7 @@ def test_a_bundle_that_claims_more_than_any_has_is_refused(
     rows = [[f"{number:032x}", 0, 250 << 20, frames] for number in range(16)]
     with open_store(str(location)) as store:
         write_bundle(store, rows, 16 * (250 << 20))
-        held = store.opened.backend.look()
+        held = store.opened.backend.list_holdings()
         assert not held.bundles
         assert len(held.unreadable) == 1
         require_one(store, *ready.made[-1])

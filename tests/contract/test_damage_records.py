@@ -39,7 +39,7 @@ def new_store(location: Path) -> Store:
 
 
 def a_pack(store: Store) -> Pack:
-    return store.opened.packs.find(min(store.opened.packs.look_again()))
+    return store.opened.packs.find(min(store.opened.packs.list_again()))
 
 
 def lost_by_another_gc(pack: Pack, names: Mapping[int, bytes]) -> Damage:
@@ -312,9 +312,9 @@ def test_a_damaged_copy_of_the_names_is_found_and_written_anew(tmp_path: Path, s
         assert [pack in one.name for one in report.findings] == [True]
         assert not report.lost
         # Its content is still found by name.
-        before = store.opened.packs.look_again()
+        before = store.opened.packs.list_again()
         again = save(store, ram, vm="other")
-        assert store.opened.packs.look_again() == before
+        assert store.opened.packs.list_again() == before
         collect(store, plan_gc(store))
         assert check(store).whole
         for one in (first, again):

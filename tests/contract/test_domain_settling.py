@@ -24,7 +24,7 @@ from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import MigrateCall
-from vmckpt.migrate.domains.settle import look_at, unknown
+from vmckpt.migrate.domains.settle import inspect_end, unknown
 from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove, DomainView, EndState
@@ -56,7 +56,7 @@ def answers(*states: DomainState | Condition | None, job: DomainJob | VmckptErro
 
 
 def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[EndState, bool]:
-    return asyncio.run(look_at(session, UUID, is_source=is_source))
+    return asyncio.run(inspect_end(session, UUID, is_source=is_source))
 
 
 def test_a_source_that_will_not_tell_of_its_job_is_locked_or_silent() -> None:

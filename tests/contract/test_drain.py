@@ -110,7 +110,7 @@ class World:
     def hosts(self) -> Sequence[Host]:
         return [self.host(name) for name in "abc"]
 
-    async def look(self) -> Answers[VmInfo]:
+    async def inspect(self) -> Answers[VmInfo]:
         seen = [
             info(name, host, "stopped" if name in self.stopped else "running", self.words.get(name))
             for name, host in self.where.items()
@@ -136,19 +136,19 @@ class World:
 
     @property
     def tools(self) -> DrainTools:
-        return DrainTools(self.look, self.find, self.is_worked_on, self.hosts)
+        return DrainTools(self.inspect, self.find, self.is_worked_on, self.hosts)
 
     def drain(self, **asked: Any) -> DrainResult:
         return asyncio.run(self.drained(**asked))
 
     async def drained(self, *, dry_run: bool = False, **asked: Any) -> DrainResult:
-        wanted = DrainOptions(look_s=0.0, **asked)
+        wanted = DrainOptions(measure_s=0.0, **asked)
         return await drain(
             self.host("a"), wanted, self.told.append, dry_run=dry_run, tools=self.tools
         )
 
     def undrain(self, name: str = "a", *, dry_run: bool = False, **asked: Any) -> DrainResult:
-        wanted, host = DrainOptions(look_s=0.0, **asked), self.host(name)
+        wanted, host = DrainOptions(measure_s=0.0, **asked), self.host(name)
         return asyncio.run(
             undrain(host, wanted, self.told.append, dry_run=dry_run, tools=self.tools)
         )
@@ -234,7 +234,7 @@ def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) 
     # Another drain puts nothing there.
     assert (
         asyncio.run(
-            drain(world.host("b"), DrainOptions(look_s=0.0), world.told.append, tools=world.tools)
+            drain(world.host("b"), DrainOptions(measure_s=0.0), world.told.append, tools=world.tools)
         ).exit_code
         == 0
     )
@@ -298,15 +298,15 @@ def test_a_host_that_another_operator_drains_meanwhile_is_not_opened(
     world: World, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     world.refused = {(f"vm{n}", h): Finding("way-back", WARN, "-") for n in range(5) for h in "bc"}
-    look = world.look
+    inspect = world.inspect
 
     async def and_another() -> Any:
         await close(world.host("a"), {"run": "another"})
         if ends == "broken off":
             raise error(HostDownError)
-        return await look()
+        return await inspect()
 
-    monkeypatch.setattr(world, "look", and_another)
+    monkeypatch.setattr(world, "inspect", and_another)
     if ends == "refused":
         assert world.drain().exit_code == 4
     else:
@@ -397,7 +397,7 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
             mark.write_text('{"run": "another"}')
 
     world.where |= {f"vm{number}": "a" for number in range(5, 12)}
-    asked = DrainOptions(look_s=0.0, max_parallel=1)
+    asked = DrainOptions(measure_s=0.0, max_parallel=1)
     result = asyncio.run(drain(world.host("a"), asked, tell, tools=world.tools))
     assert result.exit_code == 0
     assert len(arrived) == 12
@@ -442,12 +442,12 @@ class Starting(World):
     left = 1
     looked = False
 
-    async def look(self) -> Answers[VmInfo]:
+    async def inspect(self) -> Answers[VmInfo]:
         if self.looked and self.left:
             self.left -= 1
             self.where["late"] = "a"
         self.looked = True
-        return await super().look()
+        return await super().inspect()
 
 
 def test_a_vm_that_is_started_meanwhile_leaves_too(world: World) -> None:
@@ -480,7 +480,7 @@ def test_one_that_is_busy_is_tried_again_and_left_in_the_end(world: World) -> No
     assert world.drain().exit_code == 0
     world.faults = {("other", "c"): [lambda: error(BusyError, "busy")] * 9}
     result = asyncio.run(
-        drain(world.host("b"), DrainOptions(look_s=0.0), world.told.append, tools=world.tools)
+        drain(world.host("b"), DrainOptions(measure_s=0.0), world.told.append, tools=world.tools)
     )
     assert stays(result)["other"] == "busy: the script says so"
 
@@ -697,13 +697,13 @@ def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
     world.where = {"web": "a"}
     damage = error(StorageError, "vm.json is damaged")
 
-    async def look() -> Answers[VmInfo]:
-        found = await world.look()
+    async def inspect() -> Answers[VmInfo]:
+        found = await world.inspect()
         unread = (Unread("a", "db", damage), Unread("b", "other", damage))
         return found._replace(silent=[*found.silent, damage, damage], unread=unread)
 
-    tools = replace(world.tools, look=look)
-    work = drain(world.host("a"), DrainOptions(look_s=0.0), world.told.append, tools=tools)
+    tools = replace(world.tools, inspect=inspect)
+    work = drain(world.host("a"), DrainOptions(measure_s=0.0), world.told.append, tools=tools)
     result = asyncio.run(work)
     assert result.moved == {"web": "b"}
     assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]

@@ -97,10 +97,10 @@ def ailments(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[s
 
     vm = cast("Vm", Guest())
 
-    async def look(_: Vm) -> VmStatus:
+    async def inspect(_: Vm) -> VmStatus:
         return VmStatus(vm, state, migrating=False, owner=None)
 
-    monkeypatch.setattr(health, "look", look)
+    monkeypatch.setattr(health, "inspect", inspect)
     checks = tuple(parse_check(text, None) for text in texts)
     return asyncio.run(health.ailments(vm, checks))
 

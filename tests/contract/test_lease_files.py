@@ -181,7 +181,7 @@ def test_an_error_after_which_a_record_may_stand_there_is_no_refusal(
     async def main() -> None:
         await primary.take()
         await primary.record_in_sync("b/1")
-        await standby.look()
+        await standby.read()
         with monkeypatch.context() as patch:
             if fails == "link":
                 patch.setattr(Path, "hardlink_to", late)
@@ -193,7 +193,7 @@ def test_an_error_after_which_a_record_may_stand_there_is_no_refusal(
                 patch.setattr(file_store, "_settle", lambda *_: unlisted(tmp_path))
             with pytest.raises(OutcomeUnknownError):
                 await standby.claim()
-        await standby.look()
+        await standby.read()
         assert standby.held is not None
         assert standby.held.term == 2
 

@@ -15,7 +15,7 @@ from tests.guest_like import memory, require_same, save
 from tests.unit.test_checkpoint_tree import facts
 from tests.unit.test_guard_records import record
 from vmckpt.checkpoint.catalogue.catalogue import Catalogue, catalogue, to_json
-from vmckpt.checkpoint.catalogue.look import prune, remove
+from vmckpt.checkpoint.catalogue.maintain import prune, remove
 from vmckpt.checkpoint.catalogue.pinning import check_reason, pin, unpin
 from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.checkpoint.catalogue.tree import lines, rows

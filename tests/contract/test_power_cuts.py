@@ -26,7 +26,7 @@ from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_f
 from vmckpt.migrate.steps.handover import settle_on_target
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.inventory import Vm, look_all, read_vm
+from vmckpt.vm.inventory import Vm, inspect_all, read_vm
 from vmckpt.vm.lifecycle import create_image
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
@@ -243,7 +243,7 @@ def test_a_vm_with_a_damaged_record_hides_no_other(root: Path) -> None:
     broken.path.mkdir()
     broken.spec.write_text(SPEC.replace("web", "broken"))
     broken.current.touch()
-    answers = asyncio.run(look_all([host]))
+    answers = asyncio.run(inspect_all([host]))
     assert [look.vm.name for look in answers.given] == ["web"]
     assert [type(exc) for exc in answers.silent] == [StorageError]
     assert str(broken.current) in answers.silent[0].what

@@ -221,7 +221,7 @@ class Operator:
             case "failover":
                 await failover("web", hosts)
             case "keep":
-                seen = await keeping._look("web", hosts, None)
+                seen = await keeping._inspect("web", hosts, None)
                 assert not (seen.vm and self.started)
             case _:
                 await self._do_with(word, await self._found())

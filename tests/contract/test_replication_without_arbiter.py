@@ -384,7 +384,7 @@ def test_a_primary_that_saw_its_standbys_term_does_not_go_on_by_the_operators_wo
         if is_said_first:  # while the last answer is on its way
             keeper.go_alone(is_certain=is_certain)
             assert not keeper.is_refuted
-            await keeper._lease.look()
+            await keeper._lease.read()
         else:
             assert not await keeper.take_back(bool)
             store.is_away = True
@@ -442,7 +442,7 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
         await primary.take()
         if in_sync:
             await primary.record_in_sync(in_sync)
-        await standby.look()
+        await standby.read()
         store.is_away = True
         asked = asyncio.Event()
         asked.set()

@@ -415,7 +415,7 @@ def test_a_reader_whose_list_is_old_finds_what_was_moved(tmp_path: Path, ready: 
 def bundle_of(location: Path) -> tuple[Path, Bundle]:
     """The only bundle: its file, and what it has."""
     with open_store(str(location)) as store:
-        [bundle] = store.opened.backend.look().bundles.values()
+        [bundle] = store.opened.backend.list_holdings().bundles.values()
     return location / bundle.name, bundle
 
 
@@ -544,7 +544,7 @@ def test_new_small_packs_are_merged_when_there_are_many_again(
 def test_many_small_bundles_become_one(tmp_path: Path, ready: Ready) -> None:
     location = ready.copied(tmp_path / "store")
     with open_store(str(location)) as store:
-        held = store.opened.backend.look()
+        held = store.opened.backend.list_holdings()
         for name in held.loose:
             merge(store, held, [Merge([(name, name)])])
         collect_now(store)
@@ -564,7 +564,7 @@ def test_a_copy_that_is_not_what_it_was_takes_no_other_with_it(
     """A gc was killed once it had published a bundle; then a bit of that flips."""
     location = ready.copied(tmp_path / "store")
     with open_store(str(location)) as store:
-        merge(store, store.opened.backend.look(), plan_gc(store).merges)
+        merge(store, store.opened.backend.list_holdings(), plan_gc(store).merges)
     path, bundle = bundle_of(location)
     member = next(iter(bundle.members.values()))
     flip(path, member.frames_at + 5)
@@ -653,7 +653,7 @@ def test_the_format_is_3_before_anything_is_merged_and_stays(tmp_path: Path) -> 
         made = make_small(store, MANY_PACKS)
         collect_now(store)
         assert read_config(store.opened.backend).format == MERGED
-        assert not store.opened.backend.look().bundles
+        assert not store.opened.backend.list_holdings().bundles
         # A check of a command that has opened it before does not make it what it was.
         require_whole(store)
         assert read_config(store.opened.backend).format == MERGED
@@ -780,7 +780,7 @@ def test_what_a_bundle_says_is_data(tmp_path: Path, ready: Ready) -> None:
         location = ready.copied(tmp_path / "store")
         with open_store(str(location)) as store:
             write_bundle(store, rows)
-            held = store.opened.backend.look()
+            held = store.opened.backend.list_holdings()
             assert not held.bundles
             assert len(held.unreadable) == 1
             require_one(store, *ready.made[-1])

@@ -149,7 +149,7 @@ def test_a_full_disk_is_collected_although_damage_is_to_heal(
             with hurt.open() as store:
                 collect(store, plan_gc(store))
     with hurt.open() as store:
-        assert bool(store.opened.backend.look().bundles) == is_merged
+        assert bool(store.opened.backend.list_holdings().bundles) == is_merged
         store.remove([one.id for one in gone])
     write, unlink, full = os.write, os.unlink, [True]
 

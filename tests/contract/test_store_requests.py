@@ -10,7 +10,7 @@ from tests.guest_like import dirtied, memory, require_same, save
 from tests.lossy_http import Losses, lossy_proxy
 from tests.object_storage import environment, new_location, s3_server
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
-from vmckpt.checkpoint.catalogue.look import verify
+from vmckpt.checkpoint.catalogue.maintain import verify
 from vmckpt.errors import NotFoundError
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check

@@ -9,7 +9,7 @@ import pytest
 from tests.guest_like import RAM, memory
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
-from vmckpt.checkpoint.catalogue.look import Pruned, prune
+from vmckpt.checkpoint.catalogue.maintain import Pruned, prune
 from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.checkpoint.catalogue.whose import chosen, of_vm
 from vmckpt.errors import BusyError, NotFoundError, UsageError

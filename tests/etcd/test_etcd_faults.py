@@ -134,7 +134,7 @@ def test_a_primary_that_is_cut_off_loses_its_lease_before_the_standby_gets_it(
             for proxy in proxies:
                 proxy.flow()
             await asyncio.sleep(0.2)
-            await standby.look()
+            await standby.read()
             assert standby.highest_term == 2
             assert standby.held is not None
             slow = Lease(store(cluster), "cut", primary.claimant, SPAN)

@@ -133,8 +133,8 @@ def machines(qemus: Sequence[Path], *, bare: bool = False) -> Iterator[Machines]
     """
     state_dir = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
     try:
-        look = MachineKit(packages(), bare)
-        lab = asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus, look=look))
+        kit = MachineKit(packages(), bare)
+        lab = asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus, kit=kit))
         yield Machines(state_dir, lab)
     finally:
         show_evidence(state_dir, *LOGS, VM_LOGS)

@@ -215,7 +215,7 @@ class Qemu:
     def running(self) -> bool:
         return self.alive and self.run == "running"
 
-    def look(self) -> MigrationEnd:
+    def inspect(self) -> MigrationEnd:
         if self.gone:
             return GONE
         if not self.alive or self.silent:
@@ -360,11 +360,11 @@ LIMIT = 30
 def settle(pair: Pair, fates: list[str], *, torn: bool) -> OwnershipMove:
     """As migrate.settle.settle does; after the last fate both answer and QEMU gets on."""
     for fate in [*fates, "both answer", *["all is sent"] * LIMIT]:
-        source = pair.source.look()
+        source = pair.source.inspect()
         if torn:
             # Both ends are never looked at in the same instant.
             pair.tick(fate)
-        view = OwnershipView(source, pair.target.look(), pair.was_running, pair.stopped, pair.stays)
+        view = OwnershipView(source, pair.target.inspect(), pair.was_running, pair.stopped, pair.stays)
         move = decide(view)
         if move in ENDINGS - {OwnershipMove.UNKNOWN}:
             return move

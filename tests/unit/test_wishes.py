@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vmckpt.cli.options.arguments import TimeLimits, look_s, seconds_until
+from vmckpt.cli.options.arguments import TimeLimits, measure_s, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.options.declared import read
@@ -100,4 +100,4 @@ def test_a_clock_that_is_put_forward_or_back_is_reckoned_with(
 @pytest.mark.parametrize("text", ["2", "100ms", "2h", "-1s", ""])
 def test_a_look_takes_a_time_that_can_be_measured(text: str) -> None:
     with pytest.raises(UsageError):
-        look_s(text)
+        measure_s(text)

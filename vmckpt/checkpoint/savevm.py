@@ -178,7 +178,7 @@ async def _run_job(
     began_s, show = time.monotonic(), heard_or_not(emit)
     await begin
 
-    async def look() -> QemuJob:
+    async def query() -> QemuJob:
         # QEMU does not answer while it saves or loads, however long that takes; if it dies, it
         # hangs up.
         jobs = await commands.query_jobs(monitor, timeout_s=None)
@@ -192,7 +192,7 @@ async def _run_job(
         show(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
         return job
 
-    job = await poll(look, lambda job: job.concluded, every_s=POLL_S)
+    job = await poll(query, lambda job: job.concluded, every_s=POLL_S)
     await commands.job_dismiss(monitor, job_id)
     if job.error:
         raise OperationFailedError(

@@ -46,7 +46,7 @@ from vmckpt.vm.users.users import let_write_here
 # Device state and ROMs, and the time to write them.
 BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
 PROBE_BYTES = 32 << 20
-FINISH_S, LOOK_S, POLL_S = 30.0, 1.0, 0.005
+FINISH_S, CHECK_S, POLL_S = 30.0, 1.0, 0.005
 # QEMU must answer while it saves, and little must be left at the end.
 LIMITS = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
 _FD_NAME = "vmckpt-saved"
@@ -175,7 +175,7 @@ class _TakingWhole(Taking):
     async def _saved(self, events: Any) -> None:
         """Wait until all is written. Raises OperationFailedError."""
         while True:
-            event = await events.next(LOOK_S)
+            event = await events.next(CHECK_S)
             found = await commands.query_migrate(self._monitor, timeout_s=FINISH_S)
             status = event["data"]["status"] if event else found.status
             if status == "completed":

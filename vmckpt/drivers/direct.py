@@ -36,11 +36,11 @@ class DirectVm(NamedTuple):
         """The host that it is on."""
         return self.vm.host
 
-    async def look(self) -> VmInfo:
+    async def inspect(self) -> VmInfo:
         """Its current state."""
-        from vmckpt.vm.inventory import look
+        from vmckpt.vm.inventory import inspect
 
-        return info(await look(self.vm))
+        return info(await inspect(self.vm))
 
     async def console(self) -> "Path":
         """The socket of its serial console, on its host. Raises RefusedError: it has none."""
@@ -128,9 +128,9 @@ class DirectVm(NamedTuple):
         for_s: float | None = None,
     ) -> "MigrationPlan":
         """Every migration method, and the one that meets the intent; see `forecast.planner`."""
-        from vmckpt.forecast.planner import LOOK_S, make_plan
+        from vmckpt.forecast.planner import MEASURE_S, make_plan
 
-        look_s = LOOK_S if for_s is None else for_s
+        look_s = MEASURE_S if for_s is None else for_s
         return await make_plan(self.vm, target, options, intent, began_s=began_s, for_s=look_s)
 
     async def migrate(
@@ -211,20 +211,20 @@ def _cannot(vm: "Vm") -> tuple[str, ...]:
     return () if vm.ram_is_shared else ("replicate",)
 
 
-def info(look: "VmStatus") -> VmInfo:
+def info(inspected: "VmStatus") -> VmInfo:
     """The VmInfo of an inspected VM."""
-    vm, platform = look.vm, look.vm.qemu.platform
+    vm, platform = inspected.vm, inspected.vm.qemu.platform
     return VmInfo(
         name=vm.name,
         host=vm.host.name,
         driver="qemu",
-        state=look.state,
-        ended=look.ended or None,
+        state=inspected.state,
+        ended=inspected.ended or None,
         adopted=vm.spec.adopted is not None,
         started_by="another program" if vm.qemu.is_foreign else "vmckpt",
         cannot=_cannot(vm),
-        operation=look.owner.action if look.owner else None,
-        migration_cut_off=look.migrating and look.owner is None,
+        operation=inspected.owner.action if inspected.owner else None,
+        migration_cut_off=inspected.migrating and inspected.owner is None,
         guest_agent=vm.spec.guest_agent,
         vcpus=vm.spec.vcpus,
         memory_bytes=vm.spec.memory_bytes,
@@ -233,7 +233,7 @@ def info(look: "VmStatus") -> VmInfo:
         cpu=platform.cpu,
         placement=vm.spec.placement,
         autostart=vm.spec.autostart,
-        pid=vm.qemu.process.pid if look.state != "stopped" else None,
+        pid=vm.qemu.process.pid if inspected.state != "stopped" else None,
         disks=tuple(_disks(vm)),
         console_log=str(vm.qemu.files.console_log),
         qmp_socket=str(vm.qemu.files.onlooker),

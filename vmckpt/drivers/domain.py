@@ -39,7 +39,7 @@ class LibvirtDomain:
         """The host that it is on."""
         return self.domain.host
 
-    async def look(self) -> VmInfo:
+    async def inspect(self) -> VmInfo:
         """Its state when it was found, and the operation that holds it."""
         return await info(self.domain)
 

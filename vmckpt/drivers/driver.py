@@ -116,7 +116,7 @@ class Driver(Protocol):
     def host(self) -> Host:
         """The host that it is on."""
 
-    async def look(self) -> VmInfo:
+    async def inspect(self) -> VmInfo:
         """Its current state."""
 
     async def console(self) -> "Path":

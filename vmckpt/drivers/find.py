@@ -58,7 +58,7 @@ async def find_own(name: str, tell: "Tell") -> "Vm":
     raise not_for_domains(name)
 
 
-async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
+async def inspect_everywhere(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     """Every VM of `hosts` (without: of all), by name, and which hosts or libvirtds do not answer.
 
     The homes that a migration or a takeover left behind are recognized only among `hosts`.
@@ -66,12 +66,12 @@ async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.migrate.outcome.left import without_stale
-    from vmckpt.vm.inventory import look_all
+    from vmckpt.vm.inventory import inspect_all
 
     everywhere = all_hosts() if hosts is None else hosts
-    looks = await look_all(everywhere)
-    given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
-    silent, unheard, unread = looks.silent, looks.unheard, looks.unread
+    inspected = await inspect_all(everywhere)
+    given = [direct_info(inspect) for inspect in await without_stale(inspected.given, everywhere)]
+    silent, unheard, unread = inspected.silent, inspected.unheard, inspected.unread
     if with_libvirt := _with_libvirt(everywhere):
         from vmckpt.drivers.domain import info as domain_info
         from vmckpt.vm.domains.inventory import all_domains

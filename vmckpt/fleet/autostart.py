@@ -7,7 +7,7 @@ from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.inventory.inventory import local_host
-from vmckpt.vm.inventory import look_all
+from vmckpt.vm.inventory import inspect_all
 
 
 class Autostarted(NamedTuple):
@@ -24,10 +24,10 @@ async def autostart(tell: Callable[[str], None]) -> list[Autostarted]:
     took it over or got it by a migration, is that host's to start. `tell` receives a sentence about
     each interrupted operation that was ended first.
     """
-    looks = await look_all([local_host()])
-    off = [one.vm for one in looks.given if one.state == "stopped"]
+    inspected = await inspect_all([local_host()])
+    off = [one.vm for one in inspected.given if one.state == "stopped"]
     wanted = sorted(vm.name for vm in off if vm.spec.autostart)
-    unread = [Autostarted(one.vm, one.error) for one in looks.unread]
+    unread = [Autostarted(one.vm, one.error) for one in inspected.unread]
     done = [await _started(name, tell) for name in wanted]
     return [*unread, *[one for one in done if one is not None]]
 

@@ -81,12 +81,12 @@ def learned(
     # multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
-        looks = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
+        measured = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
         link = learn(
             moves[kind][-LATEST_MOVES:],
             _misses(ours, kind),
             rest[-LATEST_MOVES:],
-            looks.costs.zero_page_s if looks else None,
+            measured.costs.zero_page_s if measured else None,
         )
         if link is not None:
             links[kind] = link

@@ -62,7 +62,7 @@ from vmckpt.vm.inventory import Vm
 # Slack between a plan and the new plan after a wait: both may take this many times as long.
 ANEW = 1.25
 # The default measuring time of a plan: two periods of most loads, and soon over.
-LOOK_S = 8.0
+MEASURE_S = 8.0
 # The fraction of an allowed downtime that is kept in reserve for deviations from the forecast.
 PAUSE_MARGIN = 0.2
 # The downtime limits to try when longer ones violate the intent.
@@ -168,7 +168,7 @@ async def make_plan(
     intent: Intent,
     *,
     began_s: float,
-    for_s: float = LOOK_S,
+    for_s: float = MEASURE_S,
 ) -> MigrationPlan:
     """Measure the VM, ask both hosts, and forecast every method they support. Changes nothing.
 

@@ -93,7 +93,7 @@ async def settle(journal: GroupJournal, key: Key = None) -> bool:
     parts, silent = list[Part](), list[VmckptError]()
     for part in journal.parts:
         try:
-            parts.append(part if part.committed else await _looked_for(part, key))
+            parts.append(part if part.committed else await _found_part(part, key))
         except VmckptError as exc:
             parts.append(part)
             silent.append(exc)
@@ -143,7 +143,7 @@ async def _require_ended(part: Part) -> None:
         )
 
 
-async def _looked_for(part: Part, key: Key) -> Part:
+async def _found_part(part: Part, key: Key) -> Part:
     await _require_ended(part)
     async with opened(_location(part), key) as store:
         is_there = part.checkpoint in await in_thread(store.ids)

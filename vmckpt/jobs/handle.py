@@ -204,7 +204,7 @@ class _Watch:
         self._traced, self._traced_bytes = b"", 0
         self._at_s = 0.0
         self._process: ProcessId | None = None
-        self._looked_s: float | None = None
+        self._checked_s: float | None = None
         self._died_s: float | None = None
         self._lost_s: float | None = None
         self._clock = asyncio.get_running_loop().time
@@ -214,7 +214,7 @@ class _Watch:
         """The final outcome, or the last one that a dead process reported."""
         while True:
             try:
-                found = await self._look()
+                found = await self._read()
                 self._say_found()
                 if found is not None and found.is_final:
                     return found
@@ -233,7 +233,7 @@ class _Watch:
                 self._say_lost(exc, is_new=now_s == self._lost_s)
                 await asyncio.sleep(RECONNECT_S)
 
-    async def _look(self) -> Outcome | None:
+    async def _read(self) -> Outcome | None:
         # Read first: then all events up to it are complete.
         found = await self._job.told()
         while data := await self._host.read_from(self._files.events, self._offset):
@@ -262,9 +262,9 @@ class _Watch:
         if self._process is None:
             await self._check_begins(now_s)
             return
-        if self._looked_s is not None and now_s - self._looked_s < ALIVE_S:
+        if self._checked_s is not None and now_s - self._checked_s < ALIVE_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         if await self._host.is_alive(self._process) or (
             not is_told and await self._is_being_recovered()
         ):

@@ -108,10 +108,10 @@ class Lease:
             return ReplicaStanding.UNSETTLED
         return ReplicaStanding.SOLO if possible == {None} else ReplicaStanding.IN_SYNC
 
-    async def look(self) -> SeenRecord | None:
+    async def read(self) -> SeenRecord | None:
         """The current record, and since when we have seen it unchanged."""
         async with self._one_at_a_time:
-            await self._look()
+            await self._read()
             return self._seen
 
     async def take(self, dead: Holding | None = None) -> HeldTerm:
@@ -132,7 +132,7 @@ class Lease:
 
     async def _take(self, require: Callable[[SeenRecord], None]) -> HeldTerm:
         async with self._one_at_a_time:
-            await self._look()
+            await self._read()
             self._is_given_up = False
             while True:
                 record, over = self._next_term(require)
@@ -210,7 +210,7 @@ class Lease:
         has ended: the record of its version may by now be another's, over an older copy.
         """
         if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
-            await self._look()
+            await self._read()
         if self._held is None or self._seen is None:
             holder = self._seen.now.record.holder if self._seen else "no host"
             raise RefusedError(
@@ -220,7 +220,7 @@ class Lease:
             )
         return self._seen.now
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         found = await self._store.read(self.vm)
         if found is not None:
             self._note(found)

@@ -97,7 +97,7 @@ class MissingPages:
             if said[at] == _EVENT_PAGEFAULT
         ]
 
-    def looked_at(self, offsets: Sequence[int]) -> list[bool]:
+    def accessed(self, offsets: Sequence[int]) -> list[bool]:
         """For pages that the file had before: whether the process has accessed them since.
 
         The kernel maps some neighbours of a page that is read: these count too. See its

@@ -24,7 +24,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.units import format_rate
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 # How soon a waiting migration notices that the link is free.
 TURN_POLL_S = 0.05
 # Moves take time, and a frozen one keeps the link: then report which one others wait for.
@@ -54,7 +54,7 @@ class SharedLink:
         self._note, self._noted = note, Share(0, limit_bytes_per_s)
         self._there = AsyncExitStack()
 
-    async def look(self) -> Share:
+    async def current(self) -> Share:
         """The present share. Raises HostDownError."""
         out, in_ = await both(
             limits(self._source, OUT, self._run), limits(self._target, IN, self._run)
@@ -127,12 +127,12 @@ class SharedLink:
         while True:
             # A silent end is reported elsewhere; the share stays.
             with suppress(VmckptError):
-                share = await self.look()
+                share = await self.current()
                 if share.bytes_per_s != given:
                     await hold_to(share.bytes_per_s)
                     given = share.bytes_per_s
                 self._tell(share)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     def _tell(self, share: Share) -> None:
         if share == self._noted:

@@ -28,7 +28,7 @@ from vmckpt.vm.paths import file_name
 
 MOST_BYTES = 1 << 20
 # Rarely: a status takes a few tenths of a millisecond, in a process for which epochs wait.
-LOOK_S = 0.2
+CHECK_S = 0.2
 DIRECTORY = "replica-events"
 # A line is written when one of these changes, or a path is lost or back; the others are included
 # in it.
@@ -79,7 +79,7 @@ async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
     async def watch() -> None:
         while True:
             tell()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     watching = asyncio.ensure_future(watch())
     try:

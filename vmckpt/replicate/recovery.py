@@ -55,7 +55,7 @@ from vmckpt.vm.start import Replaced
 
 POLL_S, CONT_POLLS = 0.1, 1000
 # How often to check whether an operator's process waits to do this, or has done it.
-LOOK_S = 0.5
+CHECK_S = 0.5
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
 
@@ -277,7 +277,7 @@ async def _takes_term(
         if not standby_is_dead and boottime_s() >= look_s:
             if await _is_left_to_others(request, at_any_rate=at_any_rate):
                 return None
-            look_s = boottime_s() + LOOK_S
+            look_s = boottime_s() + CHECK_S
         if standby_is_dead and boottime_s() - answered_s > ARBITER_S:
             await _note_replica(request)
             return True

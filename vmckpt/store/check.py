@@ -96,8 +96,8 @@ class _Check:
         for name, why in restore_copies(self._store):
             self._found(name, why)
         self._strangers(sizes)
-        newest = self._opened.packs.look_again()
-        held = backend.look()
+        newest = self._opened.packs.list_again()
+        held = backend.list_holdings()
         self._unread = backend.unread()
         report.unread |= self._unread is not None
         # Older generations in a bundle, which gc has rewritten since: nothing reads them.

@@ -83,7 +83,7 @@ def dead_objects(
 
     `gone`: objects that others may remove at any moment.
     """
-    held = store.opened.backend.look()
+    held = store.opened.backend.list_holdings()
     kept = kept_packs(store, needed, held)
 
     stays = {name.partition("-")[0]: name for name in kept}

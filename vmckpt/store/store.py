@@ -310,7 +310,7 @@ class Store:
     def _indexed(self, manifests: Iterable[Manifest]) -> Index:
         """The chunks that these checkpoints have, as far as is known now."""
         ids = {bytes.fromhex(pack) for m in manifests for pack in m.packs}
-        newest = self.opened.packs.look_again()
+        newest = self.opened.packs.list_again()
         records, version = self.opened.records, self.opened.records.refresh()
         index = self._index if version == self._index_version else Index()
         for pack, generation in index.generations.items():

@@ -229,7 +229,7 @@ class Transaction:
         backend = self._opened.backend
         # Before listing the store: a gc that has removed objects may have ended by then.
         doomed_now = doomed.names(backend)
-        there = self._opened.packs.look_again()
+        there = self._opened.packs.list_again()
         self._opened.records.refresh()
         lost = [pack_id for pack_id in used_packs(maps) if pack_id not in there]
         bases = self._opened.backend.names(MAPS) if maps.base is not None else {}
@@ -247,7 +247,7 @@ class Transaction:
         self._require_slots(maps, there)
         packs = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}
         # A pack that gc is merging is in several objects, not all of which are removed.
-        held = backend.look()
+        held = backend.list_holdings()
         going = [pack for pack in packs if doomed_now.issuperset(held.holders(pack))]
         needed = {self._opened.files.base_name(maps.base)} if maps.base is not None else set()
         pins = {name for name in published if name.startswith(f"{PINS}/")}

@@ -68,10 +68,10 @@ async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[H
     Raises RefusedError if a VM's files are damaged, HostDownError.
     """
     folder = host.state_dir / FOLDER
-    return await looked_at(host, [folder / name for name in await host.list_dir(folder)], domains)
+    return await inspected(host, [folder / name for name in await host.list_dir(folder)], domains)
 
 
-async def looked_at(
+async def inspected(
     host: Host, paths: Iterable[Path], domains: Mapping[str, Iterable[Path]]
 ) -> list[HostImage]:
     """The images at these paths, without missing and non-regular files.
@@ -112,7 +112,7 @@ async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
     Operations that clean up after a VM in `own` do not count. Raises as `images_of` does.
     """
     cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
-    found = await looked_at(host, [path], await files_of_domains(host))
+    found = await inspected(host, [path], await files_of_domains(host))
     users = {user for image in found for user in image.users}
     return any(not (user in own or user.startswith(cleanups)) for user in users)
 
@@ -153,7 +153,7 @@ async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> li
 async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
     """Remove images; returns those removed. Raises as `remove_image` does."""
     removed = []
-    for image in await looked_at(host, paths, await files_of_domains(host)):
+    for image in await inspected(host, paths, await files_of_domains(host)):
         await remove_image(host, image)
         removed.append(image)
     return removed
@@ -170,10 +170,10 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
         is_own = path.parent == host.state_dir / FOLDER
         try:
             for other in [] if is_own else all_hosts():
-                for image in await looked_at(other, [path], await files_of_domains(other)):
+                for image in await inspected(other, [path], await files_of_domains(other)):
                     if image.users:
                         kept[str(path)] = f"{', '.join(image.users)} on {other.name}"
-            here = await looked_at(host, [path], await files_of_domains(host))
+            here = await inspected(host, [path], await files_of_domains(host))
             if not here:
                 kept[str(path)] = "it is not an image file"
             for image in here:

@@ -131,7 +131,7 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
     VM of one name, at least one then sees the other. Raises RefusedError, BusyError.
     """
 
-    async def look(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None]]:
+    async def inspect(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None]]:
         if other.name == host.name:
             return []
         # In this order: a lock is given back when the VM is there.
@@ -148,7 +148,7 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
             if name in names
         ]
 
-    found = await ask_every(hosts, look)
+    found = await ask_every(hosts, inspect)
     for other, name, owner, vm in (one for those in found.given for one in those):
         if vm is not None:
             raise RefusedError(
@@ -193,7 +193,7 @@ async def find_vm(name: str) -> Vm:
     return found[0]
 
 
-async def look(vm: Vm) -> VmStatus:
+async def inspect(vm: Vm) -> VmStatus:
     """The VM's state, without disturbing its operation; takes at most about 2 s."""
     migrating = await vm.host.exists(vm.directory.journal)
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
@@ -211,27 +211,27 @@ async def look(vm: Vm) -> VmStatus:
     return VmStatus(vm, state, migrating, owner)
 
 
-async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
+async def inspect_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     """The state of every VM of `hosts`, queried concurrently, and the hosts that do not answer.
 
     A VM with damaged files is listed among the silent, and hides no other.
     """
     unread = list[Unread]()
 
-    async def look_one(host: Host, name: str) -> VmStatus | None:
+    async def inspect_one(host: Host, name: str) -> VmStatus | None:
         try:
             vm = await read_vm(host, name)
-            return None if vm is None else await look(vm)
+            return None if vm is None else await inspect(vm)
         except (UsageError, StorageError) as exc:
             unread.append(Unread(host.name, name, exc))
             return None
 
-    async def look_at(host: Host) -> list[VmStatus | None]:
+    async def inspect_on(host: Host) -> list[VmStatus | None]:
         names = await host.list_dir(vms_dir(host.state_dir))
-        return await asyncio.gather(*(look_one(host, name) for name in names))
+        return await asyncio.gather(*(inspect_one(host, name) for name in names))
 
-    answers = await ask_every(hosts, look_at)
-    given = [look for looks in answers.given for look in looks if look is not None]
+    answers = await ask_every(hosts, inspect_on)
+    given = [inspect for statuses in answers.given for inspect in statuses if inspect is not None]
     silent = answers.silent + [one.error for one in unread]
     return Answers(given, silent, answers.unheard, tuple(unread))
 
@@ -258,12 +258,12 @@ async def is_worked_on(name: str) -> bool:
 async def running_operations() -> set[str]:
     """The ids of the runs that hold a VM's lock now, on hosts that answer."""
 
-    async def look_at(host: Host) -> list[Owner | None]:
+    async def inspect_on(host: Host) -> list[Owner | None]:
         names = await host.list_dir(host.state_dir / "locks")
         paths = [lock_path(host.state_dir, name) for name in names]
         return await asyncio.gather(*(host.lock_owner(path) for path in paths))
 
-    answers = await ask_every(all_hosts(), look_at)
+    answers = await ask_every(all_hosts(), inspect_on)
     return {owner.run for owners in answers.given for owner in owners if owner}
 
 

@@ -135,14 +135,14 @@ async def catalogue(
     locations, silent = await known_locations(hosts, vm)
     mute = list[VmckptError]()
 
-    async def look(location: StoreLocation) -> _There:
+    async def read_location(location: StoreLocation) -> _There:
         try:
             return await _read(location, key, vm, named=False)
         except _ITS_OWN as exc:
             mute.append(exc)
             return _There([], [], {})
 
-    found = await asyncio.gather(*(look(location) for location in locations))
+    found = await asyncio.gather(*(read_location(location) for location in locations))
     unreadable = tuple(one for there in found for one in there.damaged)
     every = [one for there in found for one in there.manifests]
     manifests, others = await in_thread(partial(_agreeing, every, _is_ours))

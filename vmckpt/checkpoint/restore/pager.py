@@ -100,7 +100,7 @@ class PageServer:
                 self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
                 self.answer()
                 if self._used is None and time.monotonic() > self._began_s + NOTED_S:
-                    self._used = self._look_back()
+                    self._used = self._accessed()
         if self._left.any():
             raise OperationFailedError(
                 f"{self.left} pages of the guest's memory were not delivered",
@@ -111,13 +111,13 @@ class PageServer:
 
     def noted(self) -> list[int]:
         """The pages to note for the next time. Raises ProcessLookupError: the VM has ended."""
-        used = self._look_back() if self._used is None else self._used
+        used = self._accessed() if self._used is None else self._used
         return next_noted(self._laid_out, self.waited_for, used)
 
-    def _look_back(self) -> set[int]:
+    def _accessed(self) -> set[int]:
         """The preloaded pages that the guest has accessed."""
-        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in self._laid_out])
-        return set(itertools.compress(self._laid_out, looked_at))
+        accessed = self._missing.accessed([number * PAGE_BYTES for number in self._laid_out])
+        return set(itertools.compress(self._laid_out, accessed))
 
     def answer(self, wait_ms: int = 0) -> None:
         """Serve pages that the guest waits for, and those loaded along with them."""

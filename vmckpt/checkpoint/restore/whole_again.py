@@ -21,7 +21,7 @@ from vmckpt.units import format_size
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.users.users import let_write_here
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 _BATCH_CHUNKS = 1024
 _FD_NAME = "vmckpt-saved"
 
@@ -77,7 +77,7 @@ async def _loaded(monitor: Monitor, begin: Coroutine[Any, Any, None]) -> None:
     with monitor.events("MIGRATION") as events:
         await begin
         while True:
-            event: Any = await events.next(LOOK_S)
+            event: Any = await events.next(CHECK_S)
             if event is None:
                 status = (await commands.query_migrate(monitor)).status
             else:

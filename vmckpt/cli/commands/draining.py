@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.options.arguments import DryRun, FinishWithin, LookFor, intent, look_s
+from vmckpt.cli.options.arguments import DryRun, FinishWithin, MeasureFor, intent, measure_s
 from vmckpt.cli.options.together import Only
 from vmckpt.cli.output import Json, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -70,7 +70,7 @@ class Common(NamedTuple):
     vcpus_per_cpu: VcpusPerCpu = 16.0
     max_vms: MaxVms = None
     one_way: OneWay = False
-    for_: LookFor = "4s"
+    for_: MeasureFor = "4s"
     reason: Reason = ""
     dry_run: DryRun = False
     json: Json = False
@@ -88,7 +88,7 @@ class Common(NamedTuple):
             bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
             limits=HostLimits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
             one_way=self.one_way,
-            look_s=look_s(self.for_),
+            measure_s=measure_s(self.for_),
         )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.options.arguments import LookFor, TimeLimits, look_s
+from vmckpt.cli.options.arguments import MeasureFor, TimeLimits, measure_s
 from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, note, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -29,7 +29,7 @@ def plan(
         MigrationOptions,
         Only(("max_downtime_ms", "never_risk_postcopy", "bandwidth_bytes_per_s")),
     ],
-    for_: LookFor = "8s",
+    for_: MeasureFor = "8s",
     json: Json = False,
 ) -> None:
     """Forecast all migration methods for a VM and choose one.
@@ -43,7 +43,7 @@ def plan(
 
     began_s = time.monotonic()
     wanted = limits.intent(options)
-    target, for_s = find_host(host), look_s(for_)
+    target, for_s = find_host(host), measure_s(for_)
     found = run(find(vm))
     note(f"measuring {vm} for {format_age(for_s)}")
     made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))

@@ -183,7 +183,7 @@ class _Work:
         """Carry all of it out."""
         if not dry_run:
             await self._settle()
-        seen = await self._look()
+        seen = await self._inspect()
         leaving, stopped = self._leaving(seen)
         to_open = (self._host.name,) if self._action == UNDRAIN else ()
         plans, cannot = await planner(
@@ -239,8 +239,8 @@ class _Work:
                         raise
             await asyncio.sleep(WORKED_ON_POLL_S)
 
-    async def _look(self) -> Sequence[VmInfo]:
-        answers = await self._tools.look()
+    async def _inspect(self) -> Sequence[VmInfo]:
+        answers = await self._tools.inspect()
         self._silent = answers.silent
         for error in answers.silent:
             self._say(f"not asked: {error}")
@@ -339,7 +339,7 @@ class _Work:
         """
         for turn in range(LATE_TURNS + 1):
             await self._wait_for_arrivals()
-            seen = await self._look()
+            seen = await self._inspect()
             late, _ = self._leaving(seen)
             if not late:
                 return
@@ -387,7 +387,7 @@ class _Work:
         """A new plan for those that failed. A VM without a destination keeps its previous
         reason.
         """
-        seen = await self._look()
+        seen = await self._inspect()
         leaving = [vm for vm in seen if vm.name in names]
         before = dict(self._stay)
         plan = await self._planned(plans, seen, leaving, targets)

@@ -10,7 +10,7 @@ from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.events.record import load_all
 from vmckpt.fleet.drain.costs import Found, MoveCosts
 from vmckpt.fleet.drain.record import load_past
-from vmckpt.fleet.drain.view import DrainTools, HostLimits, HostSeen, look_at_hosts
+from vmckpt.fleet.drain.view import DrainTools, HostLimits, HostSeen, inspect_hosts
 from vmckpt.forecast.drain.crowding import LearnedCrowding, learn
 from vmckpt.forecast.drain.fleet import MoveCost, Mover
 from vmckpt.forecast.drain.placement import DrainPlacement, place
@@ -24,7 +24,7 @@ from vmckpt.sequence.steps import all_of
 from vmckpt.units import format_duration
 
 # The default time for which each guest is measured, all concurrently.
-LOOK_S = 4.0
+MEASURE_S = 4.0
 # Concurrent queries to hosts.
 ASKED_AT_ONCE = 8
 # How much moves slow one another down before any drain has been measured: between hosts that are
@@ -40,7 +40,7 @@ NO_LIMITS_BUT_SENSE = HostLimits()
 class DrainOptions:
     """The operator's options. `to`: only these hosts; the names in `apart` and `together` are VMs.
 
-    `one_way`: a VM may go where it could not return from. `look_s`: how long to measure guests.
+    `one_way`: a VM may go where it could not return from. `measure_s`: how long to measure guests.
     """
 
     to: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class DrainOptions:
     apart: tuple[tuple[str, ...], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     one_way: bool = False
-    look_s: float = LOOK_S
+    measure_s: float = MEASURE_S
 
     @property
     def options(self) -> MigrationOptions:
@@ -133,7 +133,7 @@ class DrainPlan:
 class Planner:
     """Plans for these VMs, repeatedly if needed; results of checks are reused.
 
-    `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `look_at_hosts`.
+    `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `inspect_hosts`.
     """
 
     asked: DrainOptions
@@ -158,7 +158,7 @@ class Planner:
     ) -> DrainPlan:
         """The plan for these VMs, to some of these hosts. Changes nothing."""
         leaving = [vm for vm in seen if vm.name in names and vm.name in self.vms]
-        hosts = await look_at_hosts(to, seen, self.asked.limits, names, self.to_open)
+        hosts = await inspect_hosts(to, seen, self.asked.limits, names, self.to_open)
         rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
         while True:
             found = await self._all_costs(leaving, hosts)
@@ -338,21 +338,21 @@ async def planner(
 ) -> tuple[Planner, list[Stay]]:
     """A planner for these VMs, each measured; and those that cannot even be searched for.
 
-    `tell` as for `drivers.find`, `to_open` as for `look_at_hosts`.
+    `tell` as for `drivers.find`, `to_open` as for `inspect_hosts`.
     """
     vms, stay = dict[str, Driver](), list[Stay]()
     measured = dict[str, DirtyRate | None]()
 
-    async def look(vm: VmInfo) -> None:
+    async def inspect(vm: VmInfo) -> None:
         try:
             driver = await tools.find(vm.name, tell)
         except VmckptError as exc:
             stay.append(Stay(vm.name, f"{exc.what}: {exc.why}", exc.remedy, exc.exit_code))
             return
         vms[vm.name] = driver
-        measured[vm.name] = await _measured(driver, asked.look_s)
+        measured[vm.name] = await _measured(driver, asked.measure_s)
 
-    await all_of(look(vm) for vm in seen)
+    await all_of(inspect(vm) for vm in seen)
     ends = [*targets, *(driver.host for driver in vms.values())]
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)

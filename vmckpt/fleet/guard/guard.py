@@ -17,7 +17,7 @@ from typing import Any
 
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
-from vmckpt.checkpoint.catalogue.look import remove, verify
+from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.catalogue.location import parse_location
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to

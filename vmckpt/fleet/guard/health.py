@@ -16,7 +16,7 @@ from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
 from vmckpt.hosts.sockets.http import request
 from vmckpt.qemu.agent import GuestAgent
-from vmckpt.vm.inventory import Vm, look
+from vmckpt.vm.inventory import Vm, inspect
 
 CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
@@ -98,7 +98,7 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
 
 async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
     """The VM's present faults, by QEMU and by all checks; empty: it is healthy."""
-    seen = await look(vm)
+    seen = await inspect(vm)
     if seen.state != "running":
         return [as_variable(f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}")]
     found = await asyncio.gather(*(_ask(vm, check) for check in checks))

@@ -97,7 +97,7 @@ class ScheduleActions(Protocol):
     async def check(self, record: ScheduleRecord) -> "Checked":
         """Read the next part of each of its stores."""
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         """State of the VM; None: unknown."""
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
-from vmckpt.checkpoint.catalogue.look import prune
+from vmckpt.checkpoint.catalogue.maintain import prune
 from vmckpt.checkpoint.catalogue.location import StoreLocation, is_there, opened, own, parse_location
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import create
@@ -188,7 +188,7 @@ class Checkpoints:
                 )
         return Checked(damaged, silent, parts)
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         """See `ScheduleActions`."""
         answers = await ask_every(all_hosts(), lambda host: read_vm(host, record.vm))
         found = [vm for vm in answers.given if vm is not None]

@@ -16,7 +16,7 @@ from vmckpt.forecast.model.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_B
 from vmckpt.forecast.model.link import PageCosts
 
 # How long QEMU sends between two checks of what is left.
-LOOK_S = 0.05
+CHECK_S = 0.05
 # It recalculates the threshold ten times a second; under a bandwidth limit a window's bytes go at
 # its start, and QEMU sleeps until the next one (migration_rate_limit).
 HELD_S, HELD_SPREAD_S = WINDOW_S / 2, WINDOW_S / 12**0.5
@@ -87,7 +87,7 @@ class PageTimes:
         return TransferPace(
             sent_s=0.0,
             taken_s=self.page_s,
-            looked_s=self.look_s,
+            scanned_s=self.look_s,
             zero_s=self.zero_page_s,
             # A page that the source's kernel has to allocate first delays both.
             hole_s=self.zero_page_s - self.look_s + self.hole_s,
@@ -231,7 +231,7 @@ def play_precopy(
     threshold = limit_s / page_s
     if limited:
         threshold = min(threshold, limit_s * way.bandwidth_bytes_per_s / SENT_PAGE_BYTES)
-    slack = (WINDOW_S if limited else LOOK_S) / page_s / 2
+    slack = (WINDOW_S if limited else CHECK_S) / page_s / 2
     load, throttle = load or OnAverage(guest.curve), _Throttle(most_throttle, guest)
     took_s, sent = first_pass(guest, way)
     course = _Course(load.between(0.0, took_s, 0.5 + luck), took_s, took_s, sent)

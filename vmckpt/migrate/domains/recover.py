@@ -11,7 +11,7 @@ from vmckpt.migrate.domains.hold import restore_downtime_limit
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import (
     describe,
-    look,
+    inspect,
     lost,
     settle,
     settle_off,
@@ -104,7 +104,7 @@ async def _tidy(left: DomainJournal, note: Callable[[str], None]) -> None:
 async def _tidy_held(
     left: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
-    view = await look(left.uuid, ends)
+    view = await inspect(left.uuid, ends)
     has_it = decide_left(view, moved=left.moved)
     if has_it is DomainMove.WAIT:
         seen = describe(view, ends)

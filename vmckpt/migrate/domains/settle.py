@@ -47,7 +47,7 @@ async def settle(
     """
     waited_for, since_s = None, time.monotonic()
     while True:
-        view = await look(journal.uuid, ends)
+        view = await inspect(journal.uuid, ends)
         move = decide(view)
         if move is not DomainMove.WAIT:
             return move, view
@@ -69,7 +69,7 @@ async def settle_off(
     """
     since_s, before = time.monotonic(), None
     while True:
-        view = await look(journal.uuid, ends)
+        view = await inspect(journal.uuid, ends)
         if view != before:
             since_s, before = time.monotonic(), view
         move = decide_off(view, known_to_target=journal.known_to_target)
@@ -87,7 +87,7 @@ def _patience_s(view: DomainView) -> float:
     return POSTCOPY_S if EndState.POSTCOPY in (view.source, view.target) else SILENT_S
 
 
-async def look(uuid: str, ends: tuple[Host, Host]) -> DomainView:
+async def inspect(uuid: str, ends: tuple[Host, Host]) -> DomainView:
     """What both ends report now."""
     source, target = ends
     (at_source, job), (at_target, _) = await asyncio.gather(
@@ -99,12 +99,12 @@ async def look(uuid: str, ends: tuple[Host, Host]) -> DomainView:
 async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[EndState, bool]:
     try:
         async with libvirtd(host) as session:
-            return await look_at(session, uuid, is_source=is_source)
+            return await inspect_end(session, uuid, is_source=is_source)
     except HostDownError:
         return EndState.SILENT, False
 
 
-async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[EndState, bool]:
+async def inspect_end(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[EndState, bool]:
     """What one end reports, and (for a source) whether it works on the domain.
 
     A source that reports on the domain but not whether it works on it has it locked, or is silent:

@@ -18,7 +18,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, look_at
+from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, inspect_end
 from vmckpt.migrate.domains.whereabouts import EndState
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -154,7 +154,7 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
     in that moment ends its QEMU at its next start, but keeps the definition. Raises HostDownError;
     OutcomeUnknownError while the domain still waits there for the migration.
     """
-    where, _ = await look_at(session, journal.uuid, is_source=False)
+    where, _ = await inspect_end(session, journal.uuid, is_source=False)
     if where is EndState.OFF:
         await _undefine(session, journal)
     elif where is EndState.WAITING:
@@ -174,7 +174,7 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
     """
     given_up_s = time.monotonic() + FORGET_S
     while True:
-        where, job = await look_at(session, journal.uuid, is_source=True)
+        where, job = await inspect_end(session, journal.uuid, is_source=True)
         if where is EndState.ABSENT:
             return
         if where is EndState.OFF:

@@ -92,7 +92,7 @@ class End:
             monitor, self._monitor = self._monitor, None
             await monitor.close()
 
-    async def look(self) -> MigrationEnd:
+    async def inspect(self) -> MigrationEnd:
         """The state of this end, by its monitor, its process and its log.
 
         A dead QEMU is an answer, and so is a silent host.
@@ -162,7 +162,7 @@ class Pair(NamedTuple):
 
     async def view(self) -> OwnershipView:
         """Both ends, queried concurrently."""
-        source, target = await asyncio.gather(self.source.look(), self.target.look())
+        source, target = await asyncio.gather(self.source.inspect(), self.target.inspect())
         return OwnershipView(source, target, self.was_running, self.stopped, self.stays)
 
     async def close(self) -> None:

@@ -119,7 +119,7 @@ async def clear_source(
     await target.remove(_path(journal, target))
 
 
-async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> list[VmStatus]:
+async def without_stale(statuses: Iterable[VmStatus], hosts: Iterable[Host]) -> list[VmStatus]:
     """Remove stale homes from the queried VMs.
 
     A VM is at home on two hosts during a migration's handover, and when a dead host returns after
@@ -127,17 +127,17 @@ async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> lis
     `hosts`, or the home itself (after a failover). Changes nothing; a home without such a record
     stays in the list.
     """
-    looks = list(looks)
-    counts = Counter(look.vm.name for look in looks)
-    twice = [look.vm for look in looks if counts[look.vm.name] > 1]
+    statuses = list(statuses)
+    counts = Counter(status.vm.name for status in statuses)
+    twice = [status.vm for status in statuses if counts[status.vm.name] > 1]
     if not twice:
-        return looks
+        return statuses
     names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
     answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
     stale = {home for found in answers.given for home in found}
     stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
     left = {home.vm for home in homes - stale}  # contradictory records hide none
-    return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
+    return [status for status in statuses if _home_of(status.vm) not in stale or status.vm.name not in left]
 
 
 class _Home(NamedTuple):

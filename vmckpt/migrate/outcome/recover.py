@@ -215,7 +215,7 @@ async def _at_home_alone(
 async def _make_home_alone(journal: MigrationJournal, target: End) -> Vm | None:
     """Make the VM at home at a destination whose QEMU reports that it runs; None: it does not."""
     source = MigrationEnd(alive=True, silent=True)
-    view = OwnershipView(source, await target.look(), journal.was_running)
+    view = OwnershipView(source, await target.inspect(), journal.was_running)
     if journal.platform is None or decide(view) is not OwnershipMove.TARGET_OWNS:
         return None
     if (qemu := await find_qemu(target, journal.platform)) is None:

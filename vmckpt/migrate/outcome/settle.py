@@ -94,7 +94,7 @@ async def settle_alone(
     given_up_s, kept = clock() + ALONE_S, False
     silent = MigrationEnd(alive=True, silent=True)
     while True:
-        move = decide(OwnershipView(await source.look(), silent, was_running, stopped))
+        move = decide(OwnershipView(await source.inspect(), silent, was_running, stopped))
         if move is OwnershipMove.SOURCE_OWNS:
             return move
         if clock() > given_up_s:

@@ -228,14 +228,14 @@ class Transfer:
         if self._switchover:
             await self._switchover.consider(status)
         if self._pilot and status.status == "active":
-            look = PrecopySample(
+            sample = PrecopySample(
                 self._sampled_s,
                 status.round,
                 status.remaining_bytes,
                 held=self._is_held,
                 throttle_percent=None if self._options.observe_only else status.throttle_percent,
             )
-            await self._obey(self._pilot.see(look))
+            await self._obey(self._pilot.see(sample))
         fitting_bytes = self._switchover.fitting_bytes if self._switchover else 0.0
         elapsed_s = time.monotonic() - self._began_s
         order = self._steering.steer(_figures(status), elapsed_s, fitting_bytes=fitting_bytes)
@@ -247,13 +247,13 @@ class Transfer:
             case SteeringOrder.START_POSTCOPY:
                 await commands.migrate_start_postcopy(self._source)
             case SteeringOrder.STOP_GUEST:
-                await self._stop_at_next_look()
+                await self._stop_at_next_poll()
 
     @property
     def _is_held(self) -> bool:
         return self._switchover is not None and self._switchover.held
 
-    async def _stop_at_next_look(self) -> None:
+    async def _stop_at_next_poll(self) -> None:
         await commands.migrate_set_parameters(
             self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
         )
@@ -283,7 +283,7 @@ class Transfer:
                 await commands.migrate_start_postcopy(self._source)
             case Act.PAUSE:
                 self._pilot = None
-                await self._stop_at_next_look()
+                await self._stop_at_next_poll()
             case Act.ABORT:
                 raise given_up(decision)
 

@@ -110,11 +110,11 @@ async def preflight(
     arrives = arriving(domain, options.at_target)
     # Each question is a round trip to a host: independent ones are asked together.
     at_source, (at_target, (moving, (encryption, link))) = await both(
-        _look_at_source(domain, source),
+        _inspect_source(domain, source),
         both(
-            _look_at_target(arrives, source, target, options),
+            _inspect_target(arrives, source, target, options),
             both(
-                _look_at_disks(domain, arrives, source, there, options),
+                _inspect_disks(domain, arrives, source, there, options),
                 both(
                     _encryption(domain.host, there, options),
                     find_link(options.tls, domain.host, there),
@@ -191,7 +191,7 @@ class _Moving(NamedTuple):
     ports: list[int | None]
 
 
-async def _look_at_target(
+async def _inspect_target(
     domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
 ) -> _AtTarget:
     checks, ((names, userfaults), libvirt) = await both(
@@ -203,7 +203,7 @@ async def _look_at_target(
     return _AtTarget([name, *checks], known, userfaults, libvirt)
 
 
-async def _look_at_disks(
+async def _inspect_disks(
     domain: Domain, arrives: Domain, source: Libvirtd, target: Host, options: MigrationOptions
 ) -> _Moving:
     elsewhere = disks_elsewhere(arrives)
@@ -252,7 +252,7 @@ async def busy(domain: Domain) -> Finding | None:
     return Finding("busy", REFUSE, reason, "wait for its end")
 
 
-async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
+async def _inspect_source(domain: Domain, source: Libvirtd) -> _AtSource:
     version, libvirt = QemuVersion(*await source.qemu_version()), await source.version()
     checks = []
     if (await source.job(domain.uuid)).active:

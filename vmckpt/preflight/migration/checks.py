@@ -84,7 +84,7 @@ async def preflight(vm: Vm, target: Host, options: MigrationOptions) -> Prefligh
 
 async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
     """All checks except the destination's network, which takes as long as the rest."""
-    source = await _look_at_source(vm, options)
+    source = await _inspect_source(vm, options)
     rights = await ask(target_host.permissions(vm, target))
     if any(one.verdict == REFUSE for one in rights):
         return Preflight((*rights, *source.checks), options)
@@ -220,7 +220,7 @@ class _MigrationSource(NamedTuple):
     is_running: bool = False
 
 
-async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
+async def _inspect_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
     # An adopted QEMU may be another build than the host's own, or the only one.
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():

@@ -190,7 +190,7 @@ async def _paths(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
     )
     if any(devices):
         return DiskPaths(number, here, there, None, device=here if devices[0] else there)
-    shared, why = await _looked_for(how, source, target, (here, there))
+    shared, why = await _find_shared(how, source, target, (here, there))
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not be copied; but a running copy may still be undone.
         names = await target.list_dir(there.parent)
@@ -213,7 +213,7 @@ async def _paths(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
     )
 
 
-async def _looked_for(
+async def _find_shared(
     how: Disks, source: Host, target: Host, paths: tuple[Path, Path]
 ) -> tuple[bool | None, str]:
     if how is not Disks.AUTO:

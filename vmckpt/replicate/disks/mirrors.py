@@ -85,7 +85,7 @@ class Mirrors:
         if not self._has_begun and all(known.complete for known in self._known.values()):
             self._has_begun = True
             await self._begin()
-        self._look()
+        self._check()
         if not self._has_begun or len(self._ready) < len(self._sources):
             return False
         self.intake.all_is_copied()
@@ -108,7 +108,7 @@ class Mirrors:
 
         Raises OperationFailedError if a write may be missing.
         """
-        self._look()
+        self._check()
         self._ended = self.intake.cut()
 
     def ended(self) -> list[DiskWrite]:
@@ -128,7 +128,7 @@ class Mirrors:
             status, disk_bytes=intake.written_bytes, disk_bytes_not_sent=intake.same_bytes
         )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Process QEMU's events about its jobs: it sends them before it answers a later command."""
         for event in self._events.drain():
             data: Any = event["data"]

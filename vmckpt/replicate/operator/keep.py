@@ -17,7 +17,7 @@ from vmckpt.replicate.operator.sides import sides
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.vm.inventory import Vm, homes
 
-LOOK_S = 5.0
+CHECK_S = 5.0
 # The delay after a failure; doubled after each further one.
 AGAIN_S, LONGEST_S = 10.0, 300.0
 
@@ -47,9 +47,9 @@ async def keep(
         )
     again_s, told = AGAIN_S, ""
     while True:
-        rest_s = LOOK_S
+        rest_s = CHECK_S
         try:
-            move, vm, said, is_cut_off = await _look(name, hosts, window)
+            move, vm, said, is_cut_off = await _inspect(name, hosts, window)
             if move is KeepingMove.PROTECT and vm is not None:
                 if is_cut_off:
                     await stop(name, hosts, CopiesFate.KEEP)
@@ -83,7 +83,7 @@ class _Seen(NamedTuple):
     is_cut_off: bool
 
 
-async def _look(name: str, hosts: Sequence[Host], window: DailyWindow | None) -> _Seen:
+async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None) -> _Seen:
     up = await ask_every(hosts, _name_if_up)
     reached = [host for host in hosts if host.name in up.given]
     found = await homes(name, reached)

@@ -35,7 +35,7 @@ from vmckpt.replicate.primary.claim import (
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
-from vmckpt.vm.inventory import Vm, look, read_vm
+from vmckpt.vm.inventory import Vm, inspect, read_vm
 from vmckpt.vm.start import Replaced
 
 
@@ -75,7 +75,7 @@ async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
 async def _runs_by_now(standby: Host, name: str) -> bool:
     """Whether the guest, which the standby could not resume, was started there since."""
     home = await read_vm(standby, name)
-    return home is not None and (await look(home)).state == "running"
+    return home is not None and (await inspect(home)).state == "running"
 
 
 async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:

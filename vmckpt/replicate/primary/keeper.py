@@ -28,7 +28,7 @@ from vmckpt.replicate.fencing.agent import TIMEOUT_S
 
 # How long stopping the guest may take: the guard does it this long before the lease ends.
 MARGIN_S = 0.25
-RETRY_S, LOOK_S, TELL_S = 0.1, 0.05, 0.5
+RETRY_S, CHECK_S, TELL_S = 0.1, 0.05, 0.5
 # By this time a standby that took the term and could not run the guest has given it up: it has
 # fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
 GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
@@ -126,7 +126,7 @@ class TermKeeper:
             elif move in (PrimaryMove.RENEW, PrimaryMove.STOP_GUEST):
                 await self._renew()
             else:
-                await self._sleep(LOOK_S)
+                await self._sleep(CHECK_S)
             if self._clock() - self._told_s > TELL_S:
                 self._tell()  # also to see that the guard answers
 
@@ -145,7 +145,7 @@ class TermKeeper:
         an older state has forgotten that, and fails.
         """
         try:
-            await self._lease.look()
+            await self._lease.read()
         except VmckptError as exc:
             await self._try_again(exc)
             return
@@ -222,7 +222,7 @@ class TermKeeper:
         ours = (self._lease.claimant.name, again.claimant.name)
         while not self._is_said_alone:
             try:
-                seen = await again.look()
+                seen = await again.read()
                 if seen is None:
                     self.arbiter_fails = "the arbiter has no record of a term"
                     await self._sleep(RETRY_S)

@@ -33,7 +33,7 @@ Try = Callable[[Hello, int], Coroutine[Any, Any, None]]
 LOST = "lost"
 # How often to check the progress on an epoch, and for how long work without progress (a write that
 # hangs) still counts as work.
-LOOK_S, WORK_S = 0.25, 10.0
+CHECK_S, WORK_S = 0.25, 10.0
 
 
 class Following:
@@ -126,7 +126,7 @@ class Following:
                 if boottime_s() - written_s < WORK_S:
                     self._seen_working += 1
                     channel.heard_s = boottime_s()
-                await asyncio.wait({working}, timeout=LOOK_S)
+                await asyncio.wait({working}, timeout=CHECK_S)
             working.result()
         finally:
             working.cancel()

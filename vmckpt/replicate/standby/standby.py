@@ -60,7 +60,7 @@ from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Replaced, sweep
 
-COME_S, LOOK_S = 60.0, 0.25
+COME_S, CHECK_S = 60.0, 0.25
 
 
 async def serve_standby(directory: Path) -> None:
@@ -215,7 +215,7 @@ class Standby:
         """
         while self._lease.is_in_doubt and not self._is_ours(self._lease.seen):
             with suppress(VmckptError):
-                await self._lease.look()
+                await self._lease.read()
             await asyncio.sleep(TICK_S)
         with suppress(VmckptError):
             await give_up_term(self._request)
@@ -246,7 +246,7 @@ class Standby:
         try:
             while True:
                 await asyncio.wait(
-                    {receiving, ended}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                    {receiving, ended}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended.done():
                     await self._say_that_qemu_died(channel, ended.result())
@@ -328,7 +328,7 @@ class Standby:
         if self._lease.held is None or boottime_s() < self._lease.held_until_s:
             return False
         with suppress(VmckptError):
-            await self._lease.look()
+            await self._lease.read()
         return self._lease.held is None
 
     async def _answer(self, word: str) -> ReplicaStatus:

@@ -111,7 +111,7 @@ class TakeOver:
     async def _next(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         if self._lease.held_until_s < boottime_s() + MARGIN_S:
             try:
-                await self._lease.look()
+                await self._lease.read()
             except VmckptError as exc:
                 self.arbiter_fails = f"{exc.what}: {exc.why}"
                 self.why = f"no answer from the arbiter: {exc.why}"

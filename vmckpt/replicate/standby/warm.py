@@ -25,7 +25,7 @@ from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, st
 # Large enough for the state of an ordinary machine's devices.
 PIPE_BYTES = 1 << 20
 # How often QEMU is probed, and after what silence it is given up.
-LOOK_S, SILENT_S = 0.5, 5.0
+CHECK_S, SILENT_S = 0.5, 5.0
 # How long, and how often, resuming the guest is retried.
 RUN_S, RUN_POLL_S = 5.0, 0.01
 _FD_NAME = "vmckpt-state"
@@ -138,7 +138,7 @@ class Warm:
 
     async def ended(self) -> str:
         """Return when it cannot be used any more, and why: its process has ended, or hangs."""
-        return await poll(self.lack, every_s=LOOK_S)
+        return await poll(self.lack, every_s=CHECK_S)
 
     async def lack(self) -> str:
         """Why it could not run the guest now; empty if it answers."""

@@ -262,7 +262,7 @@ class _Far:
 
     def answer(self, question: str, words: list[Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         try:
-            found, came = self._looked(question, words) or (self._done(question, words, data), b"")
+            found, came = self._read_only(question, words) or (self._done(question, words, data), b"")
         except MissingError as exc:
             return {"missing": str(exc)}, b""
         except VmckptError as exc:
@@ -271,7 +271,7 @@ class _Far:
             return {"error": ["UsageError", f"'{question}' is refused", repr(exc), "-"]}, b""
         return {"is": found}, came
 
-    def _looked(self, question: str, words: list[Any]) -> tuple[Any, bytes] | None:
+    def _read_only(self, question: str, words: list[Any]) -> tuple[Any, bytes] | None:
         """The answer to a read-only request; None: it is none."""
         match question, words:
             case "read", [str(name), int(start), int() | None as length]:

@@ -78,7 +78,7 @@ class BundledBackend:
         # False if the far side of a lent store is an older version.
         self.knows_bundles = True
 
-    def look(self) -> Holdings:
+    def list_holdings(self) -> Holdings:
         """List the objects that hold packs now. Raises StorageError."""
         # In this order: a pack is in a bundle before its own object is removed.
         loose = {f"{PACKS}/{name}": size for name, size in self._inner.names(PACKS).items()}
@@ -110,7 +110,7 @@ class BundledBackend:
         """The objects in a folder; packs include those in bundles."""
         if folder != PACKS:
             return self._inner.names(folder)
-        return {name.removeprefix(f"{PACKS}/"): size for name, size in self.look().sizes().items()}
+        return {name.removeprefix(f"{PACKS}/"): size for name, size in self.list_holdings().sizes().items()}
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         """The objects in a folder, as stored."""
@@ -238,7 +238,7 @@ class BundledBackend:
                 with suppress(MissingError):
                     return part(bundle, bundle.members[name])
             if not again:
-                bundles = self.look().within.get(name, ())
+                bundles = self.list_holdings().within.get(name, ())
         return own()
 
     def _member(self, pack: str, holder: str) -> tuple[Bundle, BundledPack]:

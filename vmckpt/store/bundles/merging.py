@@ -140,7 +140,7 @@ def may_merge(store: Store) -> bool:
             return False
     except RefusedError:
         return False  # an append-only client: the owner's gc does it
-    return bool(backend.look().bundles) or not _are_read(store)
+    return bool(backend.list_holdings().bundles) or not _are_read(store)
 
 
 def _are_read(store: Store) -> bool:

@@ -190,7 +190,7 @@ class Elsewhere:
         """Every chunk of every pack, except known damage."""
         with self._mutex:
             if anew or self._version < 0:
-                newest = self._packs.look_again()
+                newest = self._packs.list_again()
                 version = self._records.refresh()
                 index = self._index
                 if version != self._version or any(

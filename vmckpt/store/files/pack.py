@@ -408,7 +408,7 @@ class Packs:
             return UnreadableError(what, why=f"{unread.what}: {unread.why}", remedy=unread.remedy)
         return damaged(what, "a checkpoint needs it")
 
-    def look_again(self) -> dict[bytes, tuple[int, int]]:
+    def list_again(self) -> dict[bytes, tuple[int, int]]:
         """Every pack's newest generation, and its size, as of now."""
         found = newest(self.backend)
         with self._mutex:

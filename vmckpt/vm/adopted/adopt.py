@@ -19,7 +19,7 @@ from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.adopted.facts import AdoptedFacts
-from vmckpt.vm.adopted.look import adopted_facts, process_of
+from vmckpt.vm.adopted.inspect import adopted_facts, process_of
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
@@ -65,7 +65,7 @@ async def adopt(
                 why=f"on host {taken[0].host.name}",
                 remedy="choose another name, or see `vmckpt vm show`",
             )
-        facts, process = await _look(host, monitors, pid, trust=trust)
+        facts, process = await _inspect(host, monitors, pid, trust=trust)
         # No other command may adopt the same process under another name meanwhile.
         process_lock = adoption_lock_path(host.state_dir, process.pid)
         async with host.lock(process_lock, owner("vm adopt")):
@@ -121,7 +121,7 @@ def _machine(spec: Spec) -> Spec:
     return spec._replace(text="", autostart=False)
 
 
-async def _look(
+async def _inspect(
     host: Host, monitors: Sequence[Path], pid: int | None, *, trust: bool
 ) -> tuple[AdoptedFacts, ProcessId]:
     """The QEMU that all the monitors belong to."""

@@ -202,7 +202,7 @@ def diff(
 
     Memory and disk content of two checkpoints in one store.
     """
-    from vmckpt.checkpoint.catalogue.look import differences
+    from vmckpt.checkpoint.catalogue.maintain import differences
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
@@ -227,7 +227,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Read a whole checkpoint and verify its checksums."""
-    from vmckpt.checkpoint.catalogue.look import verify as verify_
+    from vmckpt.checkpoint.catalogue.maintain import verify as verify_
     from vmckpt.units import format_size
 
     key = stored.key()
@@ -309,7 +309,7 @@ def rm(
         for point in points:
             snapshot.rm(whose(vm), point, yes, json)
         return
-    from vmckpt.checkpoint.catalogue.look import remove, remove_unreadable
+    from vmckpt.checkpoint.catalogue.maintain import remove, remove_unreadable
     from vmckpt.checkpoint.catalogue.tree import in_words
 
     key = stored.key()
@@ -346,7 +346,7 @@ def prune(
 
     Shows the checkpoints that it would remove; --apply removes them.
     """
-    from vmckpt.checkpoint.catalogue.look import prune as prune_
+    from vmckpt.checkpoint.catalogue.maintain import prune as prune_
     from vmckpt.checkpoint.catalogue.whose import chosen
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.ui.tables import table

@@ -85,7 +85,7 @@ def remove(
     text: str, store: str | None, key: "KeySource | None", *, yes: bool, as_json: bool
 ) -> None:
     """Remove all checkpoints of a group that are there."""
-    from vmckpt.checkpoint.catalogue.look import remove as remove_
+    from vmckpt.checkpoint.catalogue.maintain import remove as remove_
 
     group = _find(text, store, key)
     lost = _members(group)

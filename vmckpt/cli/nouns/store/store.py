@@ -430,7 +430,7 @@ def _facts(store: "Store") -> dict[str, Any]:
 def _contents(store: "Store") -> dict[str, Any]:
     catalogue = store.catalogue()
     names = store.opened.backend.names
-    held = store.opened.backend.look()
+    held = store.opened.backend.list_holdings()
     others = (names(folder).values() for folder in ("maps", "checkpoints"))
     areas = [area for manifest in catalogue.manifests for area in manifest.areas]
     return {
