@@ -146,8 +146,8 @@ def test_a_trace_is_passed_on_if_it_is_asked_for(
         played(host, play)
     finally:
         untrace()
-    told = [line.partition(" ")[2] for line in lines]
-    assert [line for line in told if line.startswith("web: ")] == (
+    outcome = [line.partition(" ")[2] for line in lines]
+    assert [line for line in outcome if line.startswith("web: ")] == (
         ["web: stop", "web: cont"] if detail else []
     )
 
@@ -156,10 +156,10 @@ def test_its_events_and_result_are_told(kind: JobKind[Any, Any], host: Playing) 
     plan(host, "note one", "note two", "done")
 
     async def play() -> None:
-        told = list[Event]()
-        result = await (await started(kind, host)).outcome(told.append)
+        outcome = list[Event]()
+        result = await (await started(kind, host)).outcome(outcome.append)
         assert result == EXAMPLES[kind.name].result
-        assert [event.text for event in told if isinstance(event, Note)] == ["one", "two"]
+        assert [event.text for event in outcome if isinstance(event, Note)] == ["one", "two"]
         await released(host)
 
     played(host, play)
@@ -181,9 +181,9 @@ def test_a_bug_in_it_is_told_as_one(one: JobKind[Any, Any], host: Playing) -> No
 
     async def play() -> None:
         job = await started(one, host)
-        with pytest.raises(VmckptError, match="vmckpt has a bug") as told:
+        with pytest.raises(VmckptError, match="vmckpt has a bug") as outcome:
             await job.outcome(unheard)
-        assert "KeyError" in told.value.why
+        assert "KeyError" in outcome.value.why
         await released(host)
         assert "KeyError" in job.files.log.read_text()
 
@@ -206,8 +206,8 @@ def test_an_error_that_comes_between_two_looks_is_not_missed(tmp_path: Path) -> 
     async def play() -> None:
         job = attach(kind, host, "r1")
         await host.make_dir(files.path)
-        told = Outcome(builtins(EXAMPLES[kind.name].result), None, is_final=False, is_over=False)
-        files.outcome.write_text(OUTCOME.encode(told))
+        outcome = Outcome(builtins(EXAMPLES[kind.name].result), None, is_final=False, is_over=False)
+        files.outcome.write_text(OUTCOME.encode(outcome))
         files.process.write_text('{"pid": 2, "start_ticks": 1}')
         with pytest.raises(RefusedError, match="late"):
             await job.outcome(unheard)
@@ -252,9 +252,9 @@ def test_one_that_is_killed_after_it_has_told_its_result_is_done(
         job = await started(kind, host)
         assert await job.outcome(unheard) == EXAMPLES[kind.name].result
         await released(host)
-        told = await job.told()
-        assert told is not None
-        assert (told.is_over, told.error) == (True, None)
+        outcome = await job.outcome_so_far()
+        assert outcome is not None
+        assert (outcome.is_over, outcome.error) == (True, None)
 
     played(host, play)
 
@@ -293,9 +293,9 @@ def test_an_error_takes_a_result_back_until_that_is_final(
                 await job.outcome(unheard)
         else:
             assert await job.outcome(unheard) == EXAMPLES[one.name].result
-        told = await job.told()
-        assert told is not None
-        assert told.error is not None
+        outcome = await job.outcome_so_far()
+        assert outcome is not None
+        assert outcome.error is not None
 
     played(host, play)
 
@@ -373,9 +373,9 @@ def test_a_disk_that_is_full_keeps_no_job_from_telling_its_end(
     plan(host, "note one", "fill", "note two", "done")
 
     async def play() -> None:
-        job, told = await started(kind, host), list[Event]()
-        assert await job.outcome(told.append) == EXAMPLES[kind.name].result
-        assert told[:1] == [Note(0.0, "note", "one")]
+        job, outcome = await started(kind, host), list[Event]()
+        assert await job.outcome(outcome.append) == EXAMPLES[kind.name].result
+        assert outcome[:1] == [Note(0.0, "note", "one")]
         await until(lambda: not process.find_by_argument(f"{state}/jobs/"))
 
     try:
@@ -547,11 +547,11 @@ def test_a_host_that_is_silent_for_a_while_is_asked_again(
     host.silent[0] = 2
 
     async def play() -> None:
-        job, told = await started(one, host), list[Event]()
+        job, outcome = await started(one, host), list[Event]()
         with pytest.raises(HostDownError, match="far is down"):
             await job.outcome(unheard)
-        assert await job.outcome(told.append, patience_s=30) == EXAMPLES[one.name].result
-        codes = [event.code for event in told if isinstance(event, Note)]
+        assert await job.outcome(outcome.append, patience_s=30) == EXAMPLES[one.name].result
+        codes = [event.code for event in outcome if isinstance(event, Note)]
         assert sorted(codes) == ["connection", "connection", "note"]
 
     played(host, play)
@@ -563,16 +563,16 @@ HOSTILE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("told", HOSTILE)
+@pytest.mark.parametrize("outcome", HOSTILE)
 def test_an_outcome_that_makes_no_sense_is_an_error_of_ours(
-    host: Playing, told: dict[str, Any]
+    host: Playing, outcome: dict[str, Any]
 ) -> None:
     """One that says that it is done, and nothing else, ended the scheduler: vmckpt had a bug."""
 
     async def play() -> None:
         job = attach(kind_of("checkpoint"), host, "r1")
         await host.make_dir(job.files.path)
-        job.files.outcome.write_text(json.dumps(told))
+        job.files.outcome.write_text(json.dumps(outcome))
         with pytest.raises(VmckptError):
             await job.outcome(unheard)
 

@@ -82,7 +82,7 @@ def test_both_sides_hear_one_another_and_a_lost_path_is_silent_for_both() -> Non
             await until(are(primary, standby, HEARD, HEARD))
             standby.close()
             await until(lambda: primary.state() == SILENT)
-            assert "no heartbeats of b arrive at 127.0.0.2" in primary.told(boottime_s())
+            assert "no heartbeats of b arrive at 127.0.0.2" in primary.diagnosis(boottime_s())
 
     asyncio.run(main())
 
@@ -165,7 +165,7 @@ def test_hosts_with_one_address_have_one_path_and_it_is_said(
         async with second_path(request(first, second), Sender.PRIMARY, "one") as path:
             path.begin(1)
             assert (path.port, path.state(), path.lacks) == (None, NONE, lacks)
-            assert lacks in path.told(boottime_s())
+            assert lacks in path.diagnosis(boottime_s())
 
     asyncio.run(main())
 
@@ -217,7 +217,7 @@ def test_a_lost_connection_is_told_from_a_lost_standby() -> None:
             primary.begin(standby.port)
             await until(are(primary, standby, HEARD, HEARD))
             lost_s = boottime_s()
-            await until(lambda: "only the connection is lost" in primary.told(lost_s))
+            await until(lambda: "only the connection is lost" in primary.diagnosis(lost_s))
             told = primary.added_to(STATUS, FIRST, lost_s - 1.0, is_lost=False)
             assert told.paths == {"replication": SILENT, "second": HEARD}
             assert told.path_addresses is not None
@@ -237,9 +237,9 @@ def test_who_was_heard_just_before_the_connection_ended_is_not_told_to_be_silent
     monkeypatch.setattr(paths, "HEARTBEAT_S", 60.0)
     hearing: Any = SimpleNamespace(heard_s=boottime_s() - 1.0)
     path = SecondPath(hearing, "b", "127.0.0.2", "127.0.0.3")
-    assert "b was heard at 127.0.0.2 until a moment ago" in path.told(boottime_s())
+    assert "b was heard at 127.0.0.2 until a moment ago" in path.diagnosis(boottime_s())
     hearing.heard_s -= 1000.0
-    assert "no heartbeats of b arrive" in path.told(boottime_s())
+    assert "no heartbeats of b arrive" in path.diagnosis(boottime_s())
 
 
 @pytest.mark.parametrize("over_second", [True, False])
@@ -255,7 +255,7 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
         heard_s=long_ago_s, epoch_s=long_ago_s, term=1, why="it was closed",
         hello=SimpleNamespace(machine="another", emitters=()),
         heard_by_path_s=lambda: (long_ago_s, *([boottime_s()] if over_second else [])),
-        second=SimpleNamespace(told=lambda _: "a lives"),
+        second=SimpleNamespace(diagnosis=lambda _: "a lives"),
     )  # fmt: skip
     options: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)), one_machine=False)
 

@@ -46,8 +46,8 @@ class TakenCheckpoint:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for the caller."""
-        told: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
-        told |= {"apart": self.apart, "damaged": self.damaged}
-        told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
-        told["not_ended"] = self.not_ended
-        return {"id": self.id, **told, **asdict(self.facts)}
+        fields: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
+        fields |= {"apart": self.apart, "damaged": self.damaged}
+        fields |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
+        fields["not_ended"] = self.not_ended
+        return {"id": self.id, **fields, **asdict(self.facts)}

@@ -367,7 +367,7 @@ async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any])
         return
     lock = lock_path(work.host.state_dir, work.vm)
     while await work.host.lock_owner(lock) is None:
-        if await job.told() is not None:
+        if await job.outcome() is not None:
             return
         await asyncio.sleep(POLL_S)
     try:
@@ -392,8 +392,8 @@ async def _given_up(
 
 
 async def _has_made_it(job: Handle[Any, Any]) -> bool:
-    told = await job.told()
-    return told is not None and told.result is not None
+    outcome = await job.outcome_so_far()
+    return outcome is not None and outcome.result is not None
 
 
 def _what(work: StoreJob[Any, Any]) -> str:

@@ -168,7 +168,7 @@ def main(*, with_defaults: bool = True) -> int:
             found = default_map(command, (*COMMANDS, *NOUNS))
         code = command(words, "vmckpt", standalone_mode=False, default_map=found)
     except Exception as exc:  # noqa: BLE001 - any error is reported
-        code = told(exc)
+        code = report(exc)
     finally:
         end_running()
     return code if isinstance(code, int) else 0
@@ -195,7 +195,7 @@ def _require_text(words: Sequence[str]) -> None:
             ) from exc
 
 
-def told(error: Exception | AskedToStopError) -> int:
+def report(error: Exception | AskedToStopError) -> int:
     """Tell what a command ended with; the exit code."""
     # What follows `--` is another program's command line.
     as_json = asks_for_json(list(takewhile(lambda word: word != "--", sys.argv)))

@@ -94,8 +94,8 @@ class GuestHook(NamedTuple):
     async def _once(self, way: "GuestRunner", phase: HookPhase, limit_s: int) -> HookAnswer:
         # The guest's own `timeout` ends it: nothing else could if the connection is lost.
         argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
-        told = request(self.device.id, self.run, limit_s)
-        done = await way.run(argv, told, limit_s + GRACE_S)
+        message = request(self.device.id, self.run, limit_s)
+        done = await way.run(argv, message, limit_s + GRACE_S)
         if done is None or done.returncode in KILLED:
             remedy = f"give it more: limits_s = {{ {phase} = N }} in the spec"
             return HookAnswer(False, f"it was not done within {limit_s} s", remedy)

@@ -55,7 +55,7 @@ class Guard:
         is_ours = os.fstat(fd).st_uid in (0, os.geteuid())
         self._sock.connect(path if is_ours else f"/proc/self/fd/{fd}")
         os.close(fd)
-        self._told, self._asked = b"", 0
+        self._received, self._asked = b"", 0
         self._line(time.monotonic() + RESUME_S)  # the greeting
         self._ask("qmp_capabilities", time.monotonic() + RESUME_S)
         self._heard, self._teller_lives = b"", True
@@ -218,15 +218,15 @@ class Guard:
 
     def _line(self, by_s: float) -> bytes:
         """The next line from QEMU. Raises OSError."""
-        while b"\n" not in self._told:
+        while b"\n" not in self._received:
             self._be_patient(by_s)
             data = self._sock.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the monitor was closed")
-            self._told += data
-            if len(self._told) > MOST_LINE_BYTES:
+            self._received += data
+            if len(self._received) > MOST_LINE_BYTES:
                 raise ConnectionError("its reply is too long")
-        line, _, self._told = self._told.partition(b"\n")
+        line, _, self._received = self._received.partition(b"\n")
         self._note(line)
         return line
 
@@ -251,10 +251,10 @@ class Guard:
                 return  # the next command reports it
             if not data:
                 return
-            whole, _, self._told = (self._told + data).rpartition(b"\n")
+            whole, _, self._received = (self._received + data).rpartition(b"\n")
             self._note(whole)
-            if len(self._told) > MOST_LINE_BYTES:
-                self._told = b""  # no line is this long; the next answer shows it
+            if len(self._received) > MOST_LINE_BYTES:
+                self._received = b""  # no line is this long; the next answer shows it
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the disk is full

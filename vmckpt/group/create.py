@@ -101,7 +101,7 @@ async def _taken(
             raise
     else:
         journal.forget()
-    return _told(group_id, asked.name, stored, done)
+    return _result(group_id, asked.name, stored, done)
 
 
 async def _committed(
@@ -129,7 +129,7 @@ def _journal(
     return GroupJournal(group_id, name, tuple(parts))
 
 
-def _told(
+def _result(
     group_id: str,
     name: str,
     stored: Mapping[str, Mapping[str, Any]],

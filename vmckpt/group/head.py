@@ -93,12 +93,12 @@ class GroupHead:
     async def all_answer(self, word: str, within_s: float) -> dict[str, float]:
         """Send a word to all, and await it from each: how long each took. Raises as above."""
         now_s = asyncio.get_running_loop().time
-        told_s = now_s()
+        said_s = now_s()
         self.tell_all(word)
 
         async def answered(vm: str) -> float:
             await self._hear(vm, word, within_s)
-            return now_s() - told_s
+            return now_s() - said_s
 
         took_s = await all_of(answered(vm) for vm in self._lines)
         return dict(zip(self._lines, took_s, strict=True))

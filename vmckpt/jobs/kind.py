@@ -102,10 +102,10 @@ class Job(Generic[Q, R]):
 
     def succeed(self, result: R | None) -> None:
         """Finish with this result, or with the one already reported. Raises StorageError."""
-        told = None if result is None else builtins(result)
-        if told is None and self._outcome is not None:
-            told = self._outcome.result
-        self._end(Outcome(told))
+        plain = None if result is None else builtins(result)
+        if plain is None and self._outcome is not None:
+            plain = self._outcome.result
+        self._end(Outcome(plain))
 
     def fail(self, error: Exception) -> None:
         """Finish with an error; a final result is kept. Raises StorageError."""

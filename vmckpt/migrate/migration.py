@@ -240,8 +240,8 @@ class Migration:
         await leave_plain(self._pair.source, partial(self._note, "settings"))
         # Remains of an earlier undo are left to the next command on the VM, which needs the
         # journal.
-        told, needed = partial(self._note, "left"), self._undo_failed_once
-        done = await undo_or_leave(self._pair, self._journal, told, may_leave=not needed)
+        note, needed = partial(self._note, "left"), self._undo_failed_once
+        done = await undo_or_leave(self._pair, self._journal, note, may_leave=not needed)
         if done and not needed:
             await forget(self._journal, self._vm.host, self._target_host)
 

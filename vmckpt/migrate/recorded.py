@@ -151,5 +151,5 @@ def request_of(vm: str, ends: tuple[Host, Host], asked: MigrationOptions) -> dic
     """The request, for the run record."""
     facts = asdict(asked)
     if asked.at_target is not None:
-        facts["at_target"] = asked.at_target.told()
+        facts["at_target"] = asked.at_target.recorded()
     return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | facts

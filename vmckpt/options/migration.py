@@ -114,7 +114,7 @@ class AtTarget:
         """The options that requested it, by name."""
         return tuple(one.flag for one in asked(self))
 
-    def told(self) -> dict[str, object]:
+    def recorded(self) -> dict[str, object]:
         """For a record: XML may contain passwords, and is left out."""
         return {**asdict(self), "xml": self.xml is not None,
                 "persistent_xml": self.persistent_xml is not None}  # fmt: skip

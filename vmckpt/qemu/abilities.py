@@ -127,10 +127,10 @@ def auto_converge(settings: WantedSettings) -> dict[str, int]:
         "cpu-throttle-increment": settings.throttle_increment_percent,
         "max-cpu-throttle": settings.most_throttle_percent,
     }
-    told = {**THROTTLE, **{name: value for name, value in said.items() if value is not None}}
-    most = min(max(told["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
-    first = min(told["cpu-throttle-initial"], most)
-    return {**told, "max-cpu-throttle": most, "cpu-throttle-initial": first}
+    known = {**THROTTLE, **{name: value for name, value in said.items() if value is not None}}
+    most = min(max(known["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
+    first = min(known["cpu-throttle-initial"], most)
+    return {**known, "max-cpu-throttle": most, "cpu-throttle-initial": first}
 
 
 def throttle(percent: int) -> dict[str, int]:

@@ -32,8 +32,8 @@ CHECK_S = 0.2
 DIRECTORY = "replica-events"
 # A line is written when one of these changes, or a path is lost or back; the others are included
 # in it.
-TOLD_BY = ("state", "ending", "may_run")
-ALSO_TOLD = (
+REPORTED = ("state", "ending", "may_run")
+ALSO_REPORTED = (
     "vm",
     "run",
     "role",
@@ -66,14 +66,14 @@ def events_file(host: Host | HostEntry, vm: str) -> Path:
 @asynccontextmanager
 async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
     """For the block: report each change of a service's status, including the last."""
-    told: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     noticing = Noticing()
 
     def tell() -> None:
         said = status()
-        facts = {name: getattr(said, name) for name in TOLD_BY} | {"unheard": _unheard(said)}
-        if not told or told[-1] != facts:
-            told[:] = [facts]
+        facts = {name: getattr(said, name) for name in REPORTED} | {"unheard": _unheard(said)}
+        if not changes or changes[-1] != facts:
+            changes[:] = [facts]
             tell_event(host, said, noticing)
 
     async def watch() -> None:
@@ -104,7 +104,7 @@ def tell_event(host: HostEntry, said: ReplicaStatus, noticing: Noticing | None =
     for notification in (noticing or Noticing()).noticed(host.name, said):
         announce(notification)
     known = said.to_json()
-    facts = {name: known[name] for name in (*TOLD_BY, *ALSO_TOLD) if name in known}
+    facts = {name: known[name] for name in (*REPORTED, *ALSO_REPORTED) if name in known}
     time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": time_.replace("+00:00", "Z"), "host": host.name, **facts})
     path = events_file(host, str(said.vm))

@@ -120,7 +120,7 @@ class SecondPath(asyncio.DatagramProtocol):
         answered_s = max(self._hearing.answered_s or 0.0, self._began_s)
         return HEARD if heard_s - answered_s <= PATIENCE_S else ONE_WAY
 
-    def told(self, connection_heard_s: float) -> str:
+    def diagnosis(self, connection_heard_s: float) -> str:
         """What is known of the other side while its connection is silent."""
         if self.lacks:
             return f"there is no second path to {self._other}: {self.lacks}"

@@ -59,14 +59,14 @@ def copy_checkpoints(
         except NotFoundError:  # retention has removed it since the source was listed
             continue
     if bad:
-        raise damaged(*_told(bad, every))
+        raise damaged(*_error_text(bad, every))
     if busy:
-        what, why = _told(busy, every)
+        what, why = _error_text(busy, every)
         raise BusyError(what, why=why, remedy="run this again: the others were copied")
     return done
 
 
-def _told(errors: Mapping[str, VmckptError], wanted: Sequence[Manifest]) -> tuple[str, str]:
+def _error_text(errors: Mapping[str, VmckptError], wanted: Sequence[Manifest]) -> tuple[str, str]:
     """Error text for those that were not copied: what, and why."""
     whys = [f"{one}: {exc.what}: {exc.why}" for one, exc in list(errors.items())[:5]]
     return f"{len(errors)} of {len(wanted)} checkpoints were not copied", "; ".join(whys)

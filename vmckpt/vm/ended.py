@@ -60,8 +60,8 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
     )
 
 
-def _lost(told: str | None) -> str:
+def _lost(text: str | None) -> str:
     """Why a missing page could not be loaded, if the pager says so."""
     with suppress(MalformedError):
-        return convert(_Missing, parse(told or "{}")).lost or ""
+        return convert(_Missing, parse(text or "{}")).lost or ""
     return ""

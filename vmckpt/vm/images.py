@@ -318,11 +318,11 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
     for kind in _OF_CHECKPOINTS:
         for run in await host.list_dir(jobs_dir(host.state_dir, kind)):
             job = JobFiles.of(host.state_dir, kind, run)
-            order, told = await host.read_text(job.order), await host.read_text(job.outcome)
+            order, outcome = await host.read_text(job.order), await host.read_text(job.outcome)
             with suppress(MalformedError):
                 asked = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
                 checkpoint = asked.checkpoint or (asked.wish and asked.wish.checkpoint)
-                is_over = convert(_ReaderOutcome, parse(told)).is_over if told else False
+                is_over = convert(_ReaderOutcome, parse(outcome)).is_over if outcome else False
                 if checkpoint and not is_over:
                     found.append((f"{kind} run {run}", checkpoint))
     return found

@@ -141,8 +141,8 @@ async def start_qemu(
     plugged yet. On an error nothing of it remains. Raises RefusedError (no memory),
     OperationFailedError (QEMU's own words), HostDownError.
     """
-    told = files._replace(as_user=host.vm_uids is not None)
-    _require_short_paths(host, told)
+    passed = files._replace(as_user=host.vm_uids is not None)
+    _require_short_paths(host, passed)
     await host.make_dir(files.path)
     try:
         for ram_dir in {spec.ram_dir, IN_MEMORY}:
@@ -155,7 +155,7 @@ async def start_qemu(
             shared = Grant(GrantKind.READ, files.ram(spec.ram_dir), user.shared_group)
             await host.grant([shared], user.uids)
         argv = qemu_argv(
-            spec, platform, told, host.qemu, incoming=incoming, private_ram=private_ram
+            spec, platform, passed, host.qemu, incoming=incoming, private_ram=private_ram
         )
         await host.write_text(files.path / "argv.json", json.dumps(argv))
         # This log will prove whether the guest ran: allocate its first block now, in case the disk

@@ -141,7 +141,7 @@ class Member:
         """Send a word to the head."""
         self._line.say(word, **more)
 
-    async def told(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
+    async def receive(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
         """Wait for the head's word. Raises OperationFailedError if the head aborts or is gone."""
         try:
             said = await self._line.hear(within_s)
@@ -175,7 +175,7 @@ class Member:
     async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
         """Wait for all others, without a time limit, calling `keep_up` regularly."""
         self.say("prepared", **self._here._asdict())
-        waiting = asyncio.ensure_future(self.told("set"))
+        waiting = asyncio.ensure_future(self.receive("set"))
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEP_UP_S))[0]:
                 await keep_up()
@@ -209,7 +209,7 @@ class Member:
         capture: Callable[[Hold, Stopped | None], Awaitable[T]],
     ) -> T:
         self.say("set")
-        await self.told("cut", TOGETHER_S)
+        await self.receive("cut", TOGETHER_S)
         now_s = asyncio.get_running_loop().time
         began_s, stopping_unix_s = now_s(), time.time()
         stopped_unix_s = runs_unix_s = held_s = 0.0
@@ -228,7 +228,7 @@ class Member:
 
         async def released() -> float:
             nonlocal held_s
-            await self.told("release", self.most_s)
+            await self.receive("release", self.most_s)
             heard_s = now_s()
             await output.release()
             held_s = now_s() - began_s
@@ -245,23 +245,23 @@ class Member:
         if heard_s - began_s >= self.most_s:
             raise given_up(f"its output could be held for {self.most_s:g} s only")
         self.say("captured")
-        await self.told("store", TOGETHER_S)
+        await self.receive("store", TOGETHER_S)
         return found
 
     async def all_stored(self, checkpoint_id: str) -> Mapping[str, Any]:
         """All is done but the commit: wait for all others; returns the description of the group."""
         self.say("stored", id=checkpoint_id, held=self.held and self.held._asdict())
-        return dict((await self.told("commit"))["group"])
+        return dict((await self.receive("commit"))["group"])
 
     async def all_ready(self) -> None:
         """The guest could run here, and the old one is ready to pause: wait for all others."""
         self.say("ready")
-        await self.told("switch")
+        await self.receive("switch")
 
     async def all_switched(self) -> None:
         """The old guest is paused: wait until all are."""
         self.say("switched")
-        await self.told("run", TOGETHER_S)
+        await self.receive("run", TOGETHER_S)
 
     async def all_running(self) -> None:
         """The guest runs: wait until all do. Raises OperationFailedError: it must not continue.

@@ -201,7 +201,7 @@ class _Forking:
                 # A waiting fork must not stay paused.
                 forks = await to_the_end(self._run_all(ready))
             # After all run: waiting for one guest agent delays no other fork.
-            return await all_of(map(self._told, forks, planned))
+            return await all_of(map(self._with_warnings, forks, planned))
         finally:
             if self._ram >= 0:
                 os.close(self._ram)
@@ -242,7 +242,7 @@ class _Forking:
             for ram_dir in {spec.ram_dir, IN_MEMORY}:
                 await finish(self._host.remove(files.memory(ram_dir)))
 
-    async def _told(self, fork: Forked, planned: PlannedRestore) -> Forked:
+    async def _with_warnings(self, fork: Forked, planned: PlannedRestore) -> Forked:
         """The outcome, once the guest was informed as far as possible."""
         if fork.error:
             return fork

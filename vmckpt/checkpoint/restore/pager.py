@@ -152,13 +152,13 @@ def main() -> None:
     """Follow the orders on the socket."""
     be_undisturbed()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
+    with socket.socket(fileno=os.dup(0)) as control, control.makefile("rw") as lines:
         where = json.loads(lines.readline())
         key = Path(where["key"]) if where["key"] else None
         secret = bytes.fromhex(key.read_text()) if key else None
         try:
             with closing(_RamSource(where["store"], secret, where["checkpoint"])) as source:
-                _page(told, lines, where, source)
+                _page(control, lines, where, source)
         except VmckptError as exc:
             sys.exit(f"{exc.what}: {exc.why}")
 
@@ -191,7 +191,7 @@ class _RamSource:
             return opened.pop_all(), area
 
 
-def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSource) -> None:
+def _page(control: socket.socket, lines: Any, where: dict[str, Any], source: _RamSource) -> None:
     area = source.area
     ram_file, noted = Path(where["ram_file"]), where["noted"]
     laid_out = read_noted(Path(noted)) if noted else []
@@ -210,7 +210,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
     _say(lines, {"missing": missing.number})
     pager = PageServer(area, missing, there, laid_out)
     # Loading the devices' state touches pages too: serve from here on.
-    marker = _until_go(told, pager)
+    marker = _until_go(control, pager)
     if marker is not None:
         _serve(pager, source, vm["pid"], marker)
         if where["key"]:
@@ -220,9 +220,9 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
                 note(Path(noted), pager.noted())
 
 
-def _until_go(told: socket.socket, pager: PageServer) -> Path | None:
+def _until_go(control: socket.socket, pager: PageServer) -> Path | None:
     """Serve faults until the order to fetch all pages; None: it will not come."""
-    told.setblocking(False)
+    control.setblocking(False)
     said = ""
     while not said.endswith("\n"):
         try:
@@ -230,7 +230,7 @@ def _until_go(told: socket.socket, pager: PageServer) -> Path | None:
         except ProcessLookupError:
             return None
         try:
-            came = told.recv(4096).decode()
+            came = control.recv(4096).decode()
         except BlockingIOError:
             continue
         if not came:

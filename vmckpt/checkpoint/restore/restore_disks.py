@@ -117,7 +117,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
         await write_down(vm, making(vm, renames=((aside, one.path) for one, aside in made.items())))
         await _write(point, made)
         left = await to_the_end(_commit(vm, point, source))
-    return _told(old, point, images, [*warnings, *left])
+    return _result(old, point, images, [*warnings, *left])
 
 
 async def _anew(
@@ -152,7 +152,7 @@ async def _anew(
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
         left = await to_the_end(_commit(vm, point, source))
-    return _told(vm, point, images, [*warnings, *left])
+    return _result(vm, point, images, [*warnings, *left])
 
 
 def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], list[str]]:
@@ -251,7 +251,7 @@ async def _platform(spec: Spec, host: Host, theirs: Platform) -> Platform:
     return theirs if here.accel == theirs.accel and here.machine == theirs.machine else here
 
 
-def _told(
+def _result(
     vm: Vm, point: Checkpoint, images: Sequence[_Image], warnings: Sequence[str]
 ) -> DisksRestored:
     paths = tuple(str(image.path) for image in images)

@@ -78,8 +78,8 @@ def adopt(
     vm = adoption.vm
     facts = {"vm": name, "host": vm.host.name, "pid": vm.qemu.process.pid, "adopted": True,
              "notes": adoption.notes}  # fmt: skip
-    told = "".join(f"\n  note: {one_line(note)}" for note in adoption.notes)
-    show(facts, f"{name} is adopted on {vm.host.name} (pid {vm.qemu.process.pid}){told}",
+    notes = "".join(f"\n  note: {one_line(note)}" for note in adoption.notes)
+    show(facts, f"{name} is adopted on {vm.host.name} (pid {vm.qemu.process.pid}){notes}",
          as_json=json)  # fmt: skip
 
 

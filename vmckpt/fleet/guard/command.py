@@ -183,12 +183,12 @@ def _goes_on(why: str, first: str) -> HostDownError:
 def _verdict(text: str | None) -> str:
     if not text:
         return "the command: its worker was killed"
-    told = convert(CommandResult, parse(text))
-    if told.error is not None:
-        return f"the command: {told.error}"
-    if told.returncode is None:
+    ended = convert(CommandResult, parse(text))
+    if ended.error is not None:
+        return f"the command: {ended.error}"
+    if ended.returncode is None:
         raise MalformedError("it has neither an exit status nor an error")
-    return f"the command's exit status is {told.returncode}" if told.returncode else ""
+    return f"the command's exit status is {ended.returncode}" if ended.returncode else ""
 
 
 async def _in_guest(vm: Vm, command: tuple[str, ...], say: Print) -> str:

@@ -239,9 +239,9 @@ class _Running:
             self._tell("failed", text, failures_before=self._record.failures)
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
-        told = [why, await self._prune(point.id), await self._check()]
+        results = [why, await self._prune(point.id), await self._check()]
         learned = self._record.learned.paid(CheckpointCost(point.stall_s, took_s))
-        return self._end(outcome, point.id, "; ".join(filter(None, told)), learned=learned)
+        return self._end(outcome, point.id, "; ".join(filter(None, results)), learned=learned)
 
     async def _prune(self, taken: str) -> str:
         """Prune; what cannot be removed now is removed after another run. Returns why, in words."""

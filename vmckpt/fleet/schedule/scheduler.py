@@ -114,7 +114,7 @@ class _Serving:
     def __init__(self, tools: SchedulerTools, names: Sequence[str] = ()) -> None:
         self._tools, self._names = tools, names
         self._tasks: dict[str, _ActiveRun] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._observed: dict[str, ClockReading] = {}
         # Of the present call of `until_nothing_is_due`.
         self._results: list[RunResult] | None = None
@@ -251,7 +251,7 @@ class _Serving:
         try:
             with suppress(NotFoundError):  # it was removed meanwhile
                 await work
-            self._told = {text for text in self._told if not text.startswith(f"{record.name} ")}
+            self._reported = {text for text in self._reported if not text.startswith(f"{record.name} ")}
         except Exception as exc:  # noqa: BLE001 - as above, whatever it is
             self._tell_once(record.name, record.vm, as_error(record.name, exc))
 
@@ -266,6 +266,6 @@ class _Serving:
 
     def _tell_once_of(self, event: Event) -> None:
         text = f"{event.schedule} {event.text}"
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._tools.tell(event)

@@ -155,12 +155,12 @@ def _least_change(offers: Sequence[Offer]) -> str:
     least = min(able, key=change)
     gentle = _gentler(able, least)
     needed = " and ".join(miss.needed for miss in gentle.misses)
-    told = f"{needed} would be enough for {gentle.forecast.way}"
+    advice = f"{needed} would be enough for {gentle.forecast.way}"
     if gentle is not least:
         pauses = [format_duration(one.forecast.downtime_s.p90) for one in (gentle, least)]
-        told += f", with a downtime of {pauses[0]}; {least.forecast.way}, with {pauses[1]}, would "
-        told += f"need {' and '.join(miss.needed for miss in least.misses)}"
-    return told
+        advice += f", with a downtime of {pauses[0]}; {least.forecast.way}, with {pauses[1]}, would "
+        advice += f"need {' and '.join(miss.needed for miss in least.misses)}"
+    return advice
 
 
 def _gentler(able: Iterable[Offer], least: Offer) -> Offer:

@@ -126,10 +126,10 @@ class Pilot:
 
     def _is_settling(self, rule: PolicyRule, now: PrecopySample) -> bool:
         """Whether the last step has yet to take effect, or to show within the rule's rounds."""
-        told = self.throttle_percent
-        effective = told if now.throttle_percent is None else now.throttle_percent
-        return effective < told or (
-            told > 0 and now.round_number < self._throttled_in_round + max(rule.stalls, 1)
+        requested = self.throttle_percent
+        effective = requested if now.throttle_percent is None else now.throttle_percent
+        return effective < requested or (
+            requested > 0 and now.round_number < self._throttled_in_round + max(rule.stalls, 1)
         )
 
 

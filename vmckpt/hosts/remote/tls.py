@@ -284,8 +284,8 @@ async def listening(directory: Path, visit: Visit) -> Listener:
     pem.unlink()
     sock = await _bind(asked.address, (asked.first, asked.last))
     listener = Listener(sock, context, asked.token, visit)
-    told = _ListenAnswer(listener.port, one_time.fingerprint)
-    replace(directory / _LISTENS, json.dumps(builtins(told)))
+    answer = _ListenAnswer(listener.port, one_time.fingerprint)
+    replace(directory / _LISTENS, json.dumps(builtins(answer)))
     return listener
 
 

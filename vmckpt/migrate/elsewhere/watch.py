@@ -214,8 +214,8 @@ async def _fetch(source: Host, path: Path) -> None:
     try:
         data = parse(text, most_bytes=MOST_TEXT_BYTES)
         convert(_RecordedRun, data)
-        for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
-            from_record(told)
+        for event in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
+            from_record(event)
         if data["format"] != FORMAT:
             raise MalformedError("written by another version of vmckpt")
         if not 0 <= data["began_unix_s"] <= LATEST_UNIX_S:

@@ -175,10 +175,10 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> MigrationJournal | Non
             raise
 
     answers = await ask_every(hosts, read)
-    told = [(host, journal) for host, journal in answers.given if journal]
-    own = [one for host, one in told if host.name in (one.source, one.target)]
+    journals = [(host, journal) for host, journal in answers.given if journal]
+    own = [one for host, one in journals if host.name in (one.source, one.target)]
     agreed = [one for one in own if sum(map(one.is_same_run, own)) > 1]
-    found = newest(agreed or own or (one for _, one in told))
+    found = newest(agreed or own or (one for _, one in journals))
     if found is None and damaged:
         raise damaged[0]
     return found

@@ -92,8 +92,8 @@ async def recover(
                 if ended := await _one_sided(last, *ends, outcome, note):
                     return ended
             # The destination alone could name any file.
-            told = () if here is None else here.disks
-            last = replace(last, disks=tuple(disk for disk in last.disks if disk in told))
+            disks = () if here is None else here.disks
+            last = replace(last, disks=tuple(disk for disk in last.disks if disk in disks))
             ended = await _recover(last, source, target, note, stays=stays)
             await forget_killed((source, target))
             return ended

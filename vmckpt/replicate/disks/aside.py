@@ -144,10 +144,10 @@ async def fold(directory: Path) -> None:
     take over), BusyError, OperationFailedError, StorageError. After an error the overlays are
     intact.
     """
-    told = directory / "request.json"
-    if not told.exists():
+    request_file = directory / "request.json"
+    if not request_file.exists():
         return  # another process has committed them meanwhile
-    request = request_of(told.read_text(), told)
+    request = request_of(request_file.read_text(), request_file)
     host, name = request.primary, request.vm
     async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
         await _have_term(request)
@@ -161,7 +161,7 @@ async def fold(directory: Path) -> None:
             for disk in request.disks:
                 if await host.exists(layer := _layer(home, disk.number)):
                     await _fold_off(host, layer)
-        await host.remove(told)  # first: without it there are no overlays
+        await host.remove(request_file)  # first: without it there are no overlays
         await host.remove(directory)
 
 

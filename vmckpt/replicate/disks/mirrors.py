@@ -66,9 +66,9 @@ class Mirrors:
 
     def tell(self, payload: memoryview) -> None:
         """Take in what the standby's copies hold. Raises WireError, OperationFailedError."""
-        told = decode_digests(payload, self._disks)
+        digests = decode_digests(payload, self._disks)
         try:
-            self._known[told.disk].tell(told.first_block, bytes(told.digests))
+            self._known[digests.disk].tell(digests.first_block, bytes(digests.digests))
         except (ValueError, KeyError) as exc:
             raise OperationFailedError(
                 "the standby reports invalid contents of its disks",

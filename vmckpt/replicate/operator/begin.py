@@ -141,17 +141,17 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         if not side.status.has_left
     } - {None}  # one that does not say is unknown
     for side in found:
-        told = side.status
-        is_dead = told.state == DEAD
-        was_replaced = is_dead and told.is_primary and side.host.name == old
-        was_lost = is_dead and not told.is_primary and told.run in has_ended
-        is_left = side.host.name == vm.host.name and told.has_left and is_of_home
-        is_over = told.has_ended and not is_left
+        status = side.status
+        is_dead = status.state == DEAD
+        was_replaced = is_dead and status.is_primary and side.host.name == old
+        was_lost = is_dead and not status.is_primary and status.run in has_ended
+        is_left = side.host.name == vm.host.name and status.has_left and is_of_home
+        is_over = status.has_ended and not is_left
         if side.answers or not (was_replaced or was_lost or is_over):
-            why = "answers" if side.answers else f"is {told.state}, not ended"
+            why = "answers" if side.answers else f"is {status.state}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",
-                why=f"the {told.role}'s service on {side.host.name} {why}",
+                why=f"the {status.role}'s service on {side.host.name} {why}",
                 remedy=f"vmckpt replicate stop {vm.name}",
             )
         if was_lost:

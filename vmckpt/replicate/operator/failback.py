@@ -49,15 +49,15 @@ async def failback(
 
 async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bool:
     """Whether that host protects it. Raises RefusedError if another replication is under way."""
-    told = [side.status for side in await sides(name, hosts) if side.answers]
-    if not told:
+    statuses = [side.status for side in await sides(name, hosts) if side.answers]
+    if not statuses:
         return False
-    primaries = [status for status in told if status.is_primary]
+    primaries = [status for status in statuses if status.is_primary]
     if any(s.standby == target.name and s.state == PROTECTED for s in primaries):
         return True
     raise RefusedError(
         f"'{name}' is being replicated",
-        why=f"{told[0].role} {told[0].state}: from {told[0].primary} to {told[0].standby}",
+        why=f"{statuses[0].role} {statuses[0].state}: from {statuses[0].primary} to {statuses[0].standby}",
         remedy=f"see `vmckpt replicate status {name}`, or end that: vmckpt replicate stop {name}",
     )
 
@@ -80,20 +80,20 @@ async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
     host recorded the same, or is the same machine. Raises UsageError.
     """
     try:
-        told = await _options_at(vm.host, vm.name)
+        options = await _options_at(vm.host, vm.name)
     except StorageError as exc:
         raise UsageError(
             f"the options of the last replication of '{vm.name}' cannot be read",
             why=f"{exc.what}: {exc.why}",
             remedy=f"vmckpt replicate stop {vm.name}, and give the options again",
         ) from exc
-    if told is None or (vm.host.is_this_machine and target.is_this_machine):
-        return told
+    if options is None or (vm.host.is_this_machine and target.is_this_machine):
+        return options
     with suppress(StorageError):  # then it has no usable options
         known = await _options_at(target, vm.name)
-        if known is not None and _used_there(known) == _used_there(told):
-            return told
-    return replace(told, arbiter="", credentials="", fence=())
+        if known is not None and _used_there(known) == _used_there(options):
+            return options
+    return replace(options, arbiter="", credentials="", fence=())
 
 
 async def _options_at(host: Host, name: str) -> ReplicationOptions | None:

@@ -45,7 +45,7 @@ async def keep(
             why=f"only {hosts[0].name} is named" if hosts else "no host is named",
             remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
         )
-    again_s, told = AGAIN_S, ""
+    again_s, last = AGAIN_S, ""
     while True:
         rest_s = CHECK_S
         try:
@@ -66,9 +66,9 @@ async def keep(
                 raise
             stands, word = f"{exc.what}: {exc.why}; {exc.remedy}", "failed"
             rest_s, again_s = again_s, min(LONGEST_S, 2 * again_s)
-        if stands and stands != told:
+        if stands and stands != last:
             tell(word, f"{name}: {stands}")
-        told = stands
+        last = stands
         await asyncio.sleep(rest_s)
 
 
@@ -97,9 +97,9 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
             remedy="see `vmckpt vm list`",
         )
     vm = alive[0] if len(alive) == 1 else None
-    told = await sides(name, reached)
-    roles = [side.status.role for side in told if side.answers]
-    is_cut_off = any(not side.answers and not side.status.has_ended for side in told)
+    known = await sides(name, reached)
+    roles = [side.status.role for side in known if side.answers]
+    is_cut_off = any(not side.answers and not side.status.has_ended for side in known)
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
     view = KeepingView(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
     move, said = decide(view, [host.name for host in hosts])

@@ -92,7 +92,7 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
     ]
     primaries = [side.status for side in found if side.answers and side.status.is_primary]
     if primaries:
-        runs = {told.run for told in primaries}
+        runs = {current.run for current in primaries}
         of_now = [side for side in of_now if side.status.run in runs]
         if not of_now:
             raise OperationFailedError(
@@ -125,8 +125,8 @@ async def _taken_over(
     Raises as `failover` does.
     """
     for side in found:
-        told = side.status
-        if side.answers and told.is_primary and told.run == standby.status.run:
+        current = side.status
+        if side.answers and current.is_primary and current.run == standby.status.run:
             with suppress(HostDownError):  # it died doing it: the standby handles that
                 await ask(side.host, ServiceFiles.of(side.host, name), "failover")
     files = ServiceFiles.of(standby.host, name)
@@ -199,16 +199,16 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
 async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
     """Like `settle`, from what the standby's service said."""
     for side in await sides(name, hosts):
-        told = side.status
-        if told.is_primary or told.state != PROMOTED:
+        current = side.status
+        if current.is_primary or current.state != PROMOTED:
             continue
-        if told.primary_qemu_id is None or told.primary is None:
+        if current.primary_qemu_id is None or current.primary is None:
             continue  # it does not say from where it took over
         if not await _is_at_home(name, side):
             continue
-        old = [host for host in hosts if host.name == told.primary != side.host.name]
+        old = [host for host in hosts if host.name == current.primary != side.host.name]
         gone = [
-            await remove_taken_over(host, name, told.primary_qemu_id, side.host) for host in old
+            await remove_taken_over(host, name, current.primary_qemu_id, side.host) for host in old
         ]
         if all(gone):
             return True

@@ -77,8 +77,8 @@ async def side_of(host: Host, name: str) -> ReplicaSide | None:
     if not await host.exists(files.request):
         return None
     try:
-        told = await ask(host, files, "status", STATUS_TIMEOUT_S)
-        return ReplicaSide(host, told, answers=True)
+        answer = await ask(host, files, "status", STATUS_TIMEOUT_S)
+        return ReplicaSide(host, answer, answers=True)
     except HostDownError as exc:
         said = await last_word(host, files) or await _without_a_word(host, files, exc)
         return ReplicaSide(host, said, answers=False)

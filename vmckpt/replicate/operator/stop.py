@@ -231,16 +231,16 @@ async def _primary_ended(
 
 
 async def _end_standby(
-    name: str, told: ReplicaStatus, hosts: Iterable[Host], *, is_dead: bool
+    name: str, status: ReplicaStatus, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
     """End everything of the standby. Raises RefusedError if it may have the guest; with `is_dead`
     not for a silent host.
     """
-    silent = f"the arbiter does not answer ({told.arbiter_fails}), nor does {told.standby}"
-    host = next((host for host in hosts if host.name == told.standby), None)
+    silent = f"the arbiter does not answer ({status.arbiter_fails}), nor does {status.standby}"
+    host = next((host for host in hosts if host.name == status.standby), None)
     try:
         if host is None:
-            raise HostDownError(str(told.standby), why="not in the inventory", remedy="add it")
+            raise HostDownError(str(status.standby), why="not in the inventory", remedy="add it")
         for process in await services(host, name):
             await host.kill(process)
         await end_waiting(host, name)

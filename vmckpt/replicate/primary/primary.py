@@ -225,7 +225,7 @@ def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
     """
     with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
 
-        def told(line: str) -> None:
+        def show(line: str) -> None:
             try:
                 tell(line)
             except TimeoutError:
@@ -234,7 +234,7 @@ def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
                 words = files.guard_log.read_text().strip().splitlines()
                 raise OSError(exc.errno, words[-1] if words else "it was killed") from exc
 
-        yield told
+        yield show
 
 
 async def _connect(request: ReplicationRequest, term: int) -> Channel:

@@ -103,9 +103,9 @@ class Protection:
 
     def _how_lost(self, exc: StandbyLostError) -> str:
         is_silent = bool(self._stream.why) or self._keeper.is_silent()
-        if self._stream.is_told or not is_silent:
+        if self._stream.is_reported or not is_silent:
             return str(exc)
-        return f"{exc}; {self._second.told(self._stream.heard_s)}"
+        return f"{exc}; {self._second.diagnosis(self._stream.heard_s)}"
 
     async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
         """After a replacement: it continues here after all, or nothing of it runs any more."""
@@ -224,8 +224,8 @@ class Protection:
                     if isinstance(exc, OSError):
                         raise
                     raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
-                told: list[Any] = [event["data"] for event in shutdowns.drain()]
-                return await self._qemu_gone(is_off=any(data["guest"] for data in told))
+                reasons: list[Any] = [event["data"] for event in shutdowns.drain()]
+                return await self._qemu_gone(is_off=any(data["guest"] for data in reasons))
 
     async def _is_qemus_end(self, exc: Exception) -> bool:
         """Whether its QEMU has died, whatever was noticed first.

@@ -49,7 +49,7 @@ class EpochStream:
     """Epochs on their way to the standby, one at a time.
 
     `wake` is called when it is lost, `tell` with what it reports about its disks. `is_taken`: it
-    has reported that the guest runs there. `why`: how it was lost; `is_told`: in its own words.
+    has reported that the guest runs there. `why`: how it was lost; `is_reported`: in its own words.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EpochStream:
         self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, LinkSpeed()
         self._answered = asyncio.Condition()
         self.why = ""
-        self.is_taken = self.is_told = self._is_left = False
+        self.is_taken = self.is_reported = self._is_left = False
 
     @property
     def sent_bytes(self) -> int:
@@ -78,7 +78,7 @@ class EpochStream:
     @property
     def is_lost(self) -> bool:
         """Whether the connection has ended without a last word from either side."""
-        return bool(self.why) and not (self.is_told or self._is_left)
+        return bool(self.why) and not (self.is_reported or self._is_left)
 
     @property
     def heard_s(self) -> float:
@@ -160,7 +160,7 @@ class EpochStream:
                 head, payload = await self._channel.receive()
                 if head.kind is FrameKind.FAILURE:
                     failure = decode_failure(payload)
-                    self.is_told, self.is_taken = True, failure.kind == TAKEN
+                    self.is_reported, self.is_taken = True, failure.kind == TAKEN
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
                 if head.kind is FrameKind.ACK:
                     await self._note(head)

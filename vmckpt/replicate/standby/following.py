@@ -137,8 +137,8 @@ class Following:
         packer = Packer()
         with suppress(HostDownError):  # the receiver raises it too
             try:
-                async for told in self._replica.disks.digests():
-                    payload = encode_digests(told, packer)
+                async for digests in self._replica.disks.digests():
+                    payload = encode_digests(digests, packer)
                     await channel.send(channel.outbound.frame(FrameKind.DIGESTS, 0, payload))
             except StorageError as exc:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))

@@ -106,7 +106,7 @@ class TakeOver:
         primary = self._primary
         if receiving.done() and receiving.result() != LOST:
             return primary.why  # in its last word
-        return f"{primary.why or 'the primary is silent'}; {primary.second.told(primary.heard_s)}"
+        return f"{primary.why or 'the primary is silent'}; {primary.second.diagnosis(primary.heard_s)}"
 
     async def _next(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         if self._lease.held_until_s < boottime_s() + MARGIN_S:
@@ -138,8 +138,8 @@ class TakeOver:
         is_stale = seen is not None and not (
             is_left_to(seen.now.record, me, self._primary.term) or seen.now.record.holder == me.name
         )
-        is_told = boottime_s() < self._alone_until_s
-        if not is_told or is_heard or is_stale or not self._replica.complete:
+        is_known = boottime_s() < self._alone_until_s
+        if not is_known or is_heard or is_stale or not self._replica.complete:
             return StandbyMove.WAIT
         return StandbyMove.WAIT if await self._lack() else StandbyMove.PROMOTE
 

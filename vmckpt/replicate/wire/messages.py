@@ -232,9 +232,9 @@ def decode_writes(
     return found
 
 
-def encode_digests(told: Digests, packer: Packer) -> list[Buffer]:
+def encode_digests(digests: Digests, packer: Packer) -> list[Buffer]:
     """A DIGESTS payload."""
-    return [_DIGESTS.pack(told.disk, told.first_block), *packer.pack([told.digests])]
+    return [_DIGESTS.pack(digests.disk, digests.first_block), *packer.pack([digests.digests])]
 
 
 def decode_digests(payload: memoryview, disks: Sequence[HelloDisk]) -> Digests:

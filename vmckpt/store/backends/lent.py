@@ -266,7 +266,7 @@ class _Far:
         except MissingError as exc:
             return {"missing": str(exc)}, b""
         except VmckptError as exc:
-            return {"error": [_told_class(exc), exc.what, exc.why, exc.remedy]}, b""
+            return {"error": [_class_name(exc), exc.what, exc.why, exc.remedy]}, b""
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             return {"error": ["UsageError", f"'{question}' is refused", repr(exc), "-"]}, b""
         return {"is": found}, came
@@ -355,7 +355,7 @@ class _Far:
         return self._next
 
 
-def _told_class(error: VmckptError) -> str:
+def _class_name(error: VmckptError) -> str:
     """The name by which the near side knows such an error."""
     if isinstance(error, UnreadableError):
         return UnreadableError.__name__

@@ -112,9 +112,9 @@ async def changes(vm: Vm, monitor: Monitor) -> str | None:
     if _machine(now) == _machine(vm.spec) and nodes == vm.qemu.nodes:
         return None
     old, new = (set(one.adopted.arguments if one.adopted else ()) for one in (vm.spec, now))
-    told = [f"without {word}" for word in sorted(old - new)]
-    told += [f"with {word}" for word in sorted(new - old)]
-    return "it is now " + (", ".join(told) or "on other images")
+    differing = [f"without {word}" for word in sorted(old - new)]
+    differing += [f"with {word}" for word in sorted(new - old)]
+    return "it is now " + (", ".join(differing) or "on other images")
 
 
 def _machine(spec: Spec) -> Spec:

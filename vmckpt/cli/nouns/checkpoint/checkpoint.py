@@ -375,8 +375,8 @@ def prune(
     if not apply and any(not one.keep for one in decisions):
         text += "\nnothing was removed: add --apply"
     facts = [{"id": d.entry.id, "keep": d.keep, "why": d.why} for d in decisions]
-    told = {"vm": vm, "applied": apply, "checkpoints": facts, "clocks": clocks or None}
-    show(told, text, as_json=json)
+    result = {"vm": vm, "applied": apply, "checkpoints": facts, "clocks": clocks or None}
+    show(result, text, as_json=json)
 
 
 app.command()(restore)

@@ -47,8 +47,8 @@ def create(
 
 
 def _most(points: dict[str, Any], name: str) -> str:
-    told = [one[name] for one in points.values() if name in one]
-    return f"{max(told):.1f}" if told else "?"
+    values = [one[name] for one in points.values() if name in one]
+    return f"{max(values):.1f}" if values else "?"
 
 
 def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: bool) -> None:

@@ -102,13 +102,13 @@ def attach(
 
 async def _attach(run: str) -> "MigrationReport | Recovery":
     from vmckpt.hosts.inventory.inventory import check_name
-    from vmckpt.migrate.elsewhere.retell import is_done_here, retell
+    from vmckpt.migrate.elsewhere.replay import is_done_here, replay_run
     from vmckpt.migrate.elsewhere.watch import find_job, watch
     from vmckpt.ui.progress import display
 
     if is_done_here(check_name(run, "run")):
         with display(f"run {run}") as emit:
-            return await retell(run, emit)
+            return await replay_run(run, emit)
     job = await find_job(run)
     with display(f"run {run} on {job.host.name}") as emit:
         return await watch(job, emit)

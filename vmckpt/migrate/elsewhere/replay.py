@@ -32,7 +32,7 @@ def is_done_here(run: str) -> bool:
     return record.operation == "migrate" and JOB_ON not in record.request
 
 
-async def retell(run: str, emit: Emit) -> MigrationReport:
+async def replay_run(run: str, emit: Emit) -> MigrationReport:
     """Emit everything in the record from its beginning, once a running migration has ended.
 
     Raises what the migration raised, OutcomeUnknownError if its command was killed.
@@ -70,8 +70,8 @@ async def _ended(run: str) -> RunRecord:
 
 def _events(record: RunRecord) -> Iterator[Event]:
     samples = [Progress(**sample) for sample in record.samples]
-    told = [from_record(event) for event in record.events]
-    yield from sorted([*told, *samples], key=lambda event: event.at_s)
+    events = [from_record(event) for event in record.events]
+    yield from sorted([*events, *samples], key=lambda event: event.at_s)
 
 
 def _report(run: str, result: Mapping[str, Any]) -> MigrationReport:
