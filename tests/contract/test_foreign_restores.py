@@ -14,7 +14,7 @@ from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
 from vmckpt.checkpoint.restore import fork
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.store.open import create_store

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.test_guard_records import record as new_record
 from vmckpt.checkpoint.jobs import RESTORE
-from vmckpt.checkpoint.restore.asked import Restored
+from vmckpt.checkpoint.restore.requests import Restored
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.fleet.guard import guard, rollback
 from vmckpt.fleet.guard.guard import GuardTools

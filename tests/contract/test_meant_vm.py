@@ -10,9 +10,9 @@ from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint import meant, operate
-from vmckpt.checkpoint.asked import TakeOptions
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import (
     BusyError,

@@ -305,7 +305,7 @@ def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
         return resume_guest
 
     service._epochs = SimpleNamespace(one=none, stands_still="")
-    service._replica, service._asked = "b/1", ProtectionEnding.YOURS
+    service._replica, service._requested = "b/1", ProtectionEnding.YOURS
 
     async def main() -> None:
         async with asyncio.timeout(5):

@@ -597,7 +597,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
         receiving.set_result("lost")
         assert await taking.settled(receiving) is StandbyMove.STAND_DOWN
         assert taking.why.endswith("the QEMU that waited here has ended")
-        assert not standby.has_asked
+        assert not standby.has_requested
         await primary.renew()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.scripted_qmp import Server, play
-from vmckpt.checkpoint.asked import TakeOptions
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.whole import _TakingWhole, resume_unsaved
 from vmckpt.errors import HostDownError, OperationFailedError

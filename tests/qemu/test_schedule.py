@@ -14,7 +14,7 @@ import pytest
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import World, image, qemu, world
 from tests.waiting import eventually
-from vmckpt.checkpoint.asked import TakeOptions
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.operate import create
 from vmckpt.errors import RefusedError
 from vmckpt.lab.guests.labguest import LabGuest

@@ -96,7 +96,7 @@ class Standby(Proc):
             self._ended = PROMOTED
         else:
             self._ended = "ended"
-            if self._lease.has_asked:
+            if self._lease.has_requested:
                 giving_up = self.begin(self._give_up_term())
                 until_s = self.world.now_s + GIVEN_UP_S
                 while not giving_up.is_done and self.world.now_s < until_s:

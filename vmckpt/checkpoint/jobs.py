@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group.member import ALONE, FAILED, Alone, Member, joined
 from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
-from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
+from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import VmckptError
@@ -38,7 +38,7 @@ STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
-class StoreAsked:
+class StoreRequest:
     """The store that a job uses, as its host sees it, and what the operator knows of it.
 
     `key`: the file with an encrypted store's secret (`secret.py`). `store_id`, `may_be_made`: see
@@ -59,7 +59,7 @@ class StoreAsked:
 class Take:
     """Take a checkpoint. `held_s`: as a member of a group, the longest hold of output (0: none)."""
 
-    store: StoreAsked
+    store: StoreRequest
     wish: TakeOptions
     held_s: float | None = None
 
@@ -68,7 +68,7 @@ class Take:
 class Restore:
     """Restore a checkpoint. `known`, `is_foreign`: `CheckpointSource`; `held_s`: `Take`."""
 
-    store: StoreAsked
+    store: StoreRequest
     wish: RestoreOptions
     checkpoint: str
     known: str = ""
@@ -88,7 +88,7 @@ class Restore:
 class Fork:
     """Fork a checkpoint."""
 
-    store: StoreAsked
+    store: StoreRequest
     wish: fork.ForkOptions
 
 
@@ -106,16 +106,16 @@ class Forks:
 
 async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
     _begin()
-    asked, access = job.request, job.request.store.access()
+    request, access = job.request, job.request.store.access()
     vm = await require_at_home(job.host, job.vm)
 
     def step(text: str) -> None:
         job.emit(Note(0.0, STEP, text))
 
-    if asked.wish.kind == FILE:
-        return await take_whole(vm, asked.store.path, asked.wish, step, access)
-    async with _joined(job, asked.held_s) as member:
-        taken = await take.take(vm, asked.store.path, asked.wish, step, access, member=member)
+    if request.wish.kind == FILE:
+        return await take_whole(vm, request.store.path, request.wish, step, access)
+    async with _joined(job, request.held_s) as member:
+        taken = await take.take(vm, request.store.path, request.wish, step, access, member=member)
         member.say("committed", result=taken.to_json())
     return taken
 
@@ -142,9 +142,9 @@ async def _restore_disks(
 
 async def _fork(job: Job[Fork, Forks]) -> Forks:
     _begin()
-    asked = job.request
-    secret = taken_from(asked.store.key)
-    forks = await fork.fork(job.host, asked.store.path, asked.wish, secret, run=job.run)
+    request = job.request
+    secret = taken_from(request.store.key)
+    forks = await fork.fork(job.host, request.store.path, request.wish, secret, run=job.run)
     return Forks(tuple(forks))
 
 
@@ -176,7 +176,7 @@ async def _let_output_go(job: Job[Take, Any] | Job[Restore, Any]) -> None:
 
 @asynccontextmanager
 async def _released(
-    job: Job[Any, Any], store: StoreAsked, names: Iterable[str]
+    job: Job[Any, Any], store: StoreRequest, names: Iterable[str]
 ) -> AsyncIterator[None]:
     """On exit remove the secret, and finish or undo interrupted work on the VMs.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.location import (
     StoreLocation,
@@ -31,14 +31,14 @@ from vmckpt.checkpoint.jobs import (
     Forks,
     Recover,
     Restore,
-    StoreAsked,
+    StoreRequest,
     Take,
     end_what_is_cut_off,
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
 from vmckpt.checkpoint.restore import fork
-from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
+from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.foreign import wanted
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
@@ -87,7 +87,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     kind: JobKind[Q, R]
     host: Host
     vm: str
-    request: Callable[[StoreAsked, float | None], Q]
+    request: Callable[[StoreRequest, float | None], Q]
     location: StoreLocation
     access: Access
     held_s: float | None = None
@@ -127,7 +127,7 @@ async def taking(
     site_key = await in_thread(partial(run_key, state_dir(), vm.name))
     options = replace(options, site_key=site_key)
 
-    def request(store: StoreAsked, held_s: float | None) -> Take:
+    def request(store: StoreRequest, held_s: float | None) -> Take:
         return Take(store, options, held_s)
 
     return StoreJob(CHECKPOINT, vm.host, vm.name, request, location, access)
@@ -182,7 +182,7 @@ async def _restoring(
     access = await access_to(location, key)
     known, is_foreign = await _standing(entry, trust=options.trust)
 
-    def request(store: StoreAsked, held_s: float | None) -> Restore:
+    def request(store: StoreRequest, held_s: float | None) -> Restore:
         return Restore(store, options, entry.id, known, is_foreign, held_s)
 
     return StoreJob(kind, host, name, request, location, access, is_new=not options.in_place)
@@ -202,7 +202,7 @@ async def fork_on(
     known, is_foreign = await _standing(entry, trust=options.trust)
     options = replace(options, known=known, is_foreign=is_foreign)
 
-    def request(store: StoreAsked, _held_s: float | None) -> Fork:
+    def request(store: StoreRequest, _held_s: float | None) -> Fork:
         return Fork(store, options)
 
     return await have_done(StoreJob(FORK, host, options.name, request, location, access), tell)
@@ -319,7 +319,7 @@ async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
         job = await begin(work.kind, host, run, last=last)
         try:
             found = work.access
-            store = StoreAsked(work.location.path, key_path, found.store_id, found.may_be_made)
+            store = StoreRequest(work.location.path, key_path, found.store_id, found.may_be_made)
             work.on_start(run)
             await job.give(work.vm, work.request(store, work.held_s))
         except BaseException:

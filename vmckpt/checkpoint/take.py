@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.location import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped

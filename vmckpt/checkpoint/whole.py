@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
 from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import StopTimes, Taking

@@ -80,13 +80,13 @@ async def _keep_asking(client: KvClient, until: asyncio.Event) -> tuple[int, flo
     """Answers checked until the event, and the longest wait for one, seconds."""
     answers, longest_s = 0, 0.0
     while not until.is_set():
-        asked_s = time.monotonic()
+        sent_s = time.monotonic()
         answers += 1
         if await client.incr("demo") != answers:
             raise OperationFailedError(
                 "the guest forgot an answer", why="its counter went back", remedy="report this"
             )
-        longest_s = max(longest_s, time.monotonic() - asked_s)
+        longest_s = max(longest_s, time.monotonic() - sent_s)
         await asyncio.sleep(0.005)
     return answers, longest_s
 

@@ -54,9 +54,9 @@ async def _supervised(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancelled_by_signals(
-    work: Coroutine[Any, Any, T], asked: Callable[[], None] = lambda: None
+    work: Coroutine[Any, Any, T], on_signal: Callable[[], None] = lambda: None
 ) -> T:
-    """Run `work` as a task that a signal cancels, and `asked` with it.
+    """Run `work` as a task that a signal cancels, and `on_signal` with it.
 
     Not left to asyncio, whose own handler wakes no loop when another thread gets the signal.
     """
@@ -65,7 +65,7 @@ async def _cancelled_by_signals(
 
     def cancel() -> None:
         task.cancel()
-        asked()
+        on_signal()
 
     before = {number: signal.getsignal(number) for number in signals()}
     for number in before:

@@ -283,17 +283,17 @@ async def _road(
     return Road(way, meant, link, copied, limits_ms(way, options, intent, link), checked.checks)
 
 
-def within_bandwidth(road: Road, measured: DirtyRate, asked: MigrationOptions) -> Road:
+def within_bandwidth(road: Road, measured: DirtyRate, options: MigrationOptions) -> Road:
     """The method, closed if several channels would send more than the bandwidth limit allows.
 
     Unless the channels were requested, or compression, which uses them.
     """
-    if road.way not in PARALLEL or asked.channels or asked.compression or not road.link:
+    if road.way not in PARALLEL or options.channels or options.compression or not road.link:
         return road
     beyond = _beyond_bytes_per_s(road, road.link, measured)
     if not beyond:
         return road
-    most = format_rate(asked.bandwidth_bytes_per_s)
+    most = format_rate(options.bandwidth_bytes_per_s)
     closed = f"over several channels QEMU would send {format_rate(beyond)}, not {most}"
     return road._replace(link=None, closed=closed)
 

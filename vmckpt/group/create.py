@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.group.member import TOGETHER_S
 from vmckpt.checkpoint.jobs import Take
 from vmckpt.checkpoint.operate import StoreJob, taking
@@ -35,7 +35,7 @@ class GroupOptions:
 
 
 async def create(
-    vms: Sequence[Vm], asked: GroupOptions, tell: Tell, key: KeySource | None = None
+    vms: Sequence[Vm], options: GroupOptions, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Take the checkpoints; returns the result. Every guest continues, whatever happens.
 
@@ -43,14 +43,14 @@ async def create(
     OutcomeUnknownError when a host fell silent in the commit.
     """
     require_group([vm.name for vm in vms])
-    if not LEAST_HELD_S <= asked.most_held_s <= MOST_HELD_S:
+    if not LEAST_HELD_S <= options.most_held_s <= MOST_HELD_S:
         raise UsageError(
-            f"output cannot be held for {asked.most_held_s:g} s at most",
+            f"output cannot be held for {options.most_held_s:g} s at most",
             why=f"it is {LEAST_HELD_S:g} to {MOST_HELD_S:g} s: QEMU's buffers have room for 10,000 "
             "packets, and what comes beyond is lost",
             remedy="leave out --max-hold: 250 ms do where hosts answer",
         )
-    works = await all_of(_work(vm, asked, key) for vm in vms)
+    works = await all_of(_work(vm, options, key) for vm in vms)
     for vm in vms:
         if not vm.spec.nics:
             tell(f"{vm.name} has no network: there is no output to hold")
@@ -59,7 +59,7 @@ async def create(
     switch = [*own_command(), "settle-groups"]
     with armed(switch, groups_dir() / f"{group_id}.log"):
         async with led(group_id):
-            return await _taken(works, asked, group_id, tell, key)
+            return await _taken(works, options, group_id, tell, key)
 
 
 def require_group(names: Sequence[str]) -> None:
@@ -74,16 +74,16 @@ def require_group(names: Sequence[str]) -> None:
 
 
 async def _work(
-    vm: Vm, asked: GroupOptions, key: KeySource | None
+    vm: Vm, options: GroupOptions, key: KeySource | None
 ) -> StoreJob[Take, TakenCheckpoint]:
-    wish = replace(asked.wish, name=f"{asked.name}.{vm.name}")
-    work = await taking(vm, asked.store, wish, key)
-    return work._replace(held_s=asked.most_held_s)
+    wish = replace(options.wish, name=f"{options.name}.{vm.name}")
+    work = await taking(vm, options.store, wish, key)
+    return work._replace(held_s=options.most_held_s)
 
 
 async def _taken(
     works: Sequence[StoreJob[Take, TakenCheckpoint]],
-    asked: GroupOptions,
+    options: GroupOptions,
     group_id: str,
     tell: Tell,
     key: KeySource | None,
@@ -92,8 +92,8 @@ async def _taken(
     done: dict[str, Mapping[str, Any]] = {}
     try:
         async with at_work(works) as (head, services):
-            stored = await cut(head, asked.most_held_s, tell)
-            journal = _journal(group_id, asked.name, services, stored)
+            stored = await cut(head, options.most_held_s, tell)
+            journal = _journal(group_id, options.name, services, stored)
             journal.write()
             done = await to_the_end(_committed(head, journal, stored))
     except (VmckptError, OSError):
@@ -101,7 +101,7 @@ async def _taken(
             raise
     else:
         journal.forget()
-    return _result(group_id, asked.name, stored, done)
+    return _result(group_id, options.name, stored, done)
 
 
 async def _committed(

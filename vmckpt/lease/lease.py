@@ -49,7 +49,7 @@ class Lease:
         self._is_given_up = False
         self._replaced: SeenRecord | None = None
         # Sent and not answered, each with the time before it was sent.
-        self._asked: list[tuple[LeaseRecord, float]] = []
+        self._pending: list[tuple[LeaseRecord, float]] = []
         self._attempt = 0
         self._one_at_a_time = asyncio.Lock()
 
@@ -64,14 +64,14 @@ class Lease:
         return self._held
 
     @property
-    def has_asked(self) -> bool:
+    def has_requested(self) -> bool:
         """Whether a term was ever requested, granted or not."""
         return self._attempt > 0
 
     @property
     def is_in_doubt(self) -> bool:
         """Whether a request may yet be executed: it has no answer, and no later write."""
-        return bool(self._asked)
+        return bool(self._pending)
 
     @property
     def replaced(self) -> SeenRecord | None:
@@ -103,7 +103,7 @@ class Lease:
         """Whether a replica may take over from us; UNSETTLED also if the term is not ours."""
         if self._held is None or self._seen is None:
             return ReplicaStanding.UNSETTLED
-        possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._asked)}
+        possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._pending)}
         if len(possible) > 1:
             return ReplicaStanding.UNSETTLED
         return ReplicaStanding.SOLO if possible == {None} else ReplicaStanding.IN_SYNC
@@ -209,7 +209,7 @@ class Lease:
         """The record to write over. It is read again if a request has no answer yet, or our lease
         has ended: the record of its version may by now be another's, over an older copy.
         """
-        if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
+        if self._pending or (self._held is not None and self._held.until_s <= self._clock()):
             await self._read()
         if self._held is None or self._seen is None:
             holder = self._seen.now.record.holder if self._seen else "no host"
@@ -231,11 +231,11 @@ class Lease:
         """Write it over that version; None if something else is stored there."""
         before_s = self._clock()
         question = (record, before_s)
-        self._asked.append(question)
+        self._pending.append(question)
         try:
             found = await self._store.replace(self.vm, record, over=over)
         except (ArbiterDownError, StorageError):  # certainly not done
-            self._asked.remove(question)
+            self._pending.remove(question)
             raise
         self._note(found)
         if found.record != record:
@@ -254,12 +254,12 @@ class Lease:
         else:
             self._seen = SeenRecord(found, answered_s)
         self._held = None
-        for record, before_s in self._asked:
+        for record, before_s in self._pending:
             if record == found.record and not (record.released or self._is_given_up):
                 self._held = HeldTerm(record.term, before_s + record.span.holder_s)
                 if before is not None and before.now.record.term < record.term:
                     self._replaced = before
-        self._asked.clear()  # each was to replace an older version: it never will
+        self._pending.clear()  # each was to replace an older version: it never will
 
     def _require_entitled(self, seen: SeenRecord) -> None:
         record = seen.now.record

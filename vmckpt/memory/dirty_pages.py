@@ -81,7 +81,7 @@ class DirtyPages:
     ) -> None:
         self._fd, self._mappings, self._is_narrow = pagemap_fd, mappings, is_narrow
         # How much memory was requested to be protected, page by page or not.
-        self.asked_bytes = 0
+        self.scanned_bytes = 0
         self._words = array.array("Q", bytes(24 * _RANGES))
         self._file_pages = max(m.offset + m.end - m.start for m in mappings) // PAGE_BYTES
 
@@ -135,7 +135,7 @@ class DirtyPages:
             shift = piece.offset - piece.start
             parts = [Mapping(start, end, start + shift) for start, end in _joined(written)]
         if flags & _WP_MATCHING:
-            self.asked_bytes += sum(part.end - part.start for part in parts)
+            self.scanned_bytes += sum(part.end - part.start for part in parts)
         return parts
 
     def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:

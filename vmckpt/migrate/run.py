@@ -58,8 +58,8 @@ async def migrate(
 
         await tidy(vm)
         async with standing_in(vm) as still:
-            asked = replace(options, method=Method.STOP)
-            return await _move(still, target, asked, record, request, spec=vm.spec)
+            settings = replace(options, method=Method.STOP)
+            return await _move(still, target, settings, record, request, spec=vm.spec)
 
 
 async def _move(

@@ -185,8 +185,8 @@ async def _taken_again(request: ReplicationRequest) -> Lease | None:
     """
     store, ended = open_arbiter(request.options), request.replica
     span, unknown_until_s = LeaseSpan(request.options.lease_s), math.inf
-    asked = ServiceFiles.of(request.standby, request.vm).request
-    while asked.exists():
+    path = ServiceFiles.of(request.standby, request.vm).request
+    while path.exists():
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
             found = await store.read(request.vm)
             if found is None:

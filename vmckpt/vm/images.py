@@ -320,8 +320,8 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
             job = JobFiles.of(host.state_dir, kind, run)
             order, outcome = await host.read_text(job.order), await host.read_text(job.outcome)
             with suppress(MalformedError):
-                asked = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
-                checkpoint = asked.checkpoint or (asked.wish and asked.wish.checkpoint)
+                request = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
+                checkpoint = request.checkpoint or (request.wish and request.wish.checkpoint)
                 is_over = convert(_ReaderOutcome, parse(outcome)).is_over if outcome else False
                 if checkpoint and not is_over:
                     found.append((f"{kind} run {run}", checkpoint))

@@ -42,7 +42,7 @@ async def abilities(host: Host) -> Abilities:
             return convert(Abilities, parse(text, most_bytes=_MOST_CACHED_BYTES))
         except MalformedError:
             await host.remove(cache)  # another version's cache: overwritten below
-    found = await _asked(host, "none", "tcg", learn)
+    found = await _ask_bare_qemu(host, "none", "tcg", learn)
     await host.make_dir(cache.parent)
     await host.write_text(cache, json.dumps(builtins(found)))
     return found
@@ -101,7 +101,7 @@ async def kvm_obstacle(host: Host) -> str | None:
     if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
         return "the processor shows neither vmx nor svm: the KVM offered hangs ordinary guests"
     try:
-        enabled = await _asked(host, "q35", "kvm", commands.query_kvm)
+        enabled = await _ask_bare_qemu(host, "q35", "kvm", commands.query_kvm)
     except (HostDownError, OperationFailedError) as exc:
         return f"QEMU does not start with KVM: {exc.why}"
     return None if enabled else "QEMU started without KVM"
@@ -119,7 +119,7 @@ async def _binary(host: Host) -> Executable:
     )
 
 
-async def _asked(
+async def _ask_bare_qemu(
     host: Host, machine: str, accel: str, question: Callable[[Monitor], Awaitable[T]]
 ) -> T:
     """Ask a QEMU without a guest. If it hangs up meanwhile, ask another one.

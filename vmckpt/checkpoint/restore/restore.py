@@ -30,7 +30,7 @@ from vmckpt.checkpoint.facts import (
 )
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
+from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import (
     PendingQemu,

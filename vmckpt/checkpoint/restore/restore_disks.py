@@ -18,7 +18,7 @@ from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import (
     committed,
     making,

@@ -75,7 +75,7 @@ class Common(NamedTuple):
     dry_run: DryRun = False
     json: Json = False
 
-    def asked(self, options: MigrationOptions) -> "DrainOptions":
+    def drain_options(self, options: MigrationOptions) -> "DrainOptions":
         """What they mean. Raises UsageError."""
         from vmckpt.fleet.drain.plan import DrainOptions
         from vmckpt.fleet.drain.view import HostLimits

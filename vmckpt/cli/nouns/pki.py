@@ -81,8 +81,8 @@ def show_(
     from vmckpt.hosts.pki.authority import read_authority
 
     authority = read_authority(state_dir())
-    asked = [find_host(name) for name in hosts] if hosts else all_hosts()
-    found = [_host_facts(host, authority) for host in asked]
+    chosen = [find_host(name) for name in hosts] if hosts else all_hosts()
+    found = [_host_facts(host, authority) for host in chosen]
     header = ("host", "state", "days left", "names", "fingerprint")
     rows = [_row("(CA)", _state(authority), _facts(authority))] if authority else []
     rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]

@@ -117,7 +117,7 @@ class TakingOptions(NamedTuple):
     max_pause: MaxPause = None
 
 
-def asked(
+def schedule_request(
     vm: str, times: Times, retention: Retention, taking: TakingOptions, stored: Stored
 ) -> "ScheduleRequest":
     """What all of them say. Raises UsageError."""

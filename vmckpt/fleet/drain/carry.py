@@ -100,15 +100,15 @@ class Carrier:
 
         Otherwise it would wait endlessly for a move whose host has died.
         """
-        asked_again = True
+        ask_again = True
         while any(not task.done() for task in self._under_way):
-            for task in self._under_way if asked_again else ():
+            for task in self._under_way if ask_again else ():
                 task.cancel()
-            asked_again = False
+            ask_again = False
             try:
                 await asyncio.wait(self._under_way)
             except asyncio.CancelledError:
-                asked_again = True
+                ask_again = True
 
     def _begin(self, at_once: int) -> None:
         """Repeatedly begin the first move in order whose hosts have room for another."""

@@ -58,7 +58,7 @@ SETTLE_S = 120.0
 
 async def drain(
     host: Host,
-    asked: DrainOptions,
+    options: DrainOptions,
     show: Show,
     *,
     reason: str = "",
@@ -74,14 +74,14 @@ async def drain(
     """
     async with _only_one(host):
         record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
-        targets = _targets(host, asked, tools)
+        targets = _targets(host, options, tools)
         was_closed = await is_closed(host)
         if not was_closed:
             record = replace(record, reason=reason)
         if not (dry_run or (reason and was_closed)):
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
         try:
-            work = _Work(DRAIN, host, record, asked=asked, tools=tools, show=show)
+            work = _Work(DRAIN, host, record, options=options, tools=tools, show=show)
             result = await work.carried_out(targets, dry_run=dry_run)
             if dry_run or result.exit_code != RefusedError.exit_code or was_closed:
                 return replace(result, closed=was_closed or not dry_run)
@@ -97,7 +97,7 @@ async def drain(
 
 
 async def undrain(
-    host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
+    host: Host, options: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
 ) -> DrainResult:
     """Reopen `host` for VMs, and bring back those that were drained from it.
 
@@ -115,7 +115,7 @@ async def undrain(
         if record is None:
             show(Said(f"{host.name} was drained elsewhere: its VMs are not known here"))
         record = record or DrainRecord(host.name, new_run(), time.time())
-        work = _Work(UNDRAIN, host, record, asked=asked, tools=tools, show=show)
+        work = _Work(UNDRAIN, host, record, options=options, tools=tools, show=show)
         return await work.carried_out([host], dry_run=dry_run)
 
 
@@ -134,9 +134,9 @@ async def is_drained_for(host: Host, reason: str) -> bool:
     return False
 
 
-def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:
+def _targets(host: Host, options: DrainOptions, tools: DrainTools) -> list[Host]:
     hosts = tools.hosts()
-    for name in asked.to:
+    for name in options.to:
         if name not in {one.name for one in hosts}:
             raise NotFoundError(
                 f"there is no host '{name}'",
@@ -147,7 +147,7 @@ def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:
             raise RefusedError(
                 f"{name} cannot be drained to itself", why="--to names it", remedy="name others"
             )
-    wanted = [one for one in hosts if one.name in asked.to or not asked.to]
+    wanted = [one for one in hosts if one.name in options.to or not options.to]
     return [one for one in wanted if one.name != host.name]
 
 
@@ -167,11 +167,11 @@ class _Work:
         host: Host,
         record: DrainRecord,
         *,
-        asked: DrainOptions,
+        options: DrainOptions,
         tools: DrainTools,
         show: Show,
     ) -> None:
-        self._action, self._host, self._asked = action, host, asked
+        self._action, self._host, self._options = action, host, options
         self._tools, self._show, self._record = tools, heard_or_not(show), record
         self._silent: Sequence[VmckptError] = ()
         self._moved = dict[str, str]()
@@ -187,11 +187,11 @@ class _Work:
         leaving, stopped = self._leaving(seen)
         to_open = (self._host.name,) if self._action == UNDRAIN else ()
         plans, cannot = await planner(
-            self._asked, self._tools, leaving, targets, tell=self._say, to_open=to_open
+            self._options, self._tools, leaving, targets, tell=self._say, to_open=to_open
         )
         self._stay |= {one.vm: one for one in cannot}
         plan = await self._planned(plans, seen, leaving, targets, stopped)
-        plan.require(self._asked.finish_within_s)
+        plan.require(self._options.finish_within_s)
         self._show(Planned(plan))
         if dry_run:
             return self._result(plan, None)
@@ -303,7 +303,7 @@ class _Work:
         first = True
         while plan.table.moves:
             carrier = Carrier(
-                self._tools, self._asked.options, hosts, self._begins, self._ends, self._tell
+                self._tools, self._options.options, hosts, self._begins, self._ends, self._tell
             )
             began_s = time.monotonic()
             try:
@@ -347,7 +347,7 @@ class _Work:
                 break
             for vm in late:
                 self._say(f"{vm.name} was started meanwhile")
-            plans, cannot = await planner(self._asked, self._tools, late, targets, tell=self._say)
+            plans, cannot = await planner(self._options, self._tools, late, targets, tell=self._say)
             self._stay |= {one.vm: one for one in cannot}
             plan = await self._planned(plans, seen, late, targets)
             self._show(Planned(plan))

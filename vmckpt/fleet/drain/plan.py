@@ -136,7 +136,7 @@ class Planner:
     `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `inspect_hosts`.
     """
 
-    asked: DrainOptions
+    options: DrainOptions
     tools: DrainTools
     vms: Mapping[str, Driver]
     costs: MoveCosts
@@ -158,8 +158,8 @@ class Planner:
     ) -> DrainPlan:
         """The plan for these VMs, to some of these hosts. Changes nothing."""
         leaving = [vm for vm in seen if vm.name in names and vm.name in self.vms]
-        hosts = await inspect_hosts(to, seen, self.asked.limits, names, self.to_open)
-        rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
+        hosts = await inspect_hosts(to, seen, self.options.limits, names, self.to_open)
+        rooms = [_with_words(one, self.options, seen, names) for one in hosts]
         while True:
             found = await self._all_costs(leaving, hosts)
             movers = [self._mover(vm, found[vm.name]) for vm in leaving]
@@ -176,7 +176,7 @@ class Planner:
         found: Mapping[str, Mapping[str, Found]],
     ) -> DrainPlan:
         crowding = self.costs.taught
-        most = self.asked.max_parallel or AT_ONCE[-1]
+        most = self.options.max_parallel or AT_ONCE[-1]
         table = timetable(placed.moves, most, crowding.crowding, crowding.at_once)
         used = {move.vm: found[move.vm][move.target] for move in placed.moves}
         unknown = any(one.cost is None for one in used.values())
@@ -207,7 +207,7 @@ class Planner:
         return [check for one in found for check in one.checks if self._is_against(check)]
 
     def _is_against(self, check: Finding) -> bool:
-        one_way = check.code == WAY_BACK and check.verdict == WARN and not self.asked.one_way
+        one_way = check.code == WAY_BACK and check.verdict == WARN and not self.options.one_way
         return check.verdict == REFUSE or one_way
 
     async def _all_costs(
@@ -246,8 +246,8 @@ class Planner:
             vm.memory_bytes,
             vm.vcpus,
             costs,
-            words("apart", vm, self.asked.apart),
-            words("together", vm, self.asked.together),
+            words("apart", vm, self.options.apart),
+            words("together", vm, self.options.together),
             closed,
         )
 
@@ -288,25 +288,25 @@ class Planner:
         driver = self.vms[vm]
         if driver.host.name == target.name:
             return Examined((Finding("same-host", REFUSE, f"it is on {target.name} already"),), 0)
-        return await examined(driver, target, self.asked.options)
+        return await examined(driver, target, self.options.options)
 
 
-def words(kind: str, vm: VmInfo, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
+def words(kind: str, vm: VmInfo, options: Sequence[tuple[str, ...]]) -> frozenset[str]:
     """What a VM has in common with others, by its spec and by the operator's options."""
     own = vm.placement.apart if kind == "apart" else vm.placement.together
     # The two kinds cannot be confused: a spec's label never begins with a comma.
-    return frozenset(own) | {f",{number}" for number, vms in enumerate(asked) if vm.name in vms}
+    return frozenset(own) | {f",{number}" for number, vms in enumerate(options) if vm.name in vms}
 
 
 def _with_words(
-    one: HostSeen, asked: DrainOptions, seen: Sequence[VmInfo], leaving: Sequence[str]
+    one: HostSeen, options: DrainOptions, seen: Sequence[VmInfo], leaving: Sequence[str]
 ) -> HostSeen:
     """Add the labels from the operator's options to the VMs that stay there."""
     if one.room is None:
         return one
     there = [vm for vm in seen if vm.host == one.host.name and vm.is_on and vm.name not in leaving]
-    apart = one.room.apart.union(*(words("apart", vm, asked.apart) for vm in there))
-    together = one.room.together.union(*(words("together", vm, asked.together) for vm in there))
+    apart = one.room.apart.union(*(words("apart", vm, options.apart) for vm in there))
+    together = one.room.together.union(*(words("together", vm, options.together) for vm in there))
     return one._replace(room=replace(one.room, apart=apart, together=together))
 
 
@@ -328,7 +328,7 @@ def _notes(
 
 
 async def planner(
-    asked: DrainOptions,
+    options: DrainOptions,
     tools: DrainTools,
     seen: Sequence[VmInfo],
     targets: Sequence[Host],
@@ -350,14 +350,14 @@ async def planner(
             stay.append(Stay(vm.name, f"{exc.what}: {exc.why}", exc.remedy, exc.exit_code))
             return
         vms[vm.name] = driver
-        measured[vm.name] = await _measured(driver, asked.measure_s)
+        measured[vm.name] = await _measured(driver, options.measure_s)
 
     await all_of(inspect(vm) for vm in seen)
     ends = [*targets, *(driver.host for driver in vms.values())]
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
-    costs = MoveCosts.of(load_all(runs_dir()), asked.options, taught)
-    return Planner(asked, tools, vms, costs, measured, to_open), stay
+    costs = MoveCosts.of(load_all(runs_dir()), options.options, taught)
+    return Planner(options, tools, vms, costs, measured, to_open), stay
 
 
 async def _measured(driver: Driver, for_s: float) -> DirtyRate | None:

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.asked import TakeOptions
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.catalogue.location import parse_location
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
@@ -388,7 +388,7 @@ class _Guarding:
 
     async def _end_services(self) -> None:
         host = find_host(self._record.host or local_host().name)
-        await revoke(CHECKPOINT, host, lambda _, asked: _is_of(asked.wish.tags, self._record))
+        await revoke(CHECKPOINT, host, lambda _, request: _is_of(request.wish.tags, self._record))
         await revoke(RESTORE, host, lambda vm, _: vm == self._copy_name)
         await self._remove_copy(host)
 

@@ -85,12 +85,12 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
     """Raises RefusedError if a check, or a command in the guest, is not possible with this VM."""
     if vm.spec.guest_agent:
         return
-    asked = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
+    commands = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
     if in_guest:
-        asked.append("--in guest")
-    if asked:
+        commands.append("--in guest")
+    if commands:
         raise RefusedError(
-            f"'{vm.name}' cannot do {', '.join(asked)}",
+            f"'{vm.name}' cannot do {', '.join(commands)}",
             why="its spec has no guest_agent = true",
             remedy="use other checks; for a port, give the address: tcp:ADDRESS:PORT or --address",
         )
@@ -155,13 +155,13 @@ async def _http(url: str) -> str:
     """Without a proxy, and following redirects only to the same server: only the guest is
     queried.
     """
-    asked = urlsplit(url)
+    parts = urlsplit(url)
     for _ in range(_MOST_REDIRECTS):
         code, reason, location = await request(url)
         if code // 100 == 2:
             return ""
         to = urlsplit(urljoin(url, location)) if location and code in _REDIRECTS else None
-        if to is None or (to.hostname, to.port) != (asked.hostname, asked.port):
+        if to is None or (to.hostname, to.port) != (commands.hostname, commands.port):
             return f"HTTP {code} {reason}"
         url = to.geturl()
     return f"more than {_MOST_REDIRECTS} redirects"

@@ -10,7 +10,7 @@ from typing import Any
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -146,8 +146,8 @@ async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
 async def _revoke_restores(record: GuardRecord, host: Host) -> None:
     """A killed guard's job that restored the VM after us would discard what it did since."""
 
-    def puts_back(vm: str, asked: Restore) -> bool:
-        return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
+    def puts_back(vm: str, restore: Restore) -> bool:
+        return (vm, restore.checkpoint) == (record.vm, record.checkpoint)
 
     await revoke(RESTORE, host, puts_back)
 

@@ -15,16 +15,16 @@ _LOOKED_AT = 60
 
 def require_sense(record: ScheduleRecord) -> None:
     """Raises UsageError if it has no times, or they are too close for its jitter."""
-    timing, asked = record.timing, record.request
+    timing, request = record.timing, record.request
     gap_s = float("inf")
     if isinstance(timing.when, Every):
-        gap_s = timing.when.every_s if asked.every_s is not None else 0.0
+        gap_s = timing.when.every_s if request.every_s is not None else 0.0
     else:
         times = list(islice(timing.when.after(record.added.wall_s), _LOOKED_AT))
         if not times:
-            window = f" within {asked.window}" if asked.window else ""
+            window = f" within {request.window}" if request.window else ""
             raise UsageError(
-                f"'{asked.cron}' is never due{window}",
+                f"'{request.cron}' is never due{window}",
                 why="no such time comes in the next years",
                 remedy="fix the expression" + (", or the window" if window else ""),
             )
@@ -32,7 +32,7 @@ def require_sense(record: ScheduleRecord) -> None:
     if (part := timing.day.window) is not None:
         begins_s, ends_s = (at.hour * 3600 + at.minute * 60 + at.second for at in part)
         gap_s = min(gap_s, (ends_s - begins_s) % 86400)
-    if asked.jitter_s and asked.jitter_s > gap_s / 2:
+    if request.jitter_s and request.jitter_s > gap_s / 2:
         raise UsageError(
             "--jitter is too long",
             why="beyond half of the time from one run to the next, or of the window, "

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.asked import TakeOptions
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
 from vmckpt.checkpoint.catalogue.maintain import prune
 from vmckpt.checkpoint.catalogue.location import StoreLocation, is_there, opened, own, parse_location
@@ -75,13 +75,13 @@ class Checkpoints:
         self, record: ScheduleRecord, begins: Callable[[str, str], None]
     ) -> Point | None:
         """See `ScheduleActions`."""
-        asked, held, making = record.request, record.state.claim, record.making
+        request, held, making = record.request, record.state.claim, record.making
         if held is None or making is None:
             raise ValueError(f"no run of {record.name} is claimed")
         vm = await find_own(record.vm, self._tell)
         if not await vm.is_alive():
             return None
-        location = parse_location(asked.store, vm.host) if asked.store else own(vm.host)
+        location = parse_location(request.store, vm.host) if request.store else own(vm.host)
         begins(location.label, vm.host.name)
         due = time.gmtime(held.due_s)
         name = dated(record.name, at=due)
@@ -91,9 +91,9 @@ class Checkpoints:
             BY: await _this_scheduler(),
         }
         number = IfTaken.NUMBER.value
-        options = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
+        options = TakeOptions(name, tags, TAG, request.max_pause_s, request.kind, making.id, number)
         try:
-            await create(vm, asked.store, options, lambda _: None, key_of(record))
+            await create(vm, request.store, options, lambda _: None, key_of(record))
         except VmckptError:
             # Whatever the error: if the checkpoint exists, all is well.
             with suppress(VmckptError):
@@ -223,11 +223,11 @@ def _is_by(scheduler: str, entry: CatalogueEntry) -> bool:
 
 def key_of(record: ScheduleRecord) -> KeySource | None:
     """The source of the key for the schedule's stores, if any."""
-    asked = record.request
-    if asked.key_file is not None:
-        return KeySource(KeyHolder.FILE, asked.key_file)
+    request = record.request
+    if request.key_file is not None:
+        return KeySource(KeyHolder.FILE, request.key_file)
     return (
-        KeySource(KeyHolder.COMMAND, asked.key_command) if asked.key_command is not None else None
+        KeySource(KeyHolder.COMMAND, request.key_command) if request.key_command is not None else None
     )
 
 

@@ -121,8 +121,8 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
         yield Miss("method", "another method: this one fails to complete one time in ten", math.inf)
         return
     if intent.max_downtime_s is not None and pause_s > intent.max_downtime_s:
-        can_be_asked = math.ceil(pause_s / 60) * 60 <= MOST_DOWNTIME_S
-        needed = f"--max-downtime {_rounded_up(pause_s)}" if can_be_asked else "no --max-downtime"
+        is_possible = math.ceil(pause_s / 60) * 60 <= MOST_DOWNTIME_S
+        needed = f"--max-downtime {_rounded_up(pause_s)}" if is_possible else "no --max-downtime"
         yield Miss(MAX_DOWNTIME, needed, pause_s / intent.max_downtime_s)
     over_s = intent.gone_s + total_s
     if intent.finish_within_s is not None and over_s > intent.finish_within_s:

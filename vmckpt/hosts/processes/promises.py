@@ -50,34 +50,34 @@ def room(directory: Path, available_bytes: int, records_dir: Path = RECORDS_DIR)
 
 
 def promise(
-    asked: Promise, available: Callable[[], int], *, overcommit: bool, records_dir: Path = RECORDS_DIR
+    wanted: Promise, available: Callable[[], int], *, overcommit: bool, records_dir: Path = RECORDS_DIR
 ) -> FreeMemory:
     """Reserve memory if there is room, otherwise leave nothing: `is_given` says which. Blocking.
 
     The directory of its record must exist. With `overcommit` it is always granted. Raises OSError.
     """
     me = process.identify(os.getpid()) or ProcessId(os.getpid(), 0)
-    mine = _Promise(asked, me, time.monotonic_ns(), is_given=False)
-    _write(asked.record, mine)
-    directory = asked.file.parent.parent if asked.file else None
+    mine = _Promise(wanted, me, time.monotonic_ns(), is_given=False)
+    _write(wanted.record, mine)
+    directory = wanted.file.parent.parent if wanted.file else None
     until_s = time.monotonic() + _TURN_S
     try:
         while True:
-            others = [one for path, one in _counting(records_dir) if path != asked.record]
+            others = [one for path, one in _counting(records_dir) if path != wanted.record]
             first = [one for one in others if one.is_given or one.since_ns <= mine.since_ns]
             have = available()
             found = _room(directory, have, first)
-            fits = asked.size_bytes <= found.free_bytes or overcommit
+            fits = wanted.size_bytes <= found.free_bytes or overcommit
             every = _room(directory, have, others)
-            if fits and (len(first) == len(others) or asked.size_bytes <= every.free_bytes):
-                _write(asked.record, mine._replace(is_given=True))
+            if fits and (len(first) == len(others) or wanted.size_bytes <= every.free_bytes):
+                _write(wanted.record, mine._replace(is_given=True))
                 return found._replace(is_given=True)
             if not fits or time.monotonic() > until_s:
-                asked.record.unlink(missing_ok=True)
+                wanted.record.unlink(missing_ok=True)
                 return found
             time.sleep(_POLL_S)
     except BaseException:
-        asked.record.unlink(missing_ok=True)
+        wanted.record.unlink(missing_ok=True)
         raise
 
 

@@ -41,7 +41,7 @@ START_TIMEOUT_S = 30.0
 MOST_STRANGERS = 16
 _ACCEPT_AGAIN_S, _BACKLOG = 0.1, 128
 _LOOK_S = 0.5
-_ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
+_REQUEST, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
 
 
 Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -89,9 +89,9 @@ async def have_listen(
     """
     token = secrets.token_hex(32)
     first, last = target.migration_ports or (0, 0)
-    asked = _ListenRequest(target.migration_address, first, last, token)
+    request = _ListenRequest(target.migration_address, first, last, token)
     await target.make_dir(directory)
-    await target.write_text(directory / _ASKED, json.dumps(builtins(asked)))
+    await target.write_text(directory / _REQUEST, json.dumps(builtins(request)))
     command = [*await target.own_command(), *verb, str(directory)]
     listener = await target.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
@@ -173,11 +173,11 @@ async def listen(directory: Path, state_dir: Path) -> None:
 
 def token_of(directory: Path) -> str:
     """The token that visitors must present; read it before `listening`."""
-    return _asked(directory).token
+    return _read_request(directory).token
 
 
-def _asked(directory: Path) -> _ListenRequest:
-    return convert(_ListenRequest, parse((directory / _ASKED).read_text()))
+def _read_request(directory: Path) -> _ListenRequest:
+    return convert(_ListenRequest, parse((directory / _REQUEST).read_text()))
 
 
 class Listener:
@@ -273,8 +273,8 @@ async def listening(directory: Path, visit: Visit) -> Listener:
 
     Raises OperationFailedError.
     """
-    asked = _asked(directory)
-    (directory / _ASKED).unlink()
+    request = _read_request(directory)
+    (directory / _REQUEST).unlink()
     one_time = make_one_time()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -282,8 +282,8 @@ async def listening(directory: Path, visit: Visit) -> Listener:
     replace(pem, one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
-    sock = await _bind(asked.address, (asked.first, asked.last))
-    listener = Listener(sock, context, asked.token, visit)
+    sock = await _bind(request.address, (request.first, request.last))
+    listener = Listener(sock, context, request.token, visit)
     answer = _ListenAnswer(listener.port, one_time.fingerprint)
     replace(directory / _LISTENS, json.dumps(builtins(answer)))
     return listener

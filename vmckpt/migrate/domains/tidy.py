@@ -57,7 +57,7 @@ async def _undefined(
     journal: DomainJournal, target: Host, note: Callable[[str], None], patience_s: float
 ) -> None:
     try:
-        await _patiently(target, None, patience_s, lambda asked: give_back(asked, journal))
+        await _patiently(target, None, patience_s, lambda libvirt_session: give_back(libvirt_session, journal))
     except (LibvirtRefusedError, RefusedError) as exc:
         note(f"a definition of it may stay on {target.name}: {exc}")
 
@@ -88,7 +88,7 @@ async def leave_on_target(
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")
     try:
-        await _patiently(source, session, patience_s, lambda asked: forget(asked, journal))
+        await _patiently(source, session, patience_s, lambda libvirt_session: forget(libvirt_session, journal))
     except (HostDownError, OutcomeUnknownError) as exc:
         note(_left_to_the_next(journal, source, exc))
         await _keep(journal, note)
@@ -141,8 +141,8 @@ async def _patiently(
     async def attempt() -> None:
         nonlocal session
         given, session = session, None  # do not reuse a failed session
-        async with nullcontext(given) if given else libvirtd(host) as asked:
-            await work(asked)
+        async with nullcontext(given) if given else libvirtd(host) as libvirt_session:
+            await work(libvirt_session)
 
     await retry(attempt, (HostDownError, OutcomeUnknownError), every_s=POLL_S, within_s=patience_s)
 

@@ -69,15 +69,15 @@ async def _migrates(job: MigrationJob) -> AsyncIterator[JobWorker[MigrationResul
 async def work(job: MigrationJob, target: Host) -> MigrationResult:
     """Migrate the VM. Raises what `run.migrate` does, NotFoundError."""
     vm = await require_at_home(job.host, job.vm)
-    asked = job.request
+    request = job.request
     report = await migrate(
         vm,
         target,
-        asked.options,
+        request.options,
         job.emit,
         run=job.run,
         has_switch=True,
-        forecast=asked.forecast,
+        forecast=request.forecast,
     )
     return MigrationResult(report=report)
 

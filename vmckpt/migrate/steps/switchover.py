@@ -55,7 +55,7 @@ def switchover(
     monitor: Monitor,
     ends: tuple[Socketed, Socketed],
     port: int,
-    asked: MigrationOptions,
+    options: MigrationOptions,
     set_to: Agreement,
 ) -> "Switchover | None":
     """The object that holds back a source set so; None for one that uses its own measurement.
@@ -69,9 +69,9 @@ def switchover(
         source=ends[0],
         target=ends[1],
         port=port,
-        max_downtime_s=asked.max_downtime_ms / 1e3,
+        max_downtime_s=options.max_downtime_ms / 1e3,
         limit_bytes_per_s=set_to.source_parameters[SENDING_SPEED],
-        quick_rounds=asked.requested_channels is not None,
+        quick_rounds=options.requested_channels is not None,
     )
 
 
@@ -198,9 +198,9 @@ class Switchover:
         done, _ = await asyncio.wait({self._asking}, timeout=ANSWER_S)
         if not done:
             return None
-        asked, self._asking = self._asking, None
+        options, self._asking = self._asking, None
         # A silent host is reported where its answer is needed.
-        return None if isinstance(asked.exception(), HostDownError) else asked.result()
+        return None if isinstance(options.exception(), HostDownError) else options.result()
 
     async def _queued_bytes(self) -> int:
         sent, read = await both(

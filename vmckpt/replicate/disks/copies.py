@@ -200,6 +200,6 @@ def _is_no_base(copy: StandbyFile) -> str:
 def _is_open(path: Path) -> bool:
     """Whether a QEMU has the image open, as shown by the locks that it holds on it."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_QEMU_LOCKS, 0)
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, asked))
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_QEMU_LOCKS, 0)
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, lock))
         return bool(kind != fcntl.F_UNLCK)

@@ -259,9 +259,9 @@ async def require_decided(vm: Vm) -> None:
     The arbiter is asked if one may. Raises RefusedError, HostDownError (it does not answer).
     """
     side = await side_of(vm.host, vm.name)
-    is_asked = await vm.host.exists(vm.directory.claim) or await took_over(vm)
+    is_requested = await vm.host.exists(vm.directory.claim) or await took_over(vm)
     is_over = side is None or not side.status.is_primary or side.status.has_ended
-    if is_asked and is_over:
+    if is_requested and is_over:
         await require_right(vm)
         return
     if side is None or (is_over and not (side.status.has_left and await is_of_this_home(vm))):

@@ -27,7 +27,7 @@ class _Named:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """The fields that are read of a dead service's request, from any version of vmckpt."""
 
     vm: str | None = None
@@ -88,18 +88,18 @@ async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownErro
     """The status of a service that was killed or hangs."""
     text = await host.read_text(files.request) or "{}"
     try:
-        asked = convert(_Asked, parse(text))
+        request = convert(_Request, parse(text))
     except MalformedError as exc:
         raise REQUEST.damaged(files.request, str(exc), host.name) from exc
     lives = await services(host, files.path.name)
     return ReplicaStatus(
-        role=Role.PRIMARY if asked.primary.name == host.name else Role.STANDBY,
+        role=Role.PRIMARY if request.primary.name == host.name else Role.STANDBY,
         state=SILENT if lives else DEAD,
         why=silence.why if lives else "its service died without a last status",
-        vm=asked.vm,
-        run=asked.run,
-        primary=asked.primary.name,
-        standby=asked.standby.name,
+        vm=request.vm,
+        run=request.run,
+        primary=request.primary.name,
+        standby=request.standby.name,
     )
 
 

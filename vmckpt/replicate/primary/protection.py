@@ -315,8 +315,8 @@ class Protection:
 
     async def _is_at_home_there(self) -> bool:
         """Whether the standby certainly has the guest; on another machine only it can say so."""
-        asked = self._request
-        return asked.one_machine and await read_vm(asked.standby, asked.vm) is not None
+        request = self._request
+        return request.one_machine and await read_vm(request.standby, request.vm) is not None
 
     async def _go_on_here(self) -> ProtectionEnding:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"

@@ -138,7 +138,7 @@ class Standby:
         self._following: Following | None = None
         self._taking: TakeOver | None = None
         self._second: SecondPath | None = None
-        self._asked, self._dismissed = asyncio.Event(), asyncio.Event()
+        self._requested, self._dismissed = asyncio.Event(), asyncio.Event()
 
     @property
     def has_the_guest(self) -> bool:
@@ -195,7 +195,7 @@ class Standby:
             await self._warm.close()
         else:
             self._ended = "ended"
-            if self._lease.has_asked:
+            if self._lease.has_requested:
                 # It should have continued here and never did: the primary, if it is there, may have
                 # it back.
                 with suppress(TimeoutError):
@@ -237,8 +237,8 @@ class Standby:
         """Receive until the primary has gone, then decide what to do."""
         primary = Following(self.name, replica, partial(try_means, self._request), second)
         self._replica, self._following = replica, primary
-        asked, warm = self._asked, self._warm
-        taking = TakeOver(self._request, self._lease, replica, primary, asked, lack=warm.lack)
+        request, warm = self._requested, self._warm
+        taking = TakeOver(self._request, self._lease, replica, primary, request, lack=warm.lack)
         self._taking = taking
         give_way()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
@@ -312,10 +312,10 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
-        asked, primary = self._request, self._request.primary
-        if asked.one_machine:
-            await remove_stale_home(primary, asked.vm, asked.qemu_id)
-            await primary.remove(ServiceFiles.of(primary, asked.vm).path)
+        request, primary = self._request, self._request.primary
+        if request.one_machine:
+            await remove_stale_home(primary, request.vm, request.qemu_id)
+            await primary.remove(ServiceFiles.of(primary, request.vm).path)
         with suppress(StorageError):  # the guest gets the error when it next flushes
             await replica.disks.flush()
 
@@ -337,7 +337,7 @@ class Standby:
         elif word in ("failover", TAKE_ALONE):
             if word == TAKE_ALONE and self._taking is not None:
                 self._taking.go_alone()
-            self._asked.set()
+            self._requested.set()
             await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
 
@@ -367,10 +367,10 @@ class Standby:
         )
         if self._second is None:
             return status
-        asked = self._request
+        request = self._request
         return self._second.added_to(
             status,
-            (asked.standby.migration_address, asked.primary.migration_address),
+            (request.standby.migration_address, request.primary.migration_address),
             primary.heard_s if primary else None,
             is_lost=primary is not None and primary.is_lost,
         )

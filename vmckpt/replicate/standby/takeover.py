@@ -34,7 +34,7 @@ _TAKING = (StandbyMove.CLAIM, StandbyMove.FENCE, StandbyMove.TAKE)
 
 
 class TakeOver:
-    """A standby's takeover of its primary's term; `asked`: requested by an operator.
+    """A standby's takeover of its primary's term; `requested`: requested by an operator.
 
     `lack`: why the waiting QEMU could not run the guest; empty if it can. `why`: the last obstacle;
     `arbiter_fails`: why the arbiter does not answer.
@@ -46,7 +46,7 @@ class TakeOver:
         lease: Lease,
         replica: Replica,
         primary: Following,
-        asked: asyncio.Event,
+        requested: asyncio.Event,
         *,
         lack: Callable[[], Awaitable[str]],
     ) -> None:
@@ -54,7 +54,7 @@ class TakeOver:
         self._replica, self._primary = replica, primary
         self._fencing = Fencing.READY
         self._dead: Holding | None = None
-        self._asked = asked
+        self._requested = requested
         self._alone_until_s = -math.inf
         # Read now: when it is needed there may be no free descriptor.
         self._machine = this_machine()
@@ -72,7 +72,7 @@ class TakeOver:
         is_idle = self._replica.complete and (
             boottime_s() - self._primary.epoch_s > self._lease.span.claimant_s
         )
-        return receiving.done() or is_silent or is_idle or self._asked.is_set()
+        return receiving.done() or is_silent or is_idle or self._requested.is_set()
 
     async def settled(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         """The outcome: PROMOTE (the term is held, the primary can no longer act), FOLLOW (it is
@@ -159,7 +159,7 @@ class TakeOver:
     def _view(self, *, is_heard: bool) -> StandbyView:
         held, hello = self._lease.held, self._primary.hello
         can_fence = hello is not None and (self._request.options.fence or self._is_here(hello))
-        is_heard = is_heard and not self._asked.is_set()
+        is_heard = is_heard and not self._requested.is_set()
         return StandbyView(
             me=self._lease.claimant,
             complete=self._replica.complete,

@@ -159,6 +159,6 @@ def machine(draft: Draft, options: list[Option]) -> None:
 def accelerator(draft: Draft, options: list[Option]) -> None:
     """-accel: the one in use, of those requested."""
     kind = draft.facts.platform.accel
-    asked = [parse_settings(option.value or "", "accel") for option in options]
-    chosen = next((one for one in asked if one.get("accel") == kind), None)
+    accels = [parse_settings(option.value or "", "accel") for option in options]
+    chosen = next((one for one in accels if one.get("accel") == kind), None)
     draft.add("accel", chosen or KeyValues((("accel", kind),)))

@@ -41,7 +41,7 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.asked import TakenCheckpoint
+    from vmckpt.checkpoint.requests import TakenCheckpoint
 
 app = typer.Typer(
     help="Checkpoints of VMs: create, restore, fork, prune.",
@@ -77,7 +77,7 @@ def create(
     if kind is CheckpointKind.internal:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
-    from vmckpt.checkpoint.asked import TakeOptions
+    from vmckpt.checkpoint.requests import TakeOptions
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.cli.found import find_own
     from vmckpt.cli.tree.complete import CHECKPOINTS, remember_new

@@ -9,8 +9,8 @@ from vmckpt.cli.output import run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.asked import TakeOptions
-    from vmckpt.checkpoint.restore.asked import RestoreOptions
+    from vmckpt.checkpoint.requests import TakeOptions
+    from vmckpt.checkpoint.restore.requests import RestoreOptions
     from vmckpt.group.groups import Group
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm
@@ -35,8 +35,8 @@ def create(
         return await all_of(find_own(name) for name in names)
 
     most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
-    asked = GroupOptions(options.name, options, most_held_s, store)
-    result = run(create_(run(found()), asked, teller(as_json), key))
+    group_options = GroupOptions(options.name, options, most_held_s, store)
+    result = run(create_(run(found()), group_options, teller(as_json), key))
     points = result["members"]
     text = (
         f"{result['name']} is group {result['group']} of {', '.join(points)}: stopped within "
