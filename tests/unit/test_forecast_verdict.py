@@ -11,10 +11,10 @@ from vmckpt.events.record import RunRecord
 pytestmark = pytest.mark.unit
 
 
-def row(way: str, took_s: float, forecast_s: float, **more: Any) -> dict[str, Any]:
+def row(mode: str, took_s: float, forecast_s: float, **more: Any) -> dict[str, Any]:
     band = [0.9 * forecast_s, forecast_s, 1.1 * forecast_s]
     return {
-        "cell": "a", "way": way, "outcome": "completed", "judged": True, "total_time_s": took_s,
+        "cell": "a", "way": mode, "outcome": "completed", "judged": True, "total_time_s": took_s,
         "guest_downtime_ms": 50.0, "downtime_ms": 5, "forecast_ends": True, "chosen": "precopy",
         "forecast_ms": 2.0, "forecast": {"total_s": band, "downtime_s": [0.04, 0.05, 0.06]},
         "turn": 0,
@@ -106,7 +106,7 @@ def test_errors_are_told_of_what_ended_without_aims() -> None:
 
 
 def test_a_cell_that_is_left_out_teaches_none_of_its_own_runs() -> None:
-    rows = [row(way, 1, 1, run=run) for way, run in (("precopy", "1"), ("zstd", "2"))]
+    rows = [row(mode, 1, 1, run=run) for mode, run in (("precopy", "1"), ("zstd", "2"))]
     rows += [row("zstd", 1, 1, run="3", cell="b"), row("hybrid", 1, 1, outcome="timed-out")]
     records = [RunRecord(name, "migrate", {}) for name in ("calibration", "1", "2", "3")]
     assert [one.run for one in of_others(rows[0], rows, records)] == ["calibration", "3"]

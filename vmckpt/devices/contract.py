@@ -35,13 +35,13 @@ class HookPhase(StrEnum):
 
 
 # Each with the phase that undoes it, while the device is plugged in.
-WAY_OUT = {
+PHASES_OUT = {
     HookPhase.QUIESCE: HookPhase.ABORT,
     HookPhase.LOCK: HookPhase.RESUME,
     HookPhase.CHECKPOINT: HookPhase.RESTORE,
     HookPhase.RELEASE: HookPhase.REATTACH,
 }
-WAY_BACK = (HookPhase.REATTACH, HookPhase.RESTORE, HookPhase.RESUME)
+PHASES_BACK = (HookPhase.REATTACH, HookPhase.RESTORE, HookPhase.RESUME)
 # Moving a card's content takes time in proportion to its size: 80 GB at 3 GB/s are 27 s.
 LIMITS_S = {
     HookPhase.PREFLIGHT: 30,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from vmckpt.devices.contract import WAY_BACK, WAY_OUT, HookPhase
+from vmckpt.devices.contract import PHASES_BACK, PHASES_OUT, HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.errors import (
     HostDownError,
@@ -32,7 +32,7 @@ TRIES = 3
 UNPLUG, PLUG = "unplug", "plug"
 HOOK = "hook-"
 # The steps of an operation, in order.
-STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
+STEPS_OUT = (*(f"{HOOK}{phase}" for phase in PHASES_OUT), UNPLUG)
 BRING_BACK = "bring-back"
 
 
@@ -82,12 +82,12 @@ class Journey:
     @property
     def out_s(self) -> float:
         """How long the way out took."""
-        return self._sum(*WAY_OUT, UNPLUG)
+        return self._sum(*PHASES_OUT, UNPLUG)
 
     @property
     def back_s(self) -> float:
         """How long the return took."""
-        return self._sum(PLUG, *WAY_BACK)
+        return self._sum(PLUG, *PHASES_BACK)
 
     def _sum(self, *phases: str) -> float:
         return round(sum(self._took_s.get(phase, 0.0) for phase in phases), 4)
@@ -100,7 +100,7 @@ class Journey:
         if not self._devices:
             return ()
         return (
-            *(self._hook_step(source, phase, back) for phase, back in WAY_OUT.items()),
+            *(self._hook_step(source, phase, back) for phase, back in PHASES_OUT.items()),
             Step(UNPLUG, lambda: self.unplug(source), lambda: self.plug_back(source)),
         )
 
@@ -122,7 +122,7 @@ class Journey:
             try:
                 await self._one(access, device, phase, tries)
             except HookFailedError as exc:
-                if phase in WAY_OUT:
+                if phase in PHASES_OUT:
                     raise
                 failed.append(exc)
         if failed:
@@ -193,7 +193,7 @@ class Journey:
         """
         if step not in STEPS_OUT[:-1] and await self._any_plugged(access):
             try:
-                for phase in WAY_OUT:
+                for phase in PHASES_OUT:
                     await self.phase(access, phase)
                 await self.unplug(access)
             except VmckptError as exc:
@@ -211,7 +211,7 @@ class Journey:
         """
         await self._persist(lambda: self.plug(access))
         try:
-            for phase in WAY_BACK:
+            for phase in PHASES_BACK:
                 await self.phase(access, phase, tries=TRIES)
         except HookFailedError as exc:
             self._note("hook", f"{exc.what}: {exc.why}; the hook is asked to abort")

@@ -37,9 +37,9 @@ _UNFORECAST = about(MigrationOptions, About.UNFORECAST)
 SENDING = {TransferMode.MULTIFD: MULTIFD, TransferMode.ZSTD: ZSTD}
 
 
-def sending(way: TransferMode, *, encrypted: bool) -> str:
+def sending(mode: TransferMode, *, encrypted: bool) -> str:
     """How this method sends pages: what was learned for one does not apply to another."""
-    return SENDING.get(way, PLAIN) + (ENCRYPTED if encrypted else "")
+    return SENDING.get(mode, PLAIN) + (ENCRYPTED if encrypted else "")
 
 
 def learned(
@@ -68,12 +68,12 @@ def learned(
         if ends == (source, target):
             ours.append(record)
         if (one := moved(record)) is not None:
-            kinship = _kinship(record.request, vm, agent=agent)
-            weight = (1.0 if kinship else _CALIBRATION_WEIGHT) * (
+            similarity = _similarity(record.request, vm, agent=agent)
+            weight = (1.0 if similarity else _CALIBRATION_WEIGHT) * (
                 1.0 if ends == (source, target) else _BACK_WEIGHT
             )
             moves.setdefault(_sent_by(record), []).append(
-                one._replace(kinship=kinship, weight=weight)
+                one._replace(similarity=similarity, weight=weight)
             )
     links, known = dict[str, LinkModel](), {_sent_by(record) for record in ours}
     # Order matters: the source's cost of scanning for zeroes shows where the destination does not
@@ -90,7 +90,7 @@ def learned(
         )
         if link is not None:
             links[kind] = link
-    if agent and not any(one.kinship >= _ALIKE for seen in moves.values() for one in seen):
+    if agent and not any(one.similarity >= _ALIKE for seen in moves.values() for one in seen):
         return {kind: _with_a_clock(link) for kind, link in links.items()}
     return links
 
@@ -100,7 +100,7 @@ def _with_a_clock(link: LinkModel) -> LinkModel:
     return replace(link, fixed_s=link.fixed_s + UNKNOWN_CLOCK_S, fixed_spread_s=spread_s)
 
 
-def _kinship(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
+def _similarity(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
     if request.get("vm") == vm:
         return _ITSELF
     if str(request.get("vm")).startswith(CALIBRATION):

@@ -21,7 +21,7 @@ from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.encryption import Scheme, choose
 
 # The method that `auto` chooses.
-WAY = TransferMode.AUTO_CONVERGE
+DRAIN_MODE = TransferMode.AUTO_CONVERGE
 _TENTH = 1.28
 
 
@@ -106,7 +106,7 @@ class MoveCosts:
                     agent=bool(vm.guest_agent),
                     in_turn=in_turn,
                 )
-                found = links.get(sending(WAY, encrypted=encrypted))
+                found = links.get(sending(DRAIN_MODE, encrypted=encrypted))
                 self._links[key] = found or self._links.get(key)
         return self._links[key]
 
@@ -120,7 +120,7 @@ class MoveCosts:
         return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == target)))
 
     def _forecast(self, guest: Guest, link: LinkModel) -> Found:
-        found = forecast(WAY, guest, link, limits(self.options))
+        found = forecast(DRAIN_MODE, guest, link, limits(self.options))
         if not found.ends:
             return Found(None, endless=True)
         total = found.total_s

@@ -30,7 +30,7 @@ ASKED_AT_ONCE = 8
 # How much moves slow one another down before any drain has been measured: between hosts that are
 # parts of this machine and share its processors, and between others.
 CROWDING_HERE, CROWDING = 0.5, 0.0
-WAY_BACK = "way-back"
+RETURN_CHECK = "way-back"
 # If nothing is known of any pair of hosts: enough for an order, not for a forecast.
 _UNKNOWN_AROUND_S, _UNKNOWN_BYTES_PER_S = 1.0, 1e9
 NO_LIMITS_BUT_SENSE = HostLimits()
@@ -207,7 +207,7 @@ class Planner:
         return [check for one in found for check in one.checks if self._is_against(check)]
 
     def _is_against(self, check: Finding) -> bool:
-        one_way = check.code == WAY_BACK and check.verdict == WARN and not self.options.one_way
+        one_way = check.code == RETURN_CHECK and check.verdict == WARN and not self.options.one_way
         return check.verdict == REFUSE or one_way
 
     async def _all_costs(

@@ -21,9 +21,9 @@ async def others_on_the_link(source: Host, target: Host) -> int:
     return len(out.keys() | in_.keys())
 
 
-async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
+async def limits(host: Host, direction: str, but: str = "") -> dict[str, int]:
     """The limits of the runs that use this route from or to the host."""
-    directory, found = directory_of(host, way), dict[str, int]()
+    directory, found = directory_of(host, direction), dict[str, int]()
     for name in await host.list_dir(directory):
         run, _, limit = name.partition(".")
         if run == but or not limit.isdecimal():
@@ -39,10 +39,10 @@ async def forget_killed(hosts: Iterable[Host]) -> None:
     """Remove the shares and turns left by killed migrations; unreachable hosts keep theirs."""
 
     async def forget(host: Host) -> None:
-        for way in (OUT, IN, TURN):
-            for name in await host.list_dir(directory_of(host, way)):
-                if await host.lock_owner(directory_of(host, way) / name) is None:
-                    await _forget(host, directory_of(host, way) / name)
+        for direction in (OUT, IN, TURN):
+            for name in await host.list_dir(directory_of(host, direction)):
+                if await host.lock_owner(directory_of(host, direction) / name) is None:
+                    await _forget(host, directory_of(host, direction) / name)
 
     await ask_every(hosts, forget)
 
@@ -54,6 +54,6 @@ async def _forget(host: Host, path: Path) -> None:
             pass
 
 
-def directory_of(host: Host, way: str) -> Path:
+def directory_of(host: Host, direction: str) -> Path:
     """The directory with the files of the migrations that use this route."""
-    return host.state_dir / "links" / way
+    return host.state_dir / "links" / direction

@@ -60,8 +60,8 @@ async def migrate(
                 preflight(domain, here, there, options),
                 stack.enter_async_context(libvirtd(source)),
             )
-            way = checked.require(domain.name, target.name)
-            request = build(checked.options, *way, checked.held_mib_per_s)
+            route = checked.require(domain.name, target.name)
+            request = build(checked.options, *route, checked.held_mib_per_s)
             run.begin(checked.options, checked.checks)
             migration = DomainMigration(domain, target, checked, run)
             limit = checked.options.bandwidth_bytes_per_s

@@ -43,7 +43,7 @@ async def move_off(
         await make_room(domain.name)
         domain = await seen_again(domain, here)
         checked = await preflight_off(domain, here, there, options)
-        way = checked.require(domain.name, target.name)
+        route = checked.require(domain.name, target.name)
         run.begin(checked.options, checked.checks)
         journal = DomainJournal(
             run=run.id,
@@ -60,7 +60,7 @@ async def move_off(
         await journal.write()
         try:
             # It takes a moment, and cannot be cancelled.
-            await to_the_end(here.migrate(domain.uuid, *build(checked.options, *way)))
+            await to_the_end(here.migrate(domain.uuid, *build(checked.options, *route)))
         except (asyncio.CancelledError, VmckptError) as exc:
             if (meant := await to_the_end(_meaning(journal, ends, run, exc))) is not None:
                 raise meant from (None if meant is exc else exc)

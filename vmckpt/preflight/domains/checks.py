@@ -61,7 +61,7 @@ class Route(NamedTuple):
     disks_port: int | None = None
 
 
-class Cargo(NamedTuple):
+class Contents(NamedTuple):
     """What is migrated. `copied_disks` are names of disks in the domain (vda).
 
     `proved_shared`: vmckpt has verified that both hosts share the other disks, which libvirt
@@ -85,19 +85,19 @@ class DomainPreflight(NamedTuple):
 
     checks: tuple[Finding, ...]
     options: MigrationOptions
-    way: tuple[Route, Cargo] | None = None
+    route: tuple[Route, Contents] | None = None
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
     known_to_target: bool = False
     held_mib_per_s: int = 0
 
-    def require(self, name: str, target: str) -> tuple[Route, Cargo]:
+    def require(self, name: str, target: str) -> tuple[Route, Contents]:
         """How it is migrated. Raises RefusedError naming every refusal."""
         what = f"'{name}' cannot migrate to {target}"
         require(self.checks, what)
-        if self.way is None:
+        if self.route is None:
             raise refusal(self.checks, what)
-        return self.way
+        return self.route
 
 
 async def preflight(
@@ -127,7 +127,7 @@ async def preflight(
     options = resolve_method(options, loses_pages=loss is not None)
     can_hold = at_source.can_hold and at_target.can_hold and options.method is not Method.STOP
     held = held_mib_per_s(what.memory_bytes) if can_hold else 0
-    cargo = Cargo(
+    contents = Contents(
         domain.seen.persistent,
         disks.copied,
         disks.proved_shared,
@@ -154,7 +154,7 @@ async def preflight(
     return DomainPreflight(
         checks,
         options,
-        (route, cargo),
+        (route, contents),
         disks.plan.copies,
         encryption[0],
         at_target.known,

@@ -6,7 +6,7 @@ from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.domains import target_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.preflight.domains.checks import (
-    Cargo,
+    Contents,
     DomainPreflight,
     Route,
     is_there_already,
@@ -58,11 +58,11 @@ async def preflight_off(
         *off_checks(options),
         *arrival_checks(domain, options.at_target),
     )
-    cargo = Cargo(True, (), disks.proved_shared, encrypted=False)
+    contents = Contents(True, (), disks.proved_shared, encrypted=False)
     return DomainPreflight(
         found,
         options,
-        (Route(link.uri, there.migration_address), cargo),
+        (Route(link.uri, there.migration_address), contents),
         known_to_target=domain.uuid in {one.uuid for one in names},
     )
 

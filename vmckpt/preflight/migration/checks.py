@@ -123,7 +123,7 @@ async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight
         domain_checks(options),
         target_host.userfaults(target) if options.may_postcopy else (),
         dirty_log.checks(loss, options) if loss else (),
-        _way_back(vm, ours, theirs, settings),
+        _return_checks(vm, ours, theirs, settings),
     )
     agreed = agree(ours, theirs, settings)
     if isinstance(agreed, Agreement):
@@ -151,7 +151,7 @@ async def busy(vm: Vm) -> Finding | None:
     )
 
 
-def _way_back(
+def _return_checks(
     vm: Vm, ours: Abilities, theirs: Abilities, settings: WantedSettings
 ) -> Iterator[Finding]:
     """Whether the VM can migrate back the same way; never a refusal."""

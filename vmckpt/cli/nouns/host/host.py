@@ -323,17 +323,17 @@ def calibrate(
             return await calibrate(find_host(first), find_host(second), memory_bytes, emit)
 
     done = run(work())
-    ways = [(first, second, done.there), (second, first, done.back)]
+    directions = [(first, second, done.there), (second, first, done.back)]
     facts = [
         {"source": source, "target": target, "sending": kind, **asdict(link)}
-        for source, target, links in ways
+        for source, target, links in directions
         for kind, link in links.items()
     ]
     result = {"moves": done.moves, "skipped": list(done.skipped), "links": facts}
-    show(result, _links(ways, done.skipped), as_json=json)
+    show(result, _links(directions, done.skipped), as_json=json)
 
 
-def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]") -> str:
+def _links(directions: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]") -> str:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_rate
 
@@ -348,7 +348,7 @@ def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[
             f"{link.spread:.0%}",
             str(link.moves),
         )
-        for source, target, links in ways
+        for source, target, links in directions
         for kind, link in links.items()
     ]
     header = ("hosts", "sent", "pages", "a zero page", "fixed", "switch", "spread", "moves")

@@ -92,7 +92,7 @@ class BySsh:
         return GuestExit(done.returncode, done.stdout.encode(), done.stderr.encode())
 
 
-def ways_into(
+def runners_of(
     host: Host, files: QemuDir, ssh: Address | None, patience_s: float
 ) -> tuple[GuestRunner, ...]:
     """The channels into a guest, in the order of use; `patience_s` is the agent's."""
